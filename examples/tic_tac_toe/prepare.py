@@ -71,6 +71,8 @@ def make_base(folder: Path, *, seed: int) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if step % 20 == 19:
+            print(f"step {step + 1} of {NUM_STEPS}", flush=True)
     model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)
 

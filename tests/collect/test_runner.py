@@ -240,11 +240,11 @@ def test_outside_of_a_collection_recording_does_nothing():
 
 
 def test_a_workflow_that_is_none_is_refused(tmp_path):
-    def plain(task):
+    def asks_for_more(task, policy, recorder, browser):
         pass
 
-    with pytest.raises(ConfigError, match="async def"):
-        collect(settings(), output=tmp_path, workflow=plain, policy=Echo())
+    with pytest.raises(ConfigError, match=r"a function of \(task, policy, recorder\)"):
+        collect(settings(), output=tmp_path, workflow=asks_for_more, policy=Echo())
     with pytest.raises(ConfigError, match=r"collect\.workflow"):
         collect(settings(), output=tmp_path, policy=Echo())
     assert not (tmp_path / "collection").exists()

@@ -110,6 +110,7 @@ def test_every_key_of_the_three_components_is_mapped(written):
         "loop": {"deploy": True, "evaluate": "never"},
         "policy": {
             "model": "small", "base_url": "http://127.0.0.1:8000/v1", "api_key_env": "PLAYER_KEY", "temperature": 0.7,
+            "max_tokens": None,
         },
         "collect": {
             "max_concurrency": 4, "dataset": "games.json", "id_field": "game",

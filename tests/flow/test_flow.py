@@ -211,7 +211,7 @@ def test_the_plan_says_what_is_done_and_what_to_expect(model, tmp_path):
     assert [name for name, _, _ in rows] == [
         f"round-1/{n}" for n in ("collect", "pairs", "tokens", "train", "evaluate")
     ]
-    assert rows[0][1:] == ("new", "8 tasks, 8 runs, 8 answers a step")
+    assert rows[0][1:] == ("new", "8 tasks, 8 runs, 8 answers a step, at most 4,096 tokens a step")
     assert not (tmp_path / "run").exists()
 
 
@@ -275,7 +275,7 @@ def test_killed_in_any_stage_a_run_goes_on_to_the_same_pairs_and_weights(stage, 
     command = [sys.executable, "-m", "pairwright.cli", "run", str(config), "--output", str(tmp_path / "cut")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     for line in process.stderr:
-        if line.startswith(f"round-1/{stage}: started"):
+        if line.startswith("stage ") and f"round-1/{stage} " in line and line.rstrip().endswith("started"):
             break
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)

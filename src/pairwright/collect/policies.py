@@ -100,9 +100,10 @@ class RunPolicy:
         calls: CallLog | None = None,
         on_answer: Callable[[list[Completion]], None] | None = None,
         on_call: Callable[[Ask, list[Completion]], None] | None = None,
+        on_ask: Callable[[int], None] | None = None,
     ) -> None:
         self._policy, self._config, self._task = policy, config, task
-        self._calls, self._on_answer, self._on_call = calls, on_answer, on_call
+        self._calls, self._on_answer, self._on_call, self._on_ask = calls, on_answer, on_call, on_ask
         # without a log nothing is recorded for a resume, and every request is sent
         self._known = {} if calls is None else calls.take(task)
         self._asked: dict[str, int] = {}  # requests so far, by content
@@ -160,7 +161,13 @@ class RunPolicy:
             # 31 bits, which every server accepts: a model gives the same answers locally and behind an endpoint
             drawn = int(content_hash("call", self._task.seed, key, number)[:8], 16) >> 1
             ask = msgspec.structs.replace(ask, seed=drawn)
-        answers = await self._policy.complete(ask)
+        if self._on_ask is not None:
+            self._on_ask(1)
+        try:
+            answers = await self._policy.complete(ask)
+        finally:
+            if self._on_ask is not None:
+                self._on_ask(-1)
         if self._calls is not None:
             self._calls.add(self._task, key, number, answers)
         if self._on_answer is not None:
@@ -182,6 +189,9 @@ class LocalPolicy:
 
     @classmethod
     def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()  # it would break the live table
         engine = Engine.load(
             folder,
             device=config.device,
@@ -194,6 +204,11 @@ class LocalPolicy:
 
             torch.set_num_threads(config.num_threads)
         return cls(engine, name=config.model_version)
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Tokens of answers that are not finished, where the engine counts them."""
+        return int(getattr(self._batcher, "tokens_in_flight", 0))
 
     async def complete(self, ask: Ask) -> list[Completion]:
         try:

@@ -146,6 +146,10 @@ def collect(
         if settings.workflow is None:
             raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
         workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
+    if len(_required(workflow)) > 3:
+        raise ConfigError(
+            f"{_name(workflow)}: a workflow is a function of (task, policy, recorder), or of fewer of them"
+        )
     folder = Path(output) / "collection"
     workflow_name = settings.workflow or _name(workflow)
     run_id = begin_or_resume(folder, config, resume=resume, workflow=workflow_name)
@@ -198,7 +202,8 @@ class Collection:
         self._left = [len(tasks)] * num_runs  # tasks that have not ended, by run number
         self._pairs = PairCount()
         self._known: set[str] = set()  # uids that unfinished runs of an earlier process recorded
-        self.status = Status(num_tasks=len(tasks), num_runs=len(self._wanted))
+        is_compared = num_runs * config.policy.num_candidates > 1
+        self.status = Status(num_tasks=len(tasks), num_runs=len(self._wanted), is_compared=is_compared)
         self._take_stock()
 
     async def run(self) -> Collected:
@@ -299,8 +304,17 @@ class Collection:
             tally.num_tokens += num_tokens
             self.status.num_tokens += num_tokens
 
+        def count_asked(change: int) -> None:
+            self.status.num_asked += change
+
         policy = RunPolicy(
-            self._policy, self._config.policy, task, calls=self._calls, on_answer=count, on_call=recorder.calls.add
+            self._policy,
+            self._config.policy,
+            task,
+            calls=self._calls,
+            on_answer=count,
+            on_call=recorder.calls.add,
+            on_ask=count_asked,
         )
         takes_extra = bool(getattr(self._policy, "takes_extra", False))
         return RunAddress(self._endpoint, AgentCalls(policy, recorder, takes_extra))
@@ -347,6 +361,7 @@ class Collection:
             if reward is not None:
                 self.status.num_scored += 1
                 self.status.reward_sum += reward
+                self._count_range(reward, reward)
         self.status.without_ids.update(reasons_of(experiences))
         self.status.num_candidates += len(experiences)
         self.status.num_pairs = self._pairs.total
@@ -354,6 +369,12 @@ class Collection:
         self._writer.add(
             [item for item in experiences if item.eid.uid not in self._known] if self._known else experiences
         )
+
+    def _count_range(self, low: float | None, high: float | None) -> None:
+        status = self.status
+        if low is not None and high is not None:
+            status.reward_min = low if status.reward_min is None else min(status.reward_min, low)
+            status.reward_max = high if status.reward_max is None else max(status.reward_max, high)
 
     def _finish_run(self, entry: Entry) -> None:
         self._ledger.entries[entry.key] = entry
@@ -385,6 +406,7 @@ class Collection:
             self.status.num_candidates += entry.num_candidates
             self.status.num_scored += entry.num_scored
             self.status.reward_sum += entry.reward_sum
+            self._count_range(entry.reward_min, entry.reward_max)
             self.status.without_ids.update(entry.without_ids)
             self.status.num_silent += not entry.num_candidates
         self.status.num_done = self.status.num_before = len(done)
@@ -403,6 +425,7 @@ class Collection:
     async def _watch_loop(self) -> None:
         assert self._watch is not None
         while True:
+            self.status.tokens_in_flight = int(getattr(self._policy, "tokens_in_flight", 0))
             self._watch(self.status)
             await asyncio.sleep(_WATCH_SECONDS)
 
@@ -419,9 +442,17 @@ class Collection:
         self._calls.close(all_done=whole)
         self._table.close()
         self._ledger.close()
+        self.status.tokens_in_flight = 0
         if self._watch is not None:
             self._watch(self.status)
 
 
+def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a call has to give."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return [item for item in parameters if item.kind in kinds and item.default is inspect.Parameter.empty]
+
+
 def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
+    return f"{getattr(function, '__module__', 'value')}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -2,7 +2,7 @@
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, PolicyConfig, ScorerConfig, TeachConfig
-from pairwright.config.config_file import Config, config_schema, load_config, merge_tree, printable_config
+from pairwright.config.config_file import Config, base_folder, config_schema, load_config, merge_tree, printable_config
 from pairwright.config.pairs_config import PairsConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
@@ -22,6 +22,7 @@ __all__ = [
     "TeachConfig",
     "TokensConfig",
     "TrainConfig",
+    "base_folder",
     "config_schema",
     "load_config",
     "merge_tree",

@@ -29,7 +29,7 @@ class PolicyConfig(Section):
     """Sampling temperature; 0 takes the most likely token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draw from the likeliest tokens that together have this probability."""
-    max_tokens: Count | None = None
+    max_tokens: Count | None = 512
     """Most tokens of an answer; null: to the end of the context, or what the endpoint allows."""
     num_candidates: Annotated[int, Field(ge=1, le=4096)] = 1
     """Answers to each question where the workflow does not say how many."""

@@ -49,8 +49,12 @@ class Config(Section):
     """Name of the run; its files are in runs/<name>."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of everything that is drawn."""
+    base: str | None = None
+    """Folder that relative paths count from where the current one does not have them; by default that of this file. A
+    run writes it into the configuration that it saves, so that this one runs again."""
     model: str | None = None
-    """Folder of the model that is trained, and the policy's unless that has an endpoint; by default policy.model."""
+    """Model that is trained, a folder or a Hub id; also the policy's unless that has an endpoint. By default
+    policy.model."""
     loop: LoopConfig = LoopConfig()
     sources: SourcesConfig = SourcesConfig()
     policy: PolicyConfig = PolicyConfig()
@@ -292,7 +296,13 @@ def load_config(
     if flags:
         _set_flags(tree, flags)
     config = validate_tree(tree, str(path or "config"), flags or {})
-    return config if path is None else _with_code_files(config, Path(path).resolve().parent)
+    return config if path is None else _with_code_files(config, base_folder(config, path))
+
+
+def base_folder(config: Config, path: str | os.PathLike[str]) -> Path:
+    """The folder that relative paths of a configuration file count from, after the current one."""
+    folder = Path(path).resolve().parent
+    return folder if config.base is None else folder / config.base
 
 
 def printable_config(
@@ -307,6 +317,8 @@ def printable_config(
     # resolve for real, then put the references back where the written tree has them
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
     tree: dict[str, Any] = _with_references(resolved, merge_tree(path, overrides=overrides, environment=environment))
+    if tree["base"] is None and path is not None:
+        tree["base"] = str(Path(path).resolve().parent)
     for section, key in _PLACES:
         tree[section][key] = [str(place(text)) if is_address(text) else text for text in tree[section][key]]
     return tree

@@ -230,6 +230,8 @@ class _Conversion:
         llm = self.chosen["llms"]
         if llm is not None and entry_of(tree, "llms")[llm].get("_type") == "nim":
             self.values.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
+        elif llm is not None:
+            self.values.setdefault(("policy", "max_tokens"), None)  # theirs is the endpoint's, ours 512
         if self.values.get(("loop", "deploy")) is True:
             self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
         adapter = self.chosen["trainer_adapters"]

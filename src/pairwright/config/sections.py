@@ -249,6 +249,8 @@ class EvaluateConfig(CompareTerms):
     """Sampling temperature; null: the one of `policy`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Local models: precision of both; in less than float32 a greedy answer depends on what else is in its batch."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of an answer in the exam; null: as many as `policy` allows."""
     metrics: tuple[MetricConfig, ...] = ()
     """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
     reduce: Literal["refuse", "mean", "last", "sum", "max", "min"] = "refuse"

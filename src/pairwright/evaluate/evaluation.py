@@ -240,6 +240,8 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
         policy |= {"base_url": None}
     if section.temperature is not None:
         policy |= {"temperature": section.temperature}
+    if section.max_tokens is not None:
+        policy |= {"max_tokens": section.max_tokens}
     return config.model_copy(
         update={
             "collect": config.collect.model_copy(update=settings),

@@ -4,8 +4,10 @@ Their files (workflow, tasks, base model) are in examples/; this module runs the
 """
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -71,13 +73,32 @@ def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
     view.say(f"start: {example.preparation}")
     # atomic: an interrupted preparation leaves no folder that a later run would take for complete
     with lock_folder(folder, work="run"), write_atomic(start) as temporary:
-        command = [sys.executable, str(example_folder(example.folder) / "prepare.py"), str(temporary), "--seed", str(seed)]
-        # offline: the examples need nothing from the Hugging Face Hub
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        script = example_folder(example.folder) / "prepare.py"
+        done = _run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], view)
         if done.returncode:
             reason = " ".join(done.stderr.strip().splitlines()[-1:])
             raise PairwrightError(f"the example could not be prepared: {reason}")
     return start
+
+
+_STEP = re.compile(r"step (\d+) of (\d+)")  # what a script prints while it works
+
+
+def _run_script(command: list[str], view: View) -> subprocess.CompletedProcess[str]:
+    """Run a script of an example and show its progress. Its errors go to a file: a full pipe would block it."""
+    with tempfile.TemporaryFile("w+") as errors:
+        # offline: the example needs nothing from the Hugging Face Hub
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
+            try:
+                for line in process.stdout or ():
+                    if match := _STEP.search(line):
+                        view.counting(int(match[1]), int(match[2]))
+            except BaseException:  # also Ctrl-C: the script must not outlive us
+                process.kill()
+                raise
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, stderr=errors.read())
 
 
 def run_example(

@@ -76,6 +76,7 @@ class Flow:
         self.manifest = Manifest(folder / "manifest.json", seed=config.seed)
         self.initial = self._initial_model()
         self._train_key = ""  # key of the last training stage so far
+        self._num_begun = 0  # stages that were begun or skipped
 
     def run(self, *, resolved: Json | None = None) -> Json:
         """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails.
@@ -104,6 +105,8 @@ class Flow:
     def plan(self) -> Plan:
         """What `run` would do with each stage now, by the same keys. Has no side effects."""
         plan = Plan()
+        if self.initial is not None and self.config.backend.name == "local" and is_hub_id(self.initial):
+            find_model(self.initial, download=False)  # raises: it is not in the cache
         try:
             result = self._walk(lambda stage: self._predict(stage, plan))
             if plan.refusal is None:
@@ -164,6 +167,8 @@ class Flow:
 
     def do(self, stage: PlannedStage) -> Json:
         """Run a stage unless it is done, and record it in the manifest."""
+        self._num_begun += 1
+        self.view.begin(stage.name, self._num_begun, self._num_stages)
         if self._is_done(stage):
             self.view.say(f"{stage.name}: unchanged")
             return self.manifest.stages[stage.name].result
@@ -287,6 +292,13 @@ class Flow:
         backend = self.config.backend
         is_requested = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
         return self.config.loop.deploy or is_requested
+
+    @property
+    def _num_stages(self) -> int:
+        """Stages of the whole run: four a round, the exams, the deployment."""
+        loop = self.config.loop
+        num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
+        return 4 * loop.rounds + num_exams + self._deploys
 
     @property
     def _waits(self) -> bool:

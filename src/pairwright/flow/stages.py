@@ -28,6 +28,8 @@ class View:
     collecting: Callable[[Any], None] = lambda status: None
     training: Callable[[Json], None] = lambda event: None
     counting: Callable[[int, int], None] = field(default=lambda done, total: None)
+    begin: Callable[[str, int, int], None] = field(default=lambda name, number, total: None)
+    """Called before a stage with its name, its number and the number of all stages."""
 
 
 def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
@@ -40,6 +42,8 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
         raise PairwrightError(reason)
     for line in status.lines_without_ids():
         view.say(line)
+    if status.ignored:
+        view.say(f"parameters of the agent's requests without effect: {', '.join(sorted(status.ignored))}")
     return {
         "runs": status.num_done,
         "failed": status.num_failed,

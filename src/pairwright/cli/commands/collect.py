@@ -31,12 +31,14 @@ def collect_runs(
 ) -> None:
     """Run a workflow over tasks, and record every candidate with its score."""
     from pairwright.collect import collect
-    from pairwright.config import load_config
+    from pairwright.config import base_folder, load_config
 
     settings = load_config(config, overrides=parse_overrides(override))
     output = output or Path("runs") / settings.name
     with CollectView() as view:
-        collection = collect(settings, output=output, resume=resume, watch=view.show, base=config.resolve().parent)
+        collection = collect(
+            settings, output=output, resume=resume, watch=view.show, base=base_folder(settings, config)
+        )
     _report(collection, output, config, as_json=as_json)
 
 
@@ -58,6 +60,9 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
         raise PairwrightError(reason)
     for line in status.lines_without_ids():
         say(line)
+    if status.ignored:
+        names = ", ".join(sorted(status.ignored))
+        say(f"the agent's requests had parameters that a local model does not know: {names}; they had no effect")
     if status.num_silent:
         say(f"{status.num_silent:,} of {status.num_done:,} runs that are done recorded nothing")
     again = f"; pairwright collect {config} -o {output} --resume retries them" if collection.errors else ""

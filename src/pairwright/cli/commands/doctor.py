@@ -21,7 +21,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at everything a run needs before it starts; exit code 2, with the way out, if something is wrong."""
-    from pairwright.config import load_config
+    from pairwright.config import base_folder, load_config
     from pairwright.jobs.doctor.diagnosis import diagnose
     from pairwright.jobs.doctor.findings import Patient, Verdict
 
@@ -34,7 +34,7 @@ def doctor(
         pairs=table,
         model=_cached_model(model or _local_model(config)),
         output=output or folder,
-        base=None if file is None else file.parent,
+        base=None if file is None else base_folder(config, file),
     )
     findings = diagnose(patient)
     if as_json:

@@ -68,7 +68,7 @@ def run(
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
     from pairwright.cli.output import CollectView
-    from pairwright.config import load_config
+    from pairwright.config import base_folder, load_config
     from pairwright.evaluate.evaluation import evaluate_models
 
     settings = load_config(config, overrides=parse_overrides(override))
@@ -80,7 +80,7 @@ def run(
             after=after,
             output=folder,
             resume=resume,
-            base=config.resolve().parent,
+            base=base_folder(settings, config),
             watch=view.show,
         )
     for side, collection in zip(("before", "after"), collections, strict=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_json, print_table, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
 
 # `pairwright run`.
@@ -24,14 +24,14 @@ def run_flow(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Collect, pair, train and prove, from one configuration; a stage that is done and unchanged is skipped."""
-    from pairwright.config import load_config, printable_config
+    from pairwright.config import base_folder, load_config, printable_config
     from pairwright.errors import ConfigError
     from pairwright.flow import Flow
 
     overrides = parse_overrides(override)
     settings = load_config(config, overrides=overrides)
     folder = output or Path("runs") / settings.name
-    base = config.resolve().parent
+    base = base_folder(settings, config)
     if resume and not (folder / "manifest.json").exists():
         raise ConfigError(f"--resume: {folder} has no run to go on with")
     if dry_run:
@@ -45,19 +45,19 @@ def run_flow(
         print_json(result)
     else:
         print_table(str(folder), ("what", "value"), _rows(result))
-    say(f"done; {_where_model(result, folder, settings.loop.rounds)}. Next: open {folder / 'report.html'}")
+    say(f"done: open {folder / 'report.html'}. {_where_model(result, folder, settings.loop.rounds)}")
 
 
 def _where_model(result: dict[str, Any], folder: Path, num_rounds: int) -> str:
-    """Say where the trained model is: in a folder, or on the service that trained it."""
+    """Say where the trained model is, in a folder or on the service that trained it, and the next command."""
     if result.get("model"):
-        return f"the model is in {result['model']}"
+        return f"Next: pairwright serve model {result['model']}"
     if result.get("state", "completed") != "completed":
         train = folder / f"round-{num_rounds}" / "train"
-        return f"job {result.get('job')} is {result['state']}; wait for it with: pairwright jobs attach {train}"
+        return f"Job {result.get('job')} is {result['state']}; wait for it with: pairwright jobs attach {train}"
     if result.get("output_model"):
-        return f"the model is {result['output_model']} at {result['service']}"
-    return f"job {result.get('job')} left no model here; its backend has it"
+        return f"The model is {result['output_model']} at {result['service']}"
+    return f"Job {result.get('job')} left no model here; its backend has it"
 
 
 def live_view() -> Any:
@@ -72,9 +72,13 @@ class _LiveView:
         # holds the live table that is open, if there is one
         self._stack = ExitStack()
         self._open: Any = None
-        self._kind = ""
+        self._kind = self._stage = self._place = ""
         return View(
-            say=self._say, collecting=self._collecting, training=self._training, counting=lambda done, total: None
+            say=self._say,
+            collecting=self._collecting,
+            training=self._training,
+            counting=self._counting,
+            begin=self._begin,
         )
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +88,18 @@ class _LiveView:
         # a line would be overwritten by a live table: close it first
         self._stack.close()
         self._kind = ""
-        say(line)
+        if line.startswith(f"{self._stage}: ") and self._place:
+            say_stage(self._place, line)
+        else:
+            say_in_colour(line, _colour_of(line))
+
+    def _begin(self, name: str, number: int, total: int) -> None:
+        self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
+
+    def _counting(self, done: int, total: int) -> None:
+        from pairwright.cli.output import Progress
+
+        self._switch_to("count", lambda: Progress(self._stage or "preparing", "items")).show(done, total)
 
     def _collecting(self, status: Any) -> None:
         from pairwright.cli.output import CollectView
@@ -101,6 +116,17 @@ class _LiveView:
             self._stack.close()
             self._open, self._kind = self._stack.enter_context(make()), kind
         return self._open
+
+
+def say_stage(place: str, line: str) -> None:
+    """A line of a stage: its number, its name and what it does, in columns."""
+    name, _, rest = line.partition(": ")
+    is_over = rest.startswith(("done", "unchanged"))
+    say_in_colour(f"{place}  {name:<17} {rest}", "green" if is_over else "cyan")
+
+
+def _colour_of(line: str) -> str:
+    return "yellow" if line.startswith("warning") else ""
 
 
 def _show_plan(flow: Any, *, as_json: bool) -> None:
@@ -158,7 +184,7 @@ def run_demo(
     if resume and not folder.exists():
         raise ConfigError(f"--resume: {folder} has no demo to go on with")
     with live_view() as view:
-        _, evaluation = run_example(example, folder, seed=seed, view=view, overrides=parse_overrides(override))
+        result, evaluation = run_example(example, folder, seed=seed, view=view, overrides=parse_overrides(override))
     if as_json:
         print_json(evaluation)
     else:
@@ -173,4 +199,4 @@ def run_demo(
             for metric in evaluation["metrics"]
         ]
         print_table(example.title, columns, rows)
-    say(f"the model that learned is in {folder}; open {folder / 'report.html'}")
+    say(f"open {folder / 'report.html'}. Next: pairwright serve model {result['model']}")

@@ -46,7 +46,7 @@ def ask_teachers(
 ) -> None:
     """Ask teachers for one action at every decision of a student; the same command again asks only what is missing."""
     from pairwright.collect.teaching import read_states, teach
-    from pairwright.config import PolicyConfig, load_config
+    from pairwright.config import PolicyConfig, base_folder, load_config
     from pairwright.paths import place
     from pairwright.store.table import Table
 
@@ -74,7 +74,7 @@ def ask_teachers(
             seed=settings.seed,
             watch=lambda name: _watch(name, states, view),
             max_concurrency=settings.teach.max_concurrency,
-            base=None if config is None else config.resolve().parent,
+            base=None if config is None else base_folder(settings, config),
         )
     _report(states, collections, experience, as_json=as_json)
 

@@ -23,6 +23,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -156,7 +157,8 @@ class RunAddress:
     """What the task of a run offers: `base_url`, `api_key` and an SDK client."""
 
     def __init__(self, endpoint: AgentEndpoint, calls: AgentCalls) -> None:
-        self._endpoint, self._client = endpoint, None
+        self._endpoint = endpoint
+        self._client: AsyncOpenAI | None = None
         self.calls = calls
         self.api_key = endpoint.register(calls)
 
@@ -165,7 +167,7 @@ class RunAddress:
         return self._endpoint.url(self.api_key)
 
     @property
-    def client(self) -> Any:
+    def client(self) -> "AsyncOpenAI":
         if self._client is None:
             try:
                 from openai import AsyncOpenAI, DefaultAsyncHttpxClient

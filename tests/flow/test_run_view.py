@@ -1,0 +1,114 @@
+"""What a run shows: numbered stages, one warning without signal, a closing line; and a saved configuration that runs."""
+
+import json
+
+from pairwright.cli.commands.run import live_view
+from pairwright.cli.output import CollectView, figures
+from pairwright.collect import Completion, collect
+from pairwright.collect.counters import Status
+from pairwright.config import Config, base_folder, load_config, printable_config
+from pairwright.evaluate.evaluation import holdout_config
+from pairwright.flow import Flow
+from pairwright.flow.example import prepare
+from pairwright.flow.stages import View
+from pairwright.records.messages import Message
+
+
+def test_stages_are_numbered_and_stand_in_columns(capsys):
+    with live_view() as view:
+        view.begin("round-1/pairs", 2, 5)
+        view.say("round-1/pairs: started")
+        view.say("warning: something else")
+        view.begin("round-1/train", 4, 5)
+        view.say("round-1/train: done in 3 s (steps 9)")
+    assert capsys.readouterr().err.splitlines() == [
+        "stage 2 of 5  round-1/pairs     started",
+        "warning: something else",
+        "stage 4 of 5  round-1/train     done in 3 s (steps 9)",
+    ]
+
+
+def test_the_number_of_stages_is_that_of_the_plan(tmp_path):
+    for loop, number in (({"rounds": 1}, 5), ({"rounds": 3}, 13), ({"rounds": 3, "evaluate": "each"}, 15)):
+        config = Config.model_validate({"model": str(tmp_path), "loop": loop})
+        assert Flow(config, tmp_path / "run")._num_stages == number
+
+
+class Same:
+    name = "same"
+    tokens_in_flight = 7
+
+    async def complete(self, ask):
+        return [Completion(message=Message("assistant", str(number)), num_tokens=1) for number in range(ask.n)]
+
+    async def close(self):
+        pass
+
+
+def collect_with(reward, output, watch=None, **policy):
+    async def play(task, policy, recorder):
+        async with recorder.step(f"task {task.id}") as step:
+            for answer in await policy.complete(step.prompt):
+                step.candidate(answer, score=reward(answer))
+
+    config = Config.model_validate({"policy": {"num_candidates": 4, **policy}})
+    tasks = [{"id": number} for number in range(12)]
+    return collect(config, output=output, workflow=play, policy=Same(), tasks=tasks, watch=watch).status
+
+
+def test_equal_rewards_are_said_once_with_what_to_try(tmp_path, capsys):
+    with CollectView() as view:
+        status = collect_with(lambda answer: 0, tmp_path / "none", watch=view.show)
+        view.show(status)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert len(lines) == 1
+    assert "of 48 candidates none has a reward above 0" in lines[0]
+    assert "Lower policy.temperature" in lines[0]
+    assert "harder tasks" in collect_with(lambda answer: 1, tmp_path / "all").why_no_signal()
+    assert collect_with(lambda answer: int(answer.text), tmp_path / "some").why_no_signal() is None
+    # an exam, where nothing is compared with another run of the same model
+    assert collect_with(lambda answer: 1, tmp_path / "exam", num_candidates=1).why_no_signal() is None
+    assert Status(num_runs=50, num_scored=39, reward_min=0, reward_max=0, is_compared=True).why_no_signal() is None
+
+
+def test_tokens_in_flight_count_from_the_first_second():
+    status = Status(num_tokens=0, tokens_in_flight=300, num_asked=2)
+    status.started -= 3
+    rows = dict(figures(status))
+    assert rows["tokens"] == "0 done, 300 in flight, 2 requests"
+    assert 90 <= int(rows["tokens/s"]) <= 100
+
+
+def test_answers_have_a_limit_and_the_exam_its_own():
+    config = Config.model_validate({"evaluate": {"num_tasks": 3}})
+    assert holdout_config(config, "m").policy.max_tokens == config.policy.max_tokens == 512
+    config = Config.model_validate({"evaluate": {"num_tasks": 3, "max_tokens": 99}})
+    assert holdout_config(config, "m").policy.max_tokens == 99
+
+
+def test_a_saved_configuration_has_the_folder_of_its_paths(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "hint.py").write_text("def give(case): ...\n")
+    first = tmp_path / "project" / "config.yaml"
+    first.write_text('{train: {sdpo: {hint: "hint.py:give"}}}')
+    monkeypatch.chdir(tmp_path)
+    saved = tmp_path / "runs" / "x" / "config.yaml"
+    saved.parent.mkdir(parents=True)
+    saved.write_text(json.dumps(printable_config(first, environment={})))
+    again = load_config(saved, environment={})
+    assert base_folder(again, saved) == tmp_path / "project"
+    assert again.train.sdpo.hint == load_config(first, environment={}).train.sdpo.hint
+    assert printable_config(saved, environment={})["base"] == str(tmp_path / "project")
+
+
+def test_the_first_stage_of_the_demo_shows_its_steps(tmp_path, monkeypatch):
+    script = tmp_path / "prepare.py"
+    script.write_text(
+        "import sys, pathlib\n"
+        "pathlib.Path(sys.argv[1]).mkdir()\n"
+        "print('step 20 of 40'); print('other'); print('step 40 of 40')\n"
+    )
+    monkeypatch.setattr("pairwright.flow.example.example_folder", lambda *_: tmp_path)
+    steps = []
+    prepare(tmp_path / "run", seed=0, view=View(counting=lambda done, total: steps.append((done, total))))
+    assert steps == [(20, 40), (40, 40)]
