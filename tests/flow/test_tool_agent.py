@@ -90,7 +90,9 @@ def write_start(folder, num=6):
     for split in ("train", "heldout"):
         lines = "".join(json.dumps(task) + "\n" for task in assistant.make_tasks(split, num, seed=0))
         (folder / f"{split}.jsonl").write_text(lines)
-    return make_model(folder / "base")
+    make_model(folder / "base")
+    path = folder / "base" / "config.json"  # its tokenizer has a token a byte, and a prompt of the example a thousand
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 4096}))
 
 
 @pytest.fixture(scope="module")
