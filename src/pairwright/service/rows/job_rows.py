@@ -266,8 +266,12 @@ def set_document(connection: Connection, identity: str, **changes: Any) -> None:
     connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=text))
 
 
+# Built once: it is asked for with every poll of a client.
+_BY_ID = sa.select(jobs).where(jobs.c.id == sa.bindparam("identity"))
+
+
 def get(connection: Connection, identity: str) -> RowMapping:
-    row = connection.execute(sa.select(jobs).where(jobs.c.id == identity)).mappings().first()
+    row = connection.execute(_BY_ID, {"identity": identity}).mappings().first()
     if row is None:
         raise not_found("job", identity[:200])
     return row
