@@ -21,6 +21,7 @@ from service_process import ROW, Service, job_body, plain_model, until
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("PAIRWRIGHT_KILLS", "100"))
 HALF_OPEN = 1200
+MAX_JOBS = 30
 
 
 class Workload:
@@ -34,6 +35,7 @@ class Workload:
         self.commits: dict[str, bytes] = {}  # path -> content
         self.files: dict[str, bytes] = {}  # id -> content
         self.problems: list[str] = []
+        self.num_kills = 0
         self._numbers = itertools.count()
         self._threads = [
             threading.Thread(target=self._repeat, args=(step,), daemon=True)
@@ -76,13 +78,15 @@ class Workload:
             assert answer.status_code == 503, answer.text
 
     def _submit(self, http: httpx.Client, number: int) -> None:
+        # Spread over the whole run, and no more than its workers can train afterwards.
+        if len(self.jobs) >= MAX_JOBS * (self.num_kills + 5) / KILLS:
+            return
         key = f"key-{number}"
         answer = self._send(
             http, "POST", "/v1/customization/jobs", json=job_body(steps=2), headers={"idempotency-key": key}
         )
         assert answer.status_code == 200, answer.text
         self.jobs[key] = answer.json()["id"]
-        time.sleep(0.5)
 
     def _commit(self, http: httpx.Client, number: int) -> None:
         import base64
@@ -151,7 +155,7 @@ def open_half(url: str) -> list[socket.socket]:
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
     random.seed(1)
-    with database(kind) as url, Service(tmp_path / "data", database_url=url, max_running=2) as service:
+    with database(kind) as url, Service(tmp_path / "data", database_url=url, max_running=3) as service:
         service.add_target(plain_model(tmp_path / "model"))
         service.upload()
         with Workload(service) as workload:
@@ -167,6 +171,7 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
                 for connection in half:
                     connection.close()
                 service.start()
+                workload.num_kills = number + 1
         assert not workload.problems, workload.problems[:3]
         assert len(workload.jobs) >= 10
         remaining = [job for job in workload.jobs.values() if job not in workload.deleted]
