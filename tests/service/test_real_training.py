@@ -83,8 +83,7 @@ def test_a_row_above_the_longest_sequence_is_cut_and_counted(service):
     config = {"target": CONFIG, "max_seq_length": 64}
     job = service.job(dataset="default/long", hyperparameters=given, config=config)
     details = service.wait_for(job, "completed")
-    assert (details["truncated_rows"], details["refused_rows"]) == (1, 0)
-    service.data.joinpath("jobs", job, "run", "model").is_dir()
+    assert (details["truncated_sequences"], details["refused_rows"]) == (2, 0)  # both sides of the pair
 
 
 def test_openai_goes_from_supervised_rows_to_a_chat(service):

@@ -109,7 +109,7 @@ async function jobView(identity) {
       ["Training", job.hyperparameters.training_type + ", " + job.hyperparameters.finetuning_type],
       ["Steps", number(status.steps_completed, 9)], ["Training loss", number(status.train_loss)],
       ["Validation loss", number(status.val_loss)], ["Time", span(status.elapsed_time)],
-      ["Longest sequence", number(job.config_snapshot.max_seq_length, 9)], ["Rows cut", number(status.truncated_rows, 9)],
+      ["Longest sequence", number(job.config_snapshot.max_seq_length, 9)], ["Sequences cut", number(status.truncated_sequences, 9)],
       ["Rows refused", number(status.refused_rows, 9)],
     ]),
     make("section", {}, make("h3", {}, "Loss by step"), curve(status.metrics.metrics)),

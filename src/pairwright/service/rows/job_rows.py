@@ -41,8 +41,8 @@ NOTHING_YET: dict[str, Any] = {
     "best_epoch": None,
     "train_loss": None,
     "val_loss": None,
-    # Rows longer than max_seq_length, which were cut; and rows that it refused. None: not encoded yet.
-    "truncated_rows": None,
+    # Sequences that were cut to max_seq_length (a pair has two), and rows that were refused. None: not encoded yet.
+    "truncated_sequences": None,
     "refused_rows": None,
 }
 _NOT_CURVES = frozenset({"step", "epoch", "time"})
@@ -100,7 +100,7 @@ def _row_counts(run: Status) -> dict[str, Any]:
     if not run.counts:
         return {}
     return {
-        "truncated_rows": sum(counts.get("truncated", 0) for counts in run.counts.values()),
+        "truncated_sequences": sum(counts.get("truncated", 0) for counts in run.counts.values()),
         "refused_rows": sum(
             number for counts in run.counts.values() for name, number in counts.items() if name.startswith("refused: ")
         ),
