@@ -111,7 +111,8 @@ def read_change(
             raise Refusal(
                 422,
                 "unknown_commit_line",
-                f"line {number}: got key {entry.key[:40]!r}, expected header, file, lfsFile, deletedFile or deletedFolder",
+                f"line {number}: got key {entry.key[:40]!r}, expected header, file, lfsFile, deletedFile or "
+                "deletedFolder",
             )
         if len(change.files) > max_files:
             raise Refusal(413, "too_many_files", f"line {number}: more than {max_files:,} files in one commit")
