@@ -94,7 +94,7 @@ def use_hub(hub: HfApi, url: str, token: str) -> dict:
         "on_branch": "notes.json" in hub.list_repo_files(repo, repo_type="dataset", revision="next"),
         "on_main": "notes.json" in hub.list_repo_files(repo, repo_type="dataset"),
         "on_tag": "notes.json" in hub.list_repo_files(repo, repo_type="dataset", revision="v1"),
-        "commits": [item.title for item in hub.list_repo_commits(repo, repo_type="dataset", revision="next")][0],
+        "commits": next(item.title for item in hub.list_repo_commits(repo, repo_type="dataset", revision="next")),
         "datasets": sorted(item.id for item in hub.list_datasets(author=NAMESPACE)),
         "pushed_rows": again["train"].num_rows,
         "pushed_files": hub.list_repo_files(f"{NAMESPACE}/pushed", repo_type="dataset"),

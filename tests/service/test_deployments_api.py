@@ -114,3 +114,96 @@ def test_models_of_somebody_else_are_neither_listed_nor_deployed(app):
     ]
     body = {"name": "c", "namespace": "shop", "model": model}
     assert code(client.post("/v1/deployment/configs", json=body, headers=headers)) == (403, "forbidden_namespace")
+
+
+def test_a_model_server_answers_to_the_service_alone(tmp_path):
+    import sys
+    from pathlib import Path
+
+    import httpx
+    from service_process import until
+
+    from pairwright.service.run.deployments import Deployments
+
+    command = (sys.executable, str(Path(__file__).with_name("service_model.py")))
+    with application(tmp_path, model_command=command, stop_seconds=1.0) as (client, context):
+        with_dataset(client)
+        model = finished_job(client, context)
+        client.post("/v1/deployment/model-deployments", json={"name": "d", "config": {"model": model}})
+        servers = Deployments(context)
+
+        def ready_row():
+            servers.tick()
+            with context.database.reading() as connection:
+                row = connection.execute(sa.select(deployments)).mappings().one()
+            return row if row["state"] == "ready" else None
+
+        try:
+            row = until(ready_row)
+            url, body = f"http://127.0.0.1:{row['port']}/v1/chat/completions", {"model": model, "messages": []}
+            for headers in ({}, {"authorization": "Bearer guess"}):
+                assert httpx.post(url, json=body, headers=headers, trust_env=False).status_code == 401
+            body["messages"] = [{"role": "user", "content": "hi"}]
+            through = client.post("/deployments/default/d/v1/chat/completions", json=body)
+            assert through.json()["choices"][0]["message"]["content"] == "hi"
+            # In the environment, not where every user of the machine reads it.
+            secret = context.settings.secret_of(row["id"])
+            words = (Path("/proc") / (context.settings.deployment_folder(row["id"]) / "lock").read_text() / "cmdline").read_text()  # fmt: skip
+            assert secret not in words
+            assert context.settings.secret_of("another") != secret
+        finally:
+            servers.stop()
+
+
+def test_a_deployment_is_changed_and_replaced(app):
+    client, context = app
+    first = finished_job(client, context, output_model="default/a@1")
+    second = finished_job(client, context, output_model="default/b@1")
+    made = client.post("/v1/deployment/model-deployments", json={"name": "d", "config": {"model": {"namespace": "default", "name": "a@1"}}}).json()  # fmt: skip
+    assert made["models"] == [first]
+    path = "/v1/deployment/model-deployments/default/d"
+    changed = client.patch(path, json={"description": "new"}).json()
+    assert (changed["description"], changed["id"]) == ("new", made["id"])
+    replaced = client.patch(path, json={"config": {"model": second}}).json()
+    assert replaced["models"] == [second]
+    assert replaced["id"] != made["id"]  # so that the server of the old one is ended
+    client.post("/v1/deployment/configs", json={"name": "c", "model": first})
+    assert client.patch("/v1/deployment/configs/default/c", json={"model": second}).json()["model"] == second
+    assert code(client.patch("/v1/deployment/configs/default/c", json={"model": "none"})) == (422, "unknown_model")
+
+
+def test_an_endpoint_elsewhere_is_asked_only_if_the_operator_allows_it(tmp_path):
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    headers_seen: list = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            headers_seen.append((self.path, self.headers["authorization"]))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    body = {"name": "c", "external_endpoint": {"host_url": f"{url}/v1", "api_key": "k", "enabled_models": ["m"]}}
+    try:
+        with application(tmp_path / "closed") as (client, _):
+            assert code(client.post("/v1/deployment/configs", json=body)) == (422, "endpoint_not_allowed")
+        with application(tmp_path / "open", external_endpoints=(url,)) as (client, _):
+            config = client.post("/v1/deployment/configs", json=body).json()
+            assert config["external_endpoint"]["api_key"] == "***"
+            deployment = client.post("/v1/deployment/model-deployments", json={"name": "d", "config": "default/c"})
+            assert deployment.json()["deployed"]
+            assert '"k"' not in deployment.text
+            assert client.post("/v1/chat/completions", json={"model": "m"}).json() == {}
+            assert headers_seen == [("/v1/chat/completions", "Bearer k")]
+    finally:
+        server.shutdown()
+        server.server_close()

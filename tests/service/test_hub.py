@@ -94,7 +94,8 @@ def test_a_line_that_is_not_understood_is_refused_with_its_number(client):
     head = client.get(API).json()["sha"]
     for lines, expected in [
         ([file_line("a", b"x")], "no_commit_header"),
-        ([HEADER, {"key": "lfsFile", "value": {"path": "a", "oid": "0"}}], "unknown_commit_line"),
+        ([HEADER, {"key": "lfsFile", "value": {"path": "a", "oid": "0"}}], "file_not_sent"),
+        ([HEADER, {"key": "link", "value": {"path": "a"}}], "unknown_commit_line"),
         ([HEADER, {"key": "file", "value": {"path": "a"}}], "bad_commit_line"),
         ([HEADER, {"key": "file", "value": {"path": "a", "content": 3}}], "bad_commit_line"),
         ([HEADER, {"key": "file", "value": {"path": "a", "content": "abc"}}], "bad_base64"),
@@ -184,3 +185,22 @@ def test_escaped_base64_is_read_where_it_is_small(tmp_path):
 def test_a_change_takes_away_before_it_puts():
     change = Change(files={}, deleted=["a"], deleted_folders=["b"])
     assert change.apply({"a": 1, "b/c": 2, "bc": 3}) == {"bc": 3}
+
+
+def test_a_large_file_is_named_only_by_the_repository_that_it_was_sent_to(client):
+    content = b"a shard of a dataset"
+    sha256 = hashlib.sha256(content).hexdigest()
+    line = {"key": "lfsFile", "value": {"path": "data/train-0.parquet", "algo": "sha256", "oid": sha256, "size": 20}}
+    assert commit(client, [HEADER, line]).json()["code"] == "file_not_sent"
+    batch = {"operation": "upload", "objects": [{"oid": sha256, "size": len(content)}]}
+    path = "/v1/hf/datasets/default/pairs.git/info/lfs/objects/batch"
+    address = client.post(path, json=batch).json()["objects"][0]["actions"]["upload"]["href"]
+    assert client.put(address, content=b"another file of 20 b").json()["code"] == "other_content"
+    assert client.put(address.replace("size=20", "size=21"), content=content).json()["code"] == "bad_signature"
+    assert client.put(address, content=content).status_code == 200
+    assert "actions" not in client.post(path, json=batch).json()["objects"][0]
+    with_dataset(client, "default/other")
+    assert commit(client, [HEADER, line], "default/other").json()["code"] == "file_not_sent"
+    assert commit(client, [HEADER, line]).status_code == 200
+    got = client.get("/v1/hf/datasets/default/pairs/resolve/main/data/train-0.parquet")
+    assert got.content == content

@@ -71,7 +71,7 @@ def test_the_page_shows_jobs_curves_logs_datasets_and_deployments(tmp_path, page
         assert model in page.locator("tbody").inner_text()
         page.get_by_role("link", name="Datasets").click()
         page.get_by_text("hf://datasets/default/pairs").wait_for()
-        page.get_by_role("link", name="Base models").click()
+        page.get_by_role("link", name="Models").click()
         page.get_by_text("llama-3.2-1b-instruct@v1.0.0+A100").wait_for()
         page.get_by_role("link", name="Jobs").click()
         page.get_by_role("link", name="unlucky").click()

@@ -69,5 +69,5 @@ def test_the_numbers_of_a_run(tmp_path):
     found = summary(tmp_path, is_completed=False)
     assert found == {
         "percentage_done": 25.0, "epochs_completed": 1, "steps_completed": 15, "steps_per_epoch": 10, "best_epoch": 0,
-        "train_loss": 0.5, "val_loss": 0.75, "truncated_rows": 3, "refused_rows": 2,
+        "train_loss": 0.5, "val_loss": 0.75, "truncated_sequences": 3, "refused_rows": 2,
     }  # fmt: skip

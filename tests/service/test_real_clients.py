@@ -42,7 +42,7 @@ def test_sdk_hub_datasets_and_openai_go_from_namespace_to_chat(small_model, tmp_
         seen = json.loads(
             run(
                 str(HERE / "real_clients.py"), service.url, CONFIG, token, HF_HUB_OFFLINE="0", HF_HOME=str(tmp_path / "hf"),
-                HF_ENDPOINT=f"{service.url}/v1/hf", DO_NOT_TRACK="1", HF_HUB_DISABLE_TELEMETRY="1",
+                HF_ENDPOINT=f"{service.url}/v1/hf", DO_NOT_TRACK="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_XET="1",
             ).splitlines()[-1]
         )  # fmt: skip
     found, job = seen["data"], seen["job"]

@@ -74,3 +74,30 @@ def test_a_job_goes_on_from_its_checkpoint_after_service_and_worker_were_killed(
     steps = [point["step"] for point in details["metrics"]["metrics"]["train_loss"]]
     assert steps == list(range(1, 61))
     assert CONFIG in service.get(f"/v1/customization/jobs/{job}")["config"]
+
+
+def test_a_row_above_the_longest_sequence_is_cut_and_counted(service):
+    rows = [{**ROW, "prompt": f"Order {number}?"} for number in range(4)] + [{**ROW, "prompt": "order " * 3000}]
+    service.upload(name="long", rows=rows)
+    given = knobs(training_type="dpo", finetuning_type="all_weights")
+    config = {"target": CONFIG, "max_seq_length": 64}
+    job = service.job(dataset="default/long", hyperparameters=given, config=config)
+    details = service.wait_for(job, "completed")
+    assert (details["truncated_sequences"], details["refused_rows"]) == (2, 0)  # both sides of the pair
+
+
+def test_openai_goes_from_supervised_rows_to_a_chat(service):
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0, timeout=300) as client:
+        content = "".join(json.dumps(row) + "\n" for row in SUPERVISED[-1:] * 8).encode()
+        file = client.files.create(file=("chat.jsonl", content), purpose="fine-tune")
+        job = client.fine_tuning.jobs.create(model=CONFIG, training_file=file.id, hyperparameters={"n_epochs": 1})
+        until(lambda: client.fine_tuning.jobs.retrieve(job.id).status in ("succeeded", "failed"))
+        done = client.fine_tuning.jobs.retrieve(job.id)
+        assert done.status == "succeeded", done.error
+        assert done.trained_tokens > 0
+        answer = client.chat.completions.create(
+            model=done.fine_tuned_model, messages=[{"role": "user", "content": "hi"}], max_tokens=3, temperature=0
+        )
+        assert answer.model == done.fine_tuned_model
+        assert answer.choices[0].message.content is not None

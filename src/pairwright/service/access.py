@@ -54,8 +54,8 @@ class Authentication:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is answered without a token."""
-    return path in _OPEN or path.startswith("/page/")
+    """Whether a path is answered without a token; the addresses of large files are signed instead."""
+    return path in _OPEN or path.startswith(("/page/", "/v1/hf/lfs/"))
 
 
 def authenticate(headers: Headers, context: Context) -> Caller:

@@ -123,6 +123,8 @@ class Context:
     wake: threading.Event = field(default_factory=threading.Event)
     # Monotonic time at which a deployment was asked last, by id.
     asked: dict[str, float] = field(default_factory=dict)
+    # Files that were sent before their commit: namespace, repository and sha256; a dict keeps the order.
+    sent_files: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
 
 def context_of(request: Request) -> Context:

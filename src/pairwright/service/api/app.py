@@ -23,7 +23,7 @@ from pairwright import __version__
 from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
-from pairwright.service.hub import hub_routes, model_repository_routes
+from pairwright.service.hub import hub_routes, large_files, model_repository_routes
 from pairwright.service.hub.commit_body import storage_refusal
 from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
@@ -77,7 +77,11 @@ class Limits:
 
     def _limit(self, scope: Scope) -> int:
         # Commits carry files; chat requests may carry long conversations; all other bodies are small documents.
-        if scope["path"] == "/v1/files" or (scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]):
+        if (
+            scope["path"] == "/v1/files"
+            or scope["path"].startswith("/v1/hf/lfs/")
+            or (scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"])
+        ):
             return self._settings.max_upload_bytes
         if scope["path"].startswith(("/v1/hf/api/", "/deployments/", "/v1/chat/", "/v1/completions")):
             return max(16 * 2**20, self._settings.max_body_bytes)
@@ -184,7 +188,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     routes = (
         page_routes, entity_routes, job_routes, deployment_routes, model_routes, file_routes, fine_tuning_routes,
         # Last: it has a route for all other paths of the hub.
-        model_repository_routes, hub_routes,
+        large_files, model_repository_routes, hub_routes,
     )  # fmt: skip
     for module in routes:
         app.include_router(module.router)

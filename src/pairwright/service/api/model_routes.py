@@ -266,7 +266,7 @@ async def _forward(request: Request, context: Context, row: RowMapping, path: st
     if key:
         headers["authorization"] = f"Bearer {key}"
     # Built from parts, so that the path cannot change host or port.
-    url = base.copy_with(path="/" + path.lstrip("/"), query=request.url.query.encode())
+    url = base.copy_with(path="/" + path.lstrip("/"), query=request.url.query.encode() or None)
     asked = client.build_request(request.method, url, headers=headers, content=body)
     try:
         # Streamed, so that tokens reach the client as they are generated.

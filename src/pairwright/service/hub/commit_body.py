@@ -8,7 +8,7 @@ import base64
 import binascii
 import errno
 import mmap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,12 @@ class _File(msgspec.Struct):
     encoding: str = "base64"
 
 
+class _LargeFile(msgspec.Struct):
+    path: str
+    oid: str
+    algo: str = "sha256"
+
+
 class _Deleted(msgspec.Struct):
     path: str
 
@@ -68,8 +74,18 @@ class Change:
         return dict(sorted({**remaining, **self.files}.items()))
 
 
-def read_change(body: Path, blobs: Blobs, *, max_files: int, held: list[str]) -> Change:
-    """Parse the body of a commit, and store its files as blobs, which are held until the commit is written."""
+def read_change(
+    body: Path,
+    blobs: Blobs,
+    *,
+    max_files: int,
+    held: list[str],
+    was_sent: Callable[[str], bool] = lambda sha256: False,
+) -> Change:
+    """Parse the body of a commit, and store its files as blobs, which are held until the commit is written.
+
+    `was_sent` tells whether a file that the commit has by its sha256 alone was sent before.
+    """
     change = Change()
     has_header = False
     for number, line in _lines(body):
@@ -81,8 +97,13 @@ def read_change(body: Path, blobs: Blobs, *, max_files: int, held: list[str]) ->
             file = _decode_entry(entry.value, _File, number)
             path = check_path(file.path, f"line {number}: path")
             change.files[path] = _keep_file(file, blobs, number, held)
-            if len(change.files) > max_files:
-                raise Refusal(413, "too_many_files", f"line {number}: more than {max_files:,} files in one commit")
+        elif entry.key == "lfsFile":
+            large = _decode_entry(entry.value, _LargeFile, number)
+            path = check_path(large.path, f"line {number}: path")
+            blob = blobs.find(large.oid, held) if large.algo == "sha256" and was_sent(large.oid) else None
+            if blob is None:
+                raise Refusal(422, "file_not_sent", f"line {number}: {path!r} was not sent before the commit")
+            change.files[path] = blob
         elif entry.key in ("deletedFile", "deletedFolder"):
             path = check_path(_decode_entry(entry.value, _Deleted, number).path.rstrip("/"), f"line {number}: path")
             (change.deleted if entry.key == "deletedFile" else change.deleted_folders).append(path)
@@ -90,9 +111,11 @@ def read_change(body: Path, blobs: Blobs, *, max_files: int, held: list[str]) ->
             raise Refusal(
                 422,
                 "unknown_commit_line",
-                f"line {number}: got key {entry.key[:40]!r}, expected header, file, deletedFile or deletedFolder "
-                "(files are sent in the commit itself; there is no LFS)",
+                f"line {number}: got key {entry.key[:40]!r}, expected header, file, lfsFile, deletedFile or "
+                "deletedFolder",
             )
+        if len(change.files) > max_files:
+            raise Refusal(413, "too_many_files", f"line {number}: more than {max_files:,} files in one commit")
     if not has_header:
         raise Refusal(422, "no_commit_header", "the commit has no header line")
     return change

@@ -2,7 +2,8 @@
 
     HfApi(endpoint="http://127.0.0.1:8000/v1/hf", token=...)
 
-Files of any size up to the limit are sent in the commit request (upload mode "regular").
+Files of any size up to the limit are sent in the commit request (upload mode "regular"), but for clients that send them
+before it in any case (large_files.py).
 """
 
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
 from pairwright.service.hub.commit_body import read_change, spool_body
+from pairwright.service.hub.large_files import needs_large_file, was_sent
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_name, check_path
@@ -83,16 +85,23 @@ def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs
 
 @router.post("/api/datasets/{namespace}/{name}/preupload/{revision}")
 def preupload(
-    namespace: str, name: str, revision: str, body: PreuploadBody, caller: CallerIs, context: ContextIs
+    namespace: str,
+    name: str,
+    revision: str,
+    body: PreuploadBody,
+    request: Request,
+    caller: CallerIs,
+    context: ContextIs,
 ) -> dict[str, Any]:
-    """How to send files: all in the commit. Files that are there already carry their id, and are not sent again."""
+    """How to send files: in the commit, where the client can. Files that are there carry their id, and are not sent."""
     tree = _commit(context, caller, namespace, name, revision, write=True).tree
     files = []
     for file in body.files:
         there = tree.get(check_path(file.path))
         # The id that git gives the content: clients compare it with that of their local file.
         oid = None if there is None else there.git
-        files.append({"path": file.path, "uploadMode": "regular", "shouldIgnore": False, "oid": oid})
+        mode = "lfs" if needs_large_file(file.path, request.headers.get("user-agent", "")) else "regular"
+        files.append({"path": file.path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
     return {"files": files}
 
 
@@ -353,7 +362,13 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
         return after
 
     with context.blobs.hold() as held:
-        change = read_change(body, context.blobs, max_files=context.settings.max_files, held=held)
+        change = read_change(
+            body,
+            context.blobs,
+            max_files=context.settings.max_files,
+            held=held,
+            was_sent=lambda sha256: was_sent(context, namespace, name, sha256),
+        )
         # Serialized for each repository: the new tree is made from the head, which must not move meanwhile.
         with context.database.writing_one_at_a_time(f"repository/{namespace}/{name}") as connection:
             return repositories.add_commit(

@@ -94,22 +94,42 @@ async function jobView(identity) {
   const [job, status, logs] = await Promise.all([ask(base), ask(base + "/status"), ask(base + "/container-logs")]);
   const lines = logs.entries.worker.logs.lines;
   const ends = ["completed", "failed", "cancelled"].includes(status.status);
-  const cancel = ends ? null : make("button", { onclick: () => ask(base + "/cancel", "POST").then(draw) }, "Cancel job");
+  const button = (text, path, method, then) => make("button", { onclick: () => ask(path, method).then(then, fail) }, text);
+  const actions = make("div", {},
+    ends ? null : button("Cancel job", base + "/cancel", "POST", draw),
+    ends ? null : button("Pause job", base + "/pause", "POST", draw),
+    ["failed", "cancelled"].includes(status.status) ? button("Resume job", base + "/resume", "POST", draw) : null,
+    ends ? make("button", { onclick: () => remove(base, "Delete this job with its files and its model?", "#/jobs") }, "Delete job") : null);
   const last = status.status_logs[status.status_logs.length - 1];
   return [
-    make("div", { class: "top" }, make("div", {}, make("h2", {}, job.name), state(status.status), " ", progress(status)), cancel),
+    make("div", { class: "top" }, make("div", {}, make("h2", {}, job.name), state(status.status), " ", progress(status)), actions),
     status.status === "failed" ? make("p", { class: "problem" }, last.message) : null,
     facts([
       ["Base model", job.config], ["Dataset", job.dataset.namespace + "/" + job.dataset.name], ["Output model", job.output_model],
       ["Training", job.hyperparameters.training_type + ", " + job.hyperparameters.finetuning_type],
       ["Steps", number(status.steps_completed, 9)], ["Training loss", number(status.train_loss)],
       ["Validation loss", number(status.val_loss)], ["Time", span(status.elapsed_time)],
+      ["Longest sequence", number(job.config_snapshot.max_seq_length, 9)], ["Sequences cut", number(status.truncated_sequences, 9)],
+      ["Rows refused", number(status.refused_rows, 9)],
     ]),
     make("section", {}, make("h3", {}, "Loss by step"), curve(status.metrics.metrics)),
     make("section", {}, make("h3", {}, "What happened"), table([["When", "when"], ["What", "name"]],
       status.status_logs.map((entry) => [new Date(entry.updated_at).toLocaleTimeString(), entry.message]), "")),
     make("section", {}, make("h3", {}, "Log of the worker"), make("pre", { id: "log" }, lines.join("\n") || "Nothing written yet.")),
   ];
+}
+
+function fail(problem) {
+  live.textContent = problem.message;
+  live.className = "away";
+}
+
+async function remove(path, question, next) {
+  if (!window.confirm(question)) return;
+  try {
+    await ask(path, "DELETE");
+    if (location.hash === next) draw(); else location.hash = next;
+  } catch (problem) { fail(problem); }
 }
 
 // A line chart as SVG: training and validation loss over steps.
@@ -168,8 +188,15 @@ async function modelsView() {
   const rows = found.data.map((config) => [
     config.namespace + "/" + config.name, number(config.target.num_parameters, 4), config.target.precision, number(config.max_seq_length, 9),
   ]);
+  const models = await ask("v1/models?page_size=100");
+  const bases = new Set(found.data.map((config) => config.target.base_model));
+  const own = models.data.filter((model) => !bases.has(model.id)).map((model) => [
+    model.id, ago(model.created_at),
+    make("button", { onclick: () => remove("v1/models/" + model.id.split("/").map(encodeURIComponent).join("/"), "Delete the files of " + model.id + "?", "#/models") }, "Delete"),
+  ]);
   return [make("h2", {}, "Base models"), table([["Config name", "name"], ["Parameters", "number"], ["Precision"], ["Context", "number"]], rows,
-    "No base models. Add one with: pairwright serve targets add NAME DIR --data DATA")];
+    "No base models. Add one with: pairwright serve targets add NAME DIR --data DATA"),
+    make("h2", {}, "Trained models"), table([["Name", "name"], ["Made"], [""]], own, "No model yet: a job makes one.")];
 }
 
 async function draw() {

@@ -23,6 +23,9 @@ from pairwright.service.rows.schema import tokens
 
 # Makes a token that was leaked recognizable to people and to secret scanners.
 PREFIX = "pw_"
+# Built once: they are asked with every request.
+_COUNT = sa.select(sa.func.count()).select_from(tokens)
+_BY_HASH = sa.select(tokens).where(tokens.c.hash == sa.bindparam("digest"))
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,14 @@ def revoke_token(database: Database, name: str) -> None:
 
 def count_tokens(database: Database) -> int:
     with database.reading() as connection:
-        return connection.scalar(sa.select(sa.func.count()).select_from(tokens)) or 0
+        return connection.scalar(_COUNT) or 0
 
 
 def caller_of(database: Database, token: str) -> Caller | None:
     """Return the caller of a token; None if the token is unknown."""
     with database.reading() as connection:
         # Looked up by hash: the index is on it, and no timing tells anything about a token.
-        row = connection.execute(sa.select(tokens).where(tokens.c.hash == _hash(token))).mappings().first()
+        row = connection.execute(_BY_HASH, {"digest": _hash(token)}).mappings().first()
     return None if row is None else Caller(row["name"], frozenset(msgspec.json.decode(row["scopes"])))
 
 

@@ -38,7 +38,8 @@ class Database:
         # SQLite: seconds to wait for a lock. PostgreSQL: connections that died in the pool are replaced.
         options: dict[str, Any] = {"connect_args": {"timeout": 60}} if self.is_sqlite else {"pool_pre_ping": True}
         try:
-            self._engine = sa.create_engine(parsed, pool_size=20, max_overflow=60, **options)
+            # As many as there are threads for requests (40) and a few: what overflows is opened anew each time.
+            self._engine = sa.create_engine(parsed, pool_size=48, max_overflow=32, **options)
         except ImportError as error:
             raise ConfigError(f"--database: {error}; install psycopg, or leave --database out for SQLite") from None
         if self.is_sqlite:

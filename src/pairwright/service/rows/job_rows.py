@@ -41,8 +41,8 @@ NOTHING_YET: dict[str, Any] = {
     "best_epoch": None,
     "train_loss": None,
     "val_loss": None,
-    # Rows longer than max_seq_length, which were cut; and rows that it refused. None: not encoded yet.
-    "truncated_rows": None,
+    # Sequences that were cut to max_seq_length (a pair has two), and rows that were refused. None: not encoded yet.
+    "truncated_sequences": None,
     "refused_rows": None,
 }
 _NOT_CURVES = frozenset({"step", "epoch", "time"})
@@ -100,7 +100,7 @@ def _row_counts(run: Status) -> dict[str, Any]:
     if not run.counts:
         return {}
     return {
-        "truncated_rows": sum(counts.get("truncated", 0) for counts in run.counts.values()),
+        "truncated_sequences": sum(counts.get("truncated", 0) for counts in run.counts.values()),
         "refused_rows": sum(
             number for counts in run.counts.values() for name, number in counts.items() if name.startswith("refused: ")
         ),
@@ -266,8 +266,12 @@ def set_document(connection: Connection, identity: str, **changes: Any) -> None:
     connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=text))
 
 
+# Built once: it is asked for with every poll of a client.
+_BY_ID = sa.select(jobs).where(jobs.c.id == sa.bindparam("identity"))
+
+
 def get(connection: Connection, identity: str) -> RowMapping:
-    row = connection.execute(sa.select(jobs).where(jobs.c.id == identity)).mappings().first()
+    row = connection.execute(_BY_ID, {"identity": identity}).mappings().first()
     if row is None:
         raise not_found("job", identity[:200])
     return row

@@ -104,6 +104,20 @@ class Blobs:
             hidden.unlink(missing_ok=True)
         return blob
 
+    def find(self, sha256: str, held: list[str]) -> Blob | None:
+        """Return a stored file by its hash, and hold it; None if there is none."""
+        path = self.path(sha256)
+        with self._lock:
+            self._held[sha256] += 1
+        held.append(sha256)
+        if not path.is_file():
+            return None
+        git = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        with open(path, "rb") as file:
+            while piece := file.read(2**20):
+                git.update(piece)
+        return Blob(sha256, path.stat().st_size, git.hexdigest())
+
     def _name(self, hidden: Path, path: Path) -> None:
         # Named by content: what is there is the same file.
         if path.exists():

@@ -9,9 +9,7 @@ from pairwright.paths import write_bytes
 
 
 def write_card(row: RowMapping, folder: Path) -> None:
-    """Write README.md into the folder of a model, unless there is one: what it is, and how it was made."""
-    if (folder / "README.md").exists():
-        return
+    """Write README.md into the folder of a model: what it is, and how it was made. It replaces PEFT's empty form."""
     document = msgspec.json.decode(row["document"])
     knobs, snapshot = document["hyperparameters"], document["config_snapshot"]
     is_adapter = (folder / "adapter_config.json").is_file()
@@ -26,8 +24,8 @@ def write_card(row: RowMapping, folder: Path) -> None:
         "---",
         f"# {document['output_model']}",
         "",
-        f"{snapshot['base_model']}, trained by pairwright ({knobs['training_type']}, {knobs['finetuning_type']}) in job "
-        f"`{document['id']}` on the dataset `{document['dataset']['namespace']}/{document['dataset']['name']}` "
+        f"{snapshot['base_model']}, trained by pairwright ({knobs['training_type']}, {knobs['finetuning_type']}) "
+        f"in job `{document['id']}` on the dataset `{document['dataset']['namespace']}/{document['dataset']['name']}` "
         f"(`{document['dataset']['files_url']}`), sequences of at most {snapshot['max_seq_length']} tokens.",
         "",
         "| hyperparameter | value |",
