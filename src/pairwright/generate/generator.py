@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pairwright.generate.cpu_kernels import pack_weights
 from pairwright.generate.model_folder import best_device, load_model, load_tokenizer
 from pairwright.generate.packed_runner import open_runner
 from pairwright.generate.padded_runner import PaddedRunner
@@ -70,6 +71,7 @@ class Engine:
         """
         place = Path(folder)
         model = load_model(place, device=device or best_device(), dtype=dtype)
+        pack_weights(model)
         return cls(
             model,
             load_tokenizer(place),
