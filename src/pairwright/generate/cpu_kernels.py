@@ -49,8 +49,8 @@ def guard_amx() -> bool:
 def pack_weights(model: Any) -> int:
     """Give the linear layers of a model weights in oneDNN's layout, beside their own; returns how many.
 
-    Nothing is packed where that does not work, or where memory for a second copy is short. The model must not be trained
-    afterwards: its layers would not see new weights.
+    Nothing is packed where that does not work, or where memory for a second copy is short. The model must not be
+    trained afterwards: its layers would not see new weights.
     """
     import torch
 
