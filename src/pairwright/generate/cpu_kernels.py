@@ -90,7 +90,7 @@ def _try_packed(layer: Any) -> bool:
             got = torch.ops.mkldnn._linear_pointwise(values, packed, layer.bias, "none", [], "")
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return torch.allclose(got.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+    return bool(torch.allclose(got.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.abs().max())))
 
 
 def available_bytes() -> int:

@@ -152,8 +152,10 @@ async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> As
     body = await _body(server, request)
     try:
         # a large body is parsed beside the event loop
-        parse = lambda: shape.model_validate(msgspec.json.decode(body))  # noqa: E731
-        asked = parse() if len(body) < _SMALL_BODY else await server.prompts.run(parse)
+        if len(body) < _SMALL_BODY:
+            asked = _parse(body, shape)
+        else:
+            asked = await server.prompts.run(_parse, body, shape)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except pydantic.ValidationError as error:
@@ -161,6 +163,10 @@ async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> As
     _check_name(server, asked.model)
     asked.refuse_what_we_cannot()
     return asked
+
+
+def _parse(body: bytes, shape: type[Asked]) -> Asked:
+    return shape.model_validate(msgspec.json.decode(body))
 
 
 async def _body(server: ModelServer, request: Request) -> bytes:
