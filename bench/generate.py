@@ -1,17 +1,63 @@
-"""Local generation against transformers' own `generate`: candidates for many states, and longer answers.
+"""Local generation beside others, in tokens a CPU second.
 
-`python -m bench.generate`. A Llama of 166,000 parameters made from scratch, one thread, the same prompts on both sides,
-each side with the batch size that suits it. Both draw from the same distribution; the draws themselves differ.
+`python -m bench.generate` a Llama of 166,000 parameters against transformers' `generate`, 1,000 prompts that differ;
+`python -m bench.generate MODEL` a model folder, 64 requests with a common beginning, against transformers' `generate`,
+its continuous batching, llama.cpp (`--gguf FILE`) and another version of this package (`--before SRC`);
+`python -m bench.generate MODEL --serve` the model server at 1, 16 and 64 streams against `transformers serve`.
+
+MODEL `random-qwen2` is made on the spot: Qwen2's shape of 0.5 B, random weights. One thread, each engine in a process
+of its own, greedy, 24 tokens an answer; all engines see the same token ids.
 """
 
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 from bench.measure import best_cpu, row
 
 _NUM_PROMPTS = 1000
+_NUM_REQUESTS, _NUM_TOKENS = 64, 24
+_EXAMPLES = (
+    ("How is the weather in Rome?", '{"tool": "weather", "arguments": {"city": "Rome"}}'),
+    ("Set a timer for 5 minutes.", '{"tool": "timer", "arguments": {"minutes": 5}}'),
+    ("Add 1 and 2.", '{"tool": "add", "arguments": {"a": 1, "b": 2}}'),
+    ("Email Bob about the lunch.", '{"tool": "email", "arguments": {"to": "Bob", "subject": "lunch"}}'),
+)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--engine", help="run one engine and print its figures as JSON")
+    parser.add_argument("--engines", default="ours,transformers,continuous", help="which to compare")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--before", help="src folder of another version")
+    parser.add_argument("--gguf", help="the same model for llama.cpp")
+    parser.add_argument("--serve", action="store_true")
+    options = parser.parse_args()
+    if options.model is None:
+        _compare_small()
+    elif options.engine is not None:
+        print(json.dumps(_ENGINES[options.engine](options.model, options.dtype)))
+    elif options.serve:
+        from bench.serving import compare_servers
+
+        compare_servers(options.model)
+    else:
+        _compare_engines(options)
+
+
+# A small model
+
+
+def _compare_small() -> None:
     import numpy as np
     import torch
 
@@ -64,6 +110,180 @@ def _small() -> tuple[Any, Any]:
     )  # fmt: skip
     return LlamaForCausalLM(config).eval(), tokenizer
 
+
+# A model of real size
+
+
+def _compare_engines(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model
+        if model == "random-qwen2":
+            model = _make_qwen2(Path(folder))
+        names = options.engines.split(",")
+        runs: list[tuple[str, str, str | None]] = [(name, options.dtype, None) for name in names]
+        if options.before:
+            runs.append(("ours", options.dtype, options.before))
+        if options.gguf:
+            runs.append(("llamacpp", options.gguf, None))
+        print("| engine | dtype | tokens a CPU s | peak MB | texts |\n|---|---|---|---|---|")
+        for engine, dtype, source in runs:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            if source:
+                environment["PYTHONPATH"] = source
+            words = ["-m", "bench.generate", model, "--engine", engine, "--dtype", dtype]
+            done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+            if done.returncode:
+                print(f"| {engine} | {dtype} | failed: {done.stderr.strip().splitlines()[-1][:100]} | | |", flush=True)
+                continue
+            figures = json.loads(done.stdout.splitlines()[-1])
+            name = engine + (" before" if source else "")
+            print(
+                f"| {name} | {Path(dtype).name} | {figures['tokens'] / figures['cpu']:.1f} | {figures['peak_mb']} "
+                f"| {figures['texts']} |",
+                flush=True,
+            )
+
+
+def _make_qwen2(folder: Path) -> str:
+    """Random weights in the shape of Qwen2.5-0.5B, with a byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+def make_prompts(tokenizer: Any) -> list[list[int]]:
+    """64 prompts with the same first four turns."""
+    tokens = []
+    for number in range(_NUM_REQUESTS):
+        messages = [{"role": "system", "content": "Reply with one tool call as JSON."}]
+        for question, answer in _EXAMPLES:
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": f"Please set the timer to {2 * number + 1} minutes."})
+        if tokenizer.chat_template:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        else:
+            text = "".join(message["content"][:40] for message in messages)
+        tokens.append(tokenizer.encode(text, add_special_tokens=False))
+    return tokens
+
+
+def _figures(cpu: float, answers: list[list[int]]) -> dict[str, Any]:
+    import hashlib
+
+    return {
+        "cpu": cpu,
+        "tokens": sum(map(len, answers)),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "texts": hashlib.sha256(json.dumps(answers).encode()).hexdigest()[:8],
+    }
+
+
+def _run_ours(model: str, dtype: str) -> dict[str, Any]:
+    import torch
+
+    from pairwright.generate import Engine, Request, Sampling
+
+    torch.set_num_threads(1)
+    engine = Engine.load(model, device="cpu", dtype=dtype)
+    prompts = make_prompts(engine.tokenizer)
+    engine.generate([Request(prompts[0][:5], Sampling(max_tokens=2))])
+    start = time.process_time()
+    results = engine.generate([Request(ids, Sampling(temperature=0, max_tokens=_NUM_TOKENS)) for ids in prompts])
+    return _figures(time.process_time() - start, [result.choices[0].tokens.tolist() for result in results])
+
+
+def _load(model: str, dtype: str) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(
+        model, dtype=getattr(torch, dtype)
+    ).eval(), AutoTokenizer.from_pretrained(model)
+
+
+def _run_transformers(model: str, dtype: str) -> dict[str, Any]:
+    import torch
+
+    loaded, tokenizer = _load(model, dtype)
+    prompts = make_prompts(tokenizer)
+    width, pad = max(map(len, prompts)), 0
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    start = time.process_time()
+    output = loaded.generate(
+        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=_NUM_TOKENS, pad_token_id=pad
+    )
+    cpu = time.process_time() - start
+    return _figures(cpu, [_until_stop(answer, loaded) for answer in output[:, width:].tolist()])
+
+
+def _run_continuous(model: str, dtype: str) -> dict[str, Any]:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    loaded, tokenizer = _load(model, dtype)
+    prompts = make_prompts(tokenizer)
+    settings = GenerationConfig(
+        do_sample=False, max_new_tokens=_NUM_TOKENS, eos_token_id=loaded.generation_config.eos_token_id or -1
+    )
+    start = time.process_time()
+    outputs = loaded.generate_batch(
+        prompts,
+        generation_config=settings,
+        # without limits it takes most of the memory for its blocks
+        continuous_batching_config=ContinuousBatchingConfig(page_size=32, num_blocks=1024, max_batch_tokens=512),
+        warmup=False,
+    )
+    cpu = time.process_time() - start
+    answers = sorted(outputs.values(), key=lambda output: int(output.request_id.rsplit("_", 1)[-1]))
+    return _figures(cpu, [_until_stop(list(output.generated_tokens), loaded) for output in answers])
+
+
+def _run_llamacpp(model: str, gguf: str) -> dict[str, Any]:
+    """One sequence after another, with its prefix cache; weights as the file has them."""
+    import llama_cpp
+    from transformers import AutoTokenizer
+
+    prompts = make_prompts(AutoTokenizer.from_pretrained(model))
+    engine = llama_cpp.Llama(gguf, n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+    start = time.process_time()
+    answers = []
+    for prompt in prompts:
+        answer: list[int] = []
+        for token in engine.generate(prompt, temp=0.0):
+            answer.append(int(token))
+            if len(answer) == _NUM_TOKENS or token == engine.token_eos():
+                break
+        answers.append(answer)
+    return _figures(time.process_time() - start, answers)
+
+
+def _until_stop(answer: list[int], model: Any) -> list[int]:
+    stop = model.generation_config.eos_token_id
+    stops = set(stop) if isinstance(stop, list) else {stop}
+    return next((answer[: place + 1] for place, token in enumerate(answer) if token in stops), answer)
+
+
+_ENGINES = {
+    "ours": _run_ours,
+    "transformers": _run_transformers,
+    "continuous": _run_continuous,
+    "llamacpp": _run_llamacpp,
+}
 
 if __name__ == "__main__":
     main()

@@ -138,20 +138,24 @@ def test_with_a_token_only_those_who_have_it_are_answered_but_health_is_open():
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_breaks_is_a_server_error_and_the_next_request_is_answered(stream, caplog):
     engine = tiny_engine()
-    generate = engine.generate
+    forward = engine.model.forward
     with served(engine) as place, openai.OpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0) as client:
 
         def ask():
             made = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=2, stream=stream)
             return list(made) if stream else made
 
-        engine.generate = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("CUDA: /secret/path out of memory"))
+        def fail(*_, **__):
+            raise OSError("CUDA: /secret/path out of memory")
+
+        ask()
+        engine.model.forward = fail
         with pytest.raises(openai.APIError) as refused:
             ask()
         assert refused.value.type == "server_error"
         assert "secret" not in str(refused.value)
         assert "/secret/path out of memory" in caplog.text
-        engine.generate = generate
+        engine.model.forward = forward
         assert ask()
 
 

@@ -1,8 +1,11 @@
 """The engine for asyncio: requests of any number of tasks, each answered as soon as its own tokens are complete."""
 
 import asyncio
+import atexit
+import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -27,11 +30,13 @@ class _Waiting:
 
     def notify(self, piece: Piece) -> None:
         if self.on_piece is not None:
-            self.loop.call_soon_threadsafe(self.on_piece, replace(piece, request=0))
+            with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody listens
+                self.loop.call_soon_threadsafe(self.on_piece, replace(piece, request=0))
 
     def resolve(self, result: Result | BaseException) -> None:
         """Hand the result over, from the engine's thread to the event loop."""
-        self.loop.call_soon_threadsafe(self._set, result)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
+            self.loop.call_soon_threadsafe(self._set, result)
 
     def _set(self, result: Result | BaseException) -> None:
         if self.future.done():
@@ -80,6 +85,8 @@ class Batcher:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="generate", daemon=True)
             self._thread.start()
+            # a thread inside a matrix product must not outlive the interpreter
+            atexit.register(_stop_at_exit, weakref.ref(self))
         try:
             return await waiting.future
         finally:
@@ -91,17 +98,24 @@ class Batcher:
 
     async def close(self) -> None:
         """End the thread; requests in work or waiting get an error."""
+        thread = self._stop()
+        for waiting in list(self._open):
+            if not waiting.future.done():
+                waiting.future.set_exception(GenerateError("the model was closed"))
+        if thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+
+    def _stop(self) -> threading.Thread | None:
+        """Cancel everything, and tell the thread to end; returns it, the first time."""
         self._closed = True
         for waiting in list(self._open):
             waiting.is_cancelled = True
             if waiting.ticket is not None:
                 waiting.ticket.is_cancelled = True
-            if not waiting.future.done():
-                waiting.future.set_exception(GenerateError("the model was closed"))
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._inbox.put(None)
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-            self._thread = None
+        return thread
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,6 +136,8 @@ class Batcher:
                 self._is_idle = scheduler is None or scheduler.is_idle
                 waiting = self._inbox.get()
                 if waiting is None:
+                    if scheduler is not None:
+                        scheduler.close()
                     return
                 try:
                     scheduler = scheduler or self.engine.open_scheduler()
@@ -147,3 +163,10 @@ class Batcher:
                 waiting_of.clear()
                 self.engine.reset()
                 scheduler = None
+
+
+def _stop_at_exit(batcher: "weakref.ref[Batcher]") -> None:
+    alive = batcher()
+    thread = None if alive is None else alive._stop()
+    if thread is not None:
+        thread.join(timeout=30)

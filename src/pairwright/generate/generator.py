@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pairwright.generate.cpu_kernels import pack_weights
 from pairwright.generate.model_folder import best_device, load_model, load_tokenizer
 from pairwright.generate.packed_runner import open_runner
 from pairwright.generate.padded_runner import PaddedRunner
-from pairwright.generate.requests import ChatEncoder, GenerateError, Ids, Request, Result
+from pairwright.generate.requests import ChatEncoder, GenerateError, Ids, Render, Request, Result
 from pairwright.generate.scheduler import OnPiece, Runner, Scheduler
 from pairwright.generate.tool_calls import HERMES, format_of
 from pairwright.records.messages import Json, Message
@@ -70,6 +71,7 @@ class Engine:
         """
         place = Path(folder)
         model = load_model(place, device=device or best_device(), dtype=dtype)
+        pack_weights(model)
         return cls(
             model,
             load_tokenizer(place),
@@ -84,6 +86,10 @@ class Engine:
     ) -> Ids:
         """Encode a chat with the model's template and the generation prompt."""
         return self._chat.ids(messages, tools, variables=variables)
+
+    def use_renderer(self, render: Render) -> None:
+        """Render chats with this function instead of transformers' own: (chat, tools, variables) to text."""
+        self._chat.render = render
 
     def text_ids(self, text: str) -> Ids:
         """Encode plain text, for completions."""

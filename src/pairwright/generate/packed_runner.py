@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pairwright.generate.cpu_kernels import available_bytes
 from pairwright.generate.kv_slots import Numbers, Rows, Shape
 from pairwright.generate.packed_attention import (
     NAME,
@@ -375,13 +376,7 @@ def _measure_shape(model: Any) -> Shape:
 
 def _default_cache_tokens(shape: Shape) -> int:
     """At most 131,072 tokens, and at most a quarter of the memory that is available."""
-    import os
-
-    try:
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not on this system
-        return 131_072
-    return int(min(131_072, max(4096, available // 4 // shape.bytes_per_token)))
+    return int(min(131_072, max(4096, available_bytes() // 4 // shape.bytes_per_token)))
 
 
 def _compare_trial(model: Any, shape: Shape) -> str | None:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -108,7 +108,8 @@ def _check(name: str, value: object, good: bool, expected: str) -> None:
 
 # Messages to token ids, through the model's chat template in transformers' sandbox
 
-_MAX_KNOWN = 100_000
+_MAX_KNOWN_BYTES = 64 * 2**20  # of prompts that are remembered with their ids
+Render = Callable[[list[Json], list[Json] | None, Json | None], str]  # chat, tools, variables of the template
 
 
 class ChatEncoder:
@@ -119,15 +120,20 @@ class ChatEncoder:
         self._tools_as_text = tools_as_text
         self._form: tuple[str, str | None] | None = None  # form of calls that the template accepts, once known
         self._known: dict[bytes, Ids] = {}
+        self._num_known_bytes = 0
+        self.render: Render = self._apply_template
 
     def ids(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> Ids:
         """Encode a conversation with the generation prompt; `variables` go to the template (enable_thinking)."""
         key = msgspec.json.encode((messages, tools, variables))
         ids = self._known.get(key)
         if ids is None:
-            if len(self._known) >= _MAX_KNOWN:
+            ids = self.text_ids(self.text(messages, tools, variables=variables))
+            self._num_known_bytes += len(key) + ids.nbytes
+            if self._num_known_bytes > _MAX_KNOWN_BYTES:
                 self._known.clear()
-            ids = self._known[key] = self.text_ids(self.text(messages, tools, variables=variables))
+                self._num_known_bytes = len(key) + ids.nbytes
+            self._known[key] = ids
         return ids
 
     def text_ids(self, text: str) -> Ids:
@@ -169,9 +175,12 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Sequence[Json], arguments: str, empty: str | None, more: Json | None
     ) -> str:
         chat = to_template_chat(messages, arguments=arguments, empty=empty)
+        return self.render(chat, list(tools) or None, more)
+
+    def _apply_template(self, chat: list[Json], tools: list[Json] | None, variables: Json | None) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                chat, tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **(more or {})
+                chat, tools=tools, tokenize=False, add_generation_prompt=True, **(variables or {})
             )
         except Exception as error:  # a template may raise anything to reject a conversation
             raise GenerateError(

@@ -22,11 +22,13 @@ from pairwright.engines.listening import is_foreign
 from pairwright.generate import Batcher, Engine
 from pairwright.records.messages import Json
 from pairwright.serve.generation_request import chat_request, completion_requests
+from pairwright.serve.limited_chat import PromptThread, WorkLimits, limit_templates
 from pairwright.serve.openai_answers import TokenTexts, chat_answer, completion_answer, envelope
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked, Refused, broken, invalid
 from pairwright.serve.streaming import chat_events, completion_events
 
 Asked = TypeVar("Asked", ChatAsked, CompletionAsked)
+_SMALL_BODY = 65_536
 Handler = Callable[["ModelServer", Request], Awaitable[Response]]
 
 
@@ -40,11 +42,14 @@ class ModelServer:
     token: str | None = None
     max_body_bytes: int = 16 * 2**20
     max_requests: int = 1024
+    work: WorkLimits = field(default_factory=WorkLimits)
     started: int = field(default_factory=lambda: int(time.time()))
     num_open: int = 0
 
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.engine)
+        self.prompts = PromptThread()
+        limit_templates(self.engine)
         self.texts = TokenTexts(self.engine)
         # How this chat template writes tool calls; None where that is not known.
         self.form = self.engine.call_format
@@ -56,6 +61,7 @@ def model_app(server: ModelServer) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
+        server.prompts.close()
         await server.batcher.close()
 
     routes = [
@@ -84,21 +90,21 @@ async def model(server: ModelServer, request: Request) -> Response:
 
 async def chat_completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, ChatAsked)
-    wanted = chat_request(server.engine, asked)
+    wanted = await server.prompts.run(chat_request, server.engine, asked, server.work)
     # Text that looks like a call is one only if the client offered tools.
     form = server.form if asked.tools and asked.tool_choice != "none" else None
     if asked.stream:
         head = envelope("chat.completion.chunk", "chatcmpl", asked.model)
         events = chat_events(server.batcher, wanted, asked, head, server.texts, form)
         return _stream(server, events)
-    result = await _while_connected(request, server.batcher.submit(wanted))
+    result = await _while_connected(request, server.batcher.submit(wanted, group=object()))
     head = envelope("chat.completion", "chatcmpl", asked.model)
     return JSONResponse(chat_answer(head, asked, result, wanted.prompt, server.texts, form))
 
 
 async def completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, CompletionAsked)
-    wanted = completion_requests(server.engine, asked)
+    wanted = await server.prompts.run(completion_requests, server.engine, asked, server.work)
     head = envelope("text_completion", "cmpl", asked.model)
     if asked.stream:
         return _stream(server, completion_events(server.batcher, wanted, asked, head, server.texts))
@@ -107,7 +113,9 @@ async def completions(server: ModelServer, request: Request) -> Response:
 
 
 async def _all(batcher: Batcher, wanted: list[Any]) -> list[Any]:
-    return list(await asyncio.gather(*(batcher.submit(item) for item in wanted)))
+    # one group: the prompts of a request take turns with those of others
+    group = object()
+    return list(await asyncio.gather(*(batcher.submit(item, group=group) for item in wanted)))
 
 
 def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -143,8 +151,13 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
 
 
 async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> Asked:
+    body = await _body(server, request)
     try:
-        asked = shape.model_validate(msgspec.json.decode(await _body(server, request)))
+        # a large body is parsed beside the event loop
+        if len(body) < _SMALL_BODY:
+            asked = _parse(body, shape)
+        else:
+            asked = await server.prompts.run(_parse, body, shape)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except pydantic.ValidationError as error:
@@ -152,6 +165,10 @@ async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> As
     _check_name(server, asked.model)
     asked.refuse_what_we_cannot()
     return asked
+
+
+def _parse(body: bytes, shape: type[Asked]) -> Asked:
+    return shape.model_validate(msgspec.json.decode(body))
 
 
 async def _body(server: ModelServer, request: Request) -> bytes:

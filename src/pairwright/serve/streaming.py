@@ -31,8 +31,10 @@ async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator
     # None marks the end.
     queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
+    group = object()  # the prompts of a request take turns with those of others
+
     async def one(number: int, request: Request) -> Result:
-        return await batcher.submit(request, lambda piece: queue.put_nowait((number, piece)))
+        return await batcher.submit(request, lambda piece: queue.put_nowait((number, piece)), group=group)
 
     async def together() -> list[Result]:
         try:

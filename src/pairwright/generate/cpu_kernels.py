@@ -1,0 +1,100 @@
+"""What makes a model fast on this CPU: 16-bit arithmetic where it is usable, weights in the layout of oneDNN.
+
+Some virtual machines announce AMX and do not allow it: the first instruction kills the process. `guard_amx` tries it in
+a process of its own, and on failure keeps oneDNN from using it. It has to run before the first 16-bit product.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+_VARIABLE = "ONEDNN_MAX_CPU_ISA"  # the newest instructions that oneDNN may use; read at its first product
+_WITHOUT_AMX = "AVX512_CORE_FP16"
+_TRIAL = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a); print('good')"
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """The instructions that the CPU announces; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+
+
+def has_bfloat16() -> bool:
+    """Whether the CPU multiplies 16-bit numbers faster than 32-bit ones."""
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})
+
+
+@cache
+def guard_amx() -> bool:
+    """Try AMX where the CPU announces it, and turn it off where it cannot be used; whether it may be used."""
+    if "amx_bf16" not in cpu_flags() or _VARIABLE in os.environ:
+        return "amx_bf16" in cpu_flags()
+    trial = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, check=False, timeout=120)
+    if trial.stdout.strip() == b"good":
+        return True
+    os.environ[_VARIABLE] = _WITHOUT_AMX
+    _log.warning("this CPU announces AMX and does not allow it: turned off (%s=%s)", _VARIABLE, _WITHOUT_AMX)
+    return False
+
+
+def pack_weights(model: Any) -> int:
+    """Give the linear layers of a model weights in oneDNN's layout, beside their own; returns how many.
+
+    Nothing is packed where that does not work, or where memory for a second copy is short. The model must not be
+    trained afterwards: its layers would not see new weights.
+    """
+    import torch
+
+    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
+    if not layers or layers[0].weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return 0
+    if size > available_bytes() // 3 or not _try_packed(layers[0]):
+        return 0
+    for layer in layers:
+        _pack(layer)
+    return len(layers)
+
+
+def _pack(layer: Any) -> None:
+    import torch
+
+    with torch.inference_mode():
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 64)
+    bias = layer.bias
+
+    def forward(values: Any) -> Any:
+        return torch.ops.mkldnn._linear_pointwise(values, packed, bias, "none", [], "")
+
+    layer.forward = forward
+
+
+def _try_packed(layer: Any) -> bool:
+    """Whether a packed layer gives what the layer gives."""
+    import torch
+
+    values = torch.linspace(-1, 1, 3 * layer.in_features, dtype=layer.weight.dtype).view(1, 3, -1)
+    try:
+        with torch.inference_mode():
+            expected = torch.nn.functional.linear(values, layer.weight, layer.bias)
+            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 64)
+            got = torch.ops.mkldnn._linear_pointwise(values, packed, layer.bias, "none", [], "")
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return bool(torch.allclose(got.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.abs().max())))
+
+
+def available_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not on this system
+        return 2**33

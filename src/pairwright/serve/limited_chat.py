@@ -1,0 +1,113 @@
+"""Chat prompts within limits: a request cannot make the template run or allocate without end.
+
+Rendering and tokenising happen in a thread of their own, one request at a time, never in the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from pairwright.generate import Engine, GenerateError
+from pairwright.records.messages import Json
+from pairwright.serve.openai_schema import ChatAsked, CompletionAsked, Refused
+from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.template.render import Template, plain_chat
+
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+_SECONDS = 5.0  # of one render
+_MAX_TEMPLATES = 64  # one for each set of variables
+_MAX_BYTES = 4 * 2**20  # of a prompt: some seconds of tokenising
+_BYTES_PER_TOKEN = 32  # of text: far above what any tokenizer reaches on average
+
+
+@dataclass(frozen=True)
+class WorkLimits:
+    """What one request may ask for."""
+
+    max_messages: int = 4096
+    max_tools: int = 512
+    max_prompts: int = 1024
+    # prompts x n x max_tokens
+    max_tokens: int = 2**20
+
+    def check_chat(self, asked: ChatAsked, context: int) -> None:
+        """Refuse a chat that is too large, before anything is rendered."""
+        self._check_count("messages", len(asked.messages), self.max_messages)
+        self._check_count("tools", len(asked.tools or ()), self.max_tools)
+        size = len(msgspec.json.encode((asked.messages, asked.tools, asked.chat_template_kwargs)))
+        _check_bytes("messages", size, context)
+        self._check_work(asked.n or 1, asked.limit, context)
+
+    def check_completion(self, asked: CompletionAsked, context: int) -> None:
+        """Refuse prompts that are too many or too long, before they are tokenised."""
+        prompts = asked.prompts
+        self._check_count("prompt", len(prompts), self.max_prompts)
+        for number, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                _check_bytes(f"prompt[{number}]", len(prompt), context)
+        self._check_work(len(prompts) * (asked.n or 1), asked.max_tokens, context)
+
+    def _check_count(self, param: str, count: int, limit: int) -> None:
+        if count > limit:
+            raise Refused(f"{param}: {count:,} in one request, at most {limit:,}", param=param, code="too_many_items")
+
+    def _check_work(self, num_choices: int, max_tokens: int | None, context: int) -> None:
+        num_tokens = min(max_tokens or context, context)
+        # one choice to the end of the context is always allowed
+        if num_choices > 1 and num_choices * num_tokens > self.max_tokens:
+            raise Refused(
+                f"{num_choices:,} choices of up to {num_tokens:,} tokens are more than {self.max_tokens:,} tokens in "
+                f"one request: ask for fewer choices or a smaller max_tokens",
+                param="max_tokens",
+                code="request_too_large",
+            )
+
+
+def _check_bytes(param: str, size: int, context: int) -> None:
+    limit = min(max(65_536, _BYTES_PER_TOKEN * context), _MAX_BYTES)
+    if size > limit:
+        raise Refused(
+            f"{param}: {size:,} bytes are too many for a context of {context:,} tokens: at most {limit:,} are read",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+class PromptThread:
+    """Runs functions in one thread, in order."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+
+    async def run(self, function: Callable[Arguments, Value], *args: Arguments.args, **more: Arguments.kwargs) -> Value:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **more))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def limit_templates(engine: Engine) -> None:
+    """Make an engine render chats with the limits of the tokens stage. The text is the same."""
+    templates: dict[bytes, Template] = {}
+
+    def render(chat: list[Json], tools: list[Json] | None, variables: Json | None) -> str:
+        source: Any = engine.tokenizer.chat_template
+        if isinstance(source, dict):
+            source = source["tool_use" if tools and "tool_use" in source else "default"]
+        key = msgspec.json.encode((source, variables), order="deterministic")
+        try:
+            if key not in templates:
+                if len(templates) >= _MAX_TEMPLATES:
+                    templates.clear()
+                names = {**engine.tokenizer.special_tokens_map, **(variables or {})}
+                templates[key] = Template(source, variables=names, seconds=_SECONDS)
+            return templates[key].text(plain_chat(chat), tools, prompt=True)
+        except TemplateError as error:
+            raise GenerateError(f"the chat template refuses this conversation: {error}") from None
+
+    engine.use_renderer(render)

@@ -1,0 +1,53 @@
+"""Kernels of the CPU: weights in another layout change no answer, and AMX that is announced but not allowed is not used."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from generate.tiny_models import byte_tokenizer, llama, save_model
+from pairwright.generate import Engine, Request, Sampling, cpu_kernels
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_packed_weights_give_the_same_answers(tmp_path):
+    packed = Engine.load(save_model(tmp_path / "model"), device="cpu")
+    layers = [module for module in packed.model.modules() if type(module) is torch.nn.Linear]
+    assert all("forward" in vars(layer) for layer in layers), "all linear layers are packed"
+    tokenizer = byte_tokenizer()
+    plain = Engine(llama(tokenizer), tokenizer)
+    requests = [Request([30 + number] * 9, Sampling(temperature=0, max_tokens=12)) for number in range(8)]
+    for got, expected in zip(packed.generate(requests), plain.generate(requests), strict=True):
+        assert got.choices[0].tokens.tolist() == expected.choices[0].tokens.tolist()
+
+
+def test_amx_that_kills_the_process_is_turned_off(monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(cpu_kernels, "cpu_flags", lambda: frozenset({"amx_bf16", "avx512_bf16"}))
+    # what an illegal instruction does
+    monkeypatch.setattr(cpu_kernels, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert cpu_kernels.guard_amx.__wrapped__() is False
+    assert cpu_kernels.os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_FP16"
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    monkeypatch.setattr(cpu_kernels, "_TRIAL", "print('good')")
+    assert cpu_kernels.guard_amx.__wrapped__() is True
+    assert "ONEDNN_MAX_CPU_ISA" not in cpu_kernels.os.environ
+
+
+def test_a_process_that_ends_while_a_batcher_works_ends_quietly():
+    code = (
+        "import asyncio\n"
+        "from generate.tiny_models import byte_tokenizer, llama\n"
+        "from pairwright.generate import Batcher, Engine, Request, Sampling\n"
+        "tokenizer = byte_tokenizer()\n"
+        "batcher = Batcher(Engine(llama(tokenizer, context=100_000), tokenizer))\n"
+        "async def main():\n"
+        "    started = asyncio.Event()\n"
+        "    task = asyncio.create_task(batcher.submit(Request([9, 8], Sampling(n=20)), lambda _: started.set()))\n"
+        "    await started.wait()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TESTS, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
