@@ -32,6 +32,7 @@ _CONTROL = re.compile(
 )
 _TAGS = re.compile(r"</?(?:[\w-]+:)?(?:think|tool_call|tool_response)(?::\w+)?>")
 CASES = ("chat", "agent")
+_ARGUMENT = "Paris"  # of the call
 Chat = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 
@@ -59,7 +60,8 @@ def build_case(name: str, *, reasoning: bool) -> tuple[Chat, Tools]:
             {"role": "user", "content": "And now?"},
             turn("Still here.", "They ask again."),
         ], None
-    call = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    function = {"name": "get_weather", "arguments": {"city": _ARGUMENT}}
+    call = {"id": "call00001", "type": "function", "function": function}
     city = {"type": "string", "description": "Its name."}
     schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     function = {"name": "get_weather", "description": "The weather of a city.", "parameters": schema}
@@ -170,7 +172,18 @@ def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, 
         missing = [name for name, text in texts.items() if text not in trained and name not in dropped]
         if missing:
             return f"message {turn}: {missing} not in {trained!r}"
+        if chat[turn].get("tool_calls") and "tool_calls" not in dropped:
+            shown = render_theirs(source, chat[: turn + 1], tools, tokenizer.variables).rpartition(_ARGUMENT)[2]
+            closing = _cut_at_special(tokenizer, shown)
+            if not trained.rpartition(_ARGUMENT)[2].startswith(closing):
+                return f"message {turn}: the call does not end with {closing!r} in {trained!r}"
     return ""
+
+
+def _cut_at_special(tokenizer: ChatTokenizer, text: str) -> str:
+    """The text up to its first special token: what closes a call."""
+    ends = [text.find(token) for token in tokenizer.special if token in text]
+    return text[: min(ends, default=len(text))].rstrip()
 
 
 def _is_refused_by_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from test_template_faults import MARKS, answer, call, tokenizer_of, trained, user
 from token_families import small_backend
 
+from pairwright import Message
 from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_pair, encode_turns
 
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
@@ -178,3 +179,76 @@ def test_a_token_that_spans_prompt_and_turn_is_split_or_counted(shown: str, prom
         for sequence in encode_turns(tokenizer, chat, boundaries="whole", allow_dropped=True):
             is_exact = tokenizer.decode(sequence.ids[: int(sequence.mask.argmax())]) == expected
             assert sequence.report.merged == (0 if is_exact else 1)
+
+
+def test_a_sentence_that_only_the_prompt_has_opens_the_reasoning() -> None:
+    shown = "{% if m.reasoning_content %}{{ m.reasoning_content }}\n[FINAL]\n{% endif %}{{ m.content }}"
+    tokenizer = thinker(shown, "Here are my steps:\n")
+    assert speak(tokenizer, answer("a", reasoning_content="why"), answer("b")) == [
+        ("\nHere are my steps:\n", "why\n[FINAL]\na<|im_end|>"),
+        ("\nHere are my steps:\n", "[FINAL]\nb<|im_end|>"),
+    ]
+
+
+def test_less_white_space_after_the_opening_tag_than_the_prompt_has_is_not_written_again() -> None:
+    shown = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    assert speak(thinker(shown, "<think>\n\n"), answer("a", reasoning_content="why")) == [
+        ("\n<think>\n\n", "why\n</think>\n\na<|im_end|>")
+    ]
+
+
+def test_reasoning_that_the_template_empties_is_trained_inside_its_tags() -> None:
+    tokenizer = thinker("<think></think>{{ m.content }}", "")
+    assert speak(tokenizer, answer("a", reasoning_content="why"), answer("b", reasoning_content="so")) == [
+        ("\n", "<think>why</think>a<|im_end|>"),
+        ("\n", "<think>so</think>b<|im_end|>"),
+    ]
+
+
+def test_a_thought_in_the_text_of_a_record_is_not_written_after_an_empty_one() -> None:
+    tokenizer = thinker("<think></think>{{ m.content }}", "")
+    messages = [Message("user", "q"), Message("assistant", "<think>why</think>\n\na")]
+    (sequence,) = encode_turns(tokenizer, messages)
+    assert trained(tokenizer, sequence) == "<think>why</think>a<|im_end|>"
+
+
+def test_a_header_with_other_white_space_in_the_prompt_is_found() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\n' }}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = tokenizer_of(template, "<|im_end|>", MARKS)
+    chat = [user("q"), answer("a"), user("r"), answer("b")]
+    assert [trained(tokenizer, sequence) for sequence in encode_turns(tokenizer, chat)] == [
+        "a\n<|im_end|>",
+        "b\n<|im_end|>",
+    ]
+
+
+def test_a_call_is_closed_where_its_id_is_written_only_once_a_result_follows() -> None:
+    # As Apriel has it: no id, and no stop, when the turn is last.
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% set last = loop.last %}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function | tojson }}"
+        "{% if not last %}, id: {{ c.id }}{% endif %}]</calls>{% endfor %}"
+        "{% if not last or m.role != 'assistant' %}\n<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = tokenizer_of(template, "<|im_end|>", MARKS)
+    turn = answer("a", tool_calls=[call({"k": "v"})])
+    chat = [user("q"), turn, {"role": "tool", "content": "r", "tool_call_id": "c1"}, answer("b")]
+    first = trained(tokenizer, encode_turns(tokenizer, chat)[0])
+    assert first.endswith("]</calls><|im_end|>")
+
+
+def test_a_header_that_is_added_after_every_last_message_is_no_stop() -> None:
+    # The role is a token of its own, and the generation prompt goes on after it: Command A.
+    marks = ("<|start|>", "<|end|>", "<|user|>", "<|bot|>", "<|open|>", "<|eos|>")
+    template = (
+        "{% for m in messages %}<|start|>{{ '<|bot|><|open|>' if m.role == 'assistant' else '<|user|>' }}"
+        "{{ m.content }}<|end|>{% endfor %}<|start|><|bot|>{% if add_generation_prompt %}<|open|>{% endif %}"
+    )
+    tokenizer = tokenizer_of(template, "<|eos|>", marks)
+    chat = [user("q"), answer("a"), user("r"), answer("b")]
+    texts = [trained(tokenizer, sequence) for sequence in encode_turns(tokenizer, chat)]
+    assert "".join(texts) == "a<|end|>b<|end|>"

@@ -207,8 +207,9 @@ class PrefixPainter:
             same = min(same, int(np.searchsorted(self._starts[:same], end, side="left")))
         same = max(same - 1, 0)
         coat = _new_coat(len(encoded.ids))
-        for array, old in zip(coat, self._coat, strict=True):
-            array[:same] = old[:same]
+        coat.message[:same] = self._coat.message[:same]
+        coat.paint[:same] = self._coat.paint[:same]
+        coat.generated[:same] = self._coat.generated[:same]
         # Pieces that reach past the tokens that stay.
         edge = int(encoded.starts[same]) if same else 0
         first = bisect_left(pieces, edge, key=_start_of)

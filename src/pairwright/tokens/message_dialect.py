@@ -3,7 +3,8 @@
 Templates disagree on a few things, which are found out once by rendering a small conversation each way. Arguments: most
 want an object (and write it as JSON), some want text. The content beside tool calls: some want it null, some fail on
 null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts, no text.
-Ids of calls: Mistral's demand nine letters or digits, so longer ones become short, call and result alike.
+Ids of calls: Mistral's demand nine letters or digits, so longer ones become short, call and result alike. Reasoning:
+some write an empty thinking block before text that has one of its own (Kimi); there it becomes a field.
 
 Records are converted. Chat dicts stay as they are, except where a template would drop what they hold, print a null, or
 refuse their ids.
@@ -12,6 +13,7 @@ refuse their ids.
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ import msgspec
 
 from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.spans.thoughts import Tags, learn_grammar, move_thought
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_messages import Chat, plain_chat
 from pairwright.tokens.template.tracked_str import CALL, CONTENT
@@ -38,6 +41,7 @@ class Forms(msgspec.Struct, frozen=True):
     prints_null  null content beside calls is printed, "" is not
     wants_parts  content given as text is not rendered, as a list of parts it is
     short_ids    ids of calls other than nine letters or digits are refused
+    thought_tags  tags of a thinking block that is written twice, empty and then as it is, where text begins with one
     """
 
     arguments: str = "object"
@@ -47,6 +51,7 @@ class Forms(msgspec.Struct, frozen=True):
     prints_null: bool = False
     wants_parts: bool = False
     short_ids: bool = False
+    thought_tags: Tags | None = None
 
 
 def adapt_chat(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> Chat:
@@ -57,8 +62,13 @@ def adapt_chat(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: lis
 def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> tuple[Chat, int]:
     """Chat messages of records, and how many ids of calls were rewritten."""
     forms = find_forms(tokenizer, tokenizer.renderer(tools))
-    chat = to_template_chat(messages, arguments=forms.arguments, empty=forms.empty)
-    return _fit_chat(plain_chat(chat), forms)
+    chat = plain_chat(to_template_chat(messages, arguments=forms.arguments, empty=forms.empty))
+    if forms.thought_tags is not None:
+        chat = [
+            move_thought(message, forms.thought_tags) if message.get("role") == "assistant" else message
+            for message in chat
+        ]
+    return _fit_chat(chat, forms)
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
@@ -130,7 +140,8 @@ def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
     """What this template takes, tried once."""
     key = ("forms", renderer.hash)
     if key not in tokenizer.learnt:
-        tokenizer.learnt[key] = _try_forms(renderer)
+        tags = next((tags for tags in learn_grammar(tokenizer, renderer).tags if _doubles(renderer, tags)), None)
+        tokenizer.learnt[key] = msgspec.structs.replace(_try_forms(renderer), thought_tags=tags)
     forms: Forms = tokenizer.learnt[key]
     return forms
 
@@ -163,6 +174,18 @@ def _try_forms(renderer: Renderer) -> Forms:
 
 
 _USER: Json = {"role": "user", "content": "zqu"}
+
+
+def _doubles(renderer: Renderer, tags: Tags) -> bool:
+    """Does the template write an empty thinking block before one that stands in the text?"""
+    opening, closing = tags
+    turn: Json = {"role": "assistant", "content": f"{opening}zqr{closing}zqc"}
+    rendered = _render(renderer, [_USER, turn])
+    if rendered is None:
+        return False
+    before, _, _ = rendered.text.partition(f"{opening}zqr{closing}")
+    empty = re.escape(opening) + r"\s*" + re.escape(closing) + r"\s*$"
+    return before != rendered.text and re.search(empty, before) is not None
 
 
 def _parts(message: Json) -> Json:

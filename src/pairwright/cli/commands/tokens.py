@@ -26,6 +26,10 @@ TemplateFile = Annotated[
     Path | None,
     typer.Option(help="A chat template's file to use instead of the default one, or its name.", show_default=False),
 ]
+TemplateKwargs = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="Variables of the chat template, as a JSON object.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -82,6 +86,7 @@ def show(
     ],
     tokenizer: TokenizerDir,
     chat_template: TemplateFile = None,
+    chat_template_kwargs: TemplateKwargs = None,
     name: Annotated[str | None, typer.Option("--id", help="Only the sequences of this experience or pair.")] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 3,
     hints: Annotated[
@@ -104,12 +109,10 @@ def show(
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
-    from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
     if override and not hints:
         raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    template = None if chat_template is None else choose_template(tokenizer, chat_template)
-    chat_tokenizer = ChatTokenizer.from_folder(tokenizer, template=template)
+    chat_tokenizer = _load_tokenizer(tokenizer, chat_template, chat_template_kwargs)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
         refused: list[tuple[str, str]] = []
@@ -147,6 +150,16 @@ def show(
     _print_sequences(chat_tokenizer, sequences)
 
 
+def _load_tokenizer(folder: Path, chat_template: Path | None, variables: str | None) -> "ChatTokenizer":
+    """The tokenizer of a folder with the template and its variables that the command line names."""
+    from pairwright.config import load_config
+    from pairwright.tokens.tokenizer import load_tokenizer
+
+    words = [] if variables is None else [f"tokens.chat_template_kwargs={variables}"]
+    options = load_config(None, overrides=parse_overrides(words)).tokens
+    return load_tokenizer(options.model_copy(update={"tokenizer": folder, "chat_template": chat_template}))
+
+
 def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
     """In colours, or in a pipe with brackets; the report of each sequence below it."""
     from rich.console import Console
@@ -171,6 +184,7 @@ def check(
         typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id; may be repeated."),
     ],
     chat_template: TemplateFile = None,
+    chat_template_kwargs: TemplateKwargs = None,
     as_json: AsJson = False,
 ) -> None:
     """Try chat templates on small conversations: what is exact, what is refused and why, which setting does better.
@@ -180,14 +194,12 @@ def check(
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
-    from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
     # Folders of the same name are told apart by their paths.
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:
-        template = None if chat_template is None else choose_template(folder, chat_template)
-        ready = ChatTokenizer.from_folder(folder, template=template)
+        ready = _load_tokenizer(folder, chat_template, chat_template_kwargs)
         reports[folder.name if is_unique else str(folder)] = check_template(ready, try_variables=True)
     if as_json:
         values = {name: msgspec.to_builtins(report) for name, report in reports.items()}

@@ -133,15 +133,22 @@ def messages_from_chat(value: Any, where: str) -> list[Message]:
 
 def is_left_out(message: Any) -> bool:
     """Whether fine-tuning data say that an assistant message is context: OpenAI's `weight`, `train` (axolotl), `loss`
-    (ms-swift) or `loss_weight` (LLaMA-Factory) that is 0 or false. Such a message is not generated.
+    (ms-swift) or `loss_weight` (LLaMA-Factory) that is 0 or false. Such a message is not generated. A fraction is a
+    BadRecord: a message is trained or it is context.
 
     >>> is_left_out({"role": "assistant", "content": "hm", "train": False}), is_left_out({"role": "assistant"})
     (True, False)
     """
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return False
-    marks = (message.get(key) for key in ("weight", "train", "loss", "loss_weight"))
-    return any(type(mark) in (bool, int, float) and mark == 0 for mark in marks)
+    values = {key: message.get(key) for key in ("weight", "train", "loss", "loss_weight")}
+    marks = {key: mark for key, mark in values.items() if type(mark) in (bool, int, float)}
+    for key, mark in marks.items():
+        if mark not in (0, 1):
+            raise BadRecord(
+                f"{key}: got {mark}, expected 0 (context) or 1 (trained): a turn has no weight between; set one of them"
+            )
+    return any(mark == 0 for mark in marks.values())
 
 
 def content_from_chat(value: Any, where: str) -> str | list[Json] | None:

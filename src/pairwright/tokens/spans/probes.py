@@ -12,6 +12,7 @@ from pairwright.tokens.refusals import Reason, TemplateError
 from pairwright.tokens.spans.stops import control_pattern, find_stop, learn_text_stop
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import CALL_ID
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 
@@ -80,7 +81,8 @@ def probe(
         find_tail(rendered, last, own_last, turn, start)
         for rendered in render_continuations(renderer, chat, tools, turn)
     ]
-    tails = [text for text in others if text is not None]
+    tail_last = last.text[own_last[-1].end if own_last else start :]
+    tails = [align_tail(tail_last, text) for text in others if text is not None]
     return _describe_turn(
         tokenizer, renderer, full, last, own, own_last, start, tails, has_calls=bool(chat[turn].get("tool_calls"))
     )
@@ -96,6 +98,9 @@ def _check_history(full: Rendered, last: Rendered, own: list[int], own_last: lis
         return Unfit(
             "history_rewritten", f"generated {_short(generated)}, rendered {_short(rendered)} once turns follow"
         )
+    following = own[len(own_last) - 1] + 1 if own_last else -1
+    if following in own and full.pieces[following].field == CALL_ID:
+        return Unfit("history_rewritten", "the id of a call is written once turns follow")
     if own_last and own[len(own_last) - 1] - own[0] != len(own_last) - 1:
         return Unfit("not_located", "text of another message stands inside the turn")
     return None
@@ -176,7 +181,23 @@ def find_tail(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: i
         ends = [number for number in mine if _field_text(rendered, rendered.pieces[number]) == expected[-1]]
     if len(ends) != 1:
         return None
-    return rendered.text[rendered.pieces[ends[0]].end : _find_neighbours(rendered, ends, 1, start)[1]]
+    # Ids of calls may be written only once a result follows: what they are part of ends after them.
+    beyond = ends[0]
+    while beyond + 1 in mine and rendered.pieces[beyond + 1].field == CALL_ID:
+        beyond += 1
+    return rendered.text[rendered.pieces[ends[0]].end : _find_neighbours(rendered, [beyond], 1, start)[1]]
+
+
+def align_tail(tail: str, other: str) -> str:
+    """What follows the turn in another continuation, without an id that is not written when the turn is last.
+
+    >>> align_tail("}]</calls>", "}, id: 7]</calls><end>")
+    '}]</calls><end>'
+    """
+    common = next((size for size in range(len(tail), 0, -1) if other.startswith(tail[:size])), 0)
+    rest = tail[common:].strip()
+    position = other.find(rest, common) if rest else -1
+    return other if position < 0 else tail.rstrip() + other[position + len(rest) :]
 
 
 def _find_neighbours(rendered: Rendered, own: list[int], size: int, start: int) -> tuple[int, int]:

@@ -20,13 +20,15 @@ from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_const
 from pairwright.tokens.spans.thoughts import (
     MissingReasoning,
     explain_broken_thought,
+    find_empty_block,
     has_missing_reasoning,
     learn_grammar,
+    reasoning_of,
 )
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.template.tracked_str import CALL
+from pairwright.tokens.template.tracked_str import CALL, REASONING
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _SHORT = 6  # messages up to which the plain render is compared as a whole
@@ -171,6 +173,12 @@ class Finder:
             fault := explain_broken_thought(self._grammar, self._rendered.text, region.start, region.end)
         ):
             return Unfit("prompt_not_continued", fault)
+        if (
+            reasoning_of(self._chat[turn])
+            and all(self._rendered.pieces[number].field != REASONING for number in own)
+            and find_empty_block(self._grammar, self._rendered.text, region.start)
+        ):
+            return Unfit("history_rewritten", "the template empties the thinking block of this turn")
         if learnt.literals_rewritten:
             self._rewritten.append(turn)
         return region

@@ -129,8 +129,14 @@ def _find_openers(tokenizer: ChatTokenizer, renderer: Renderer) -> frozenset[str
         text = _render_small(renderer)
         after = split_symbols(tokenizer, text.rpartition("zqa")[2])
         before = split_symbols(tokenizer, text.partition("zqu")[0])
-        is_appended = _adds_prompt_always(tokenizer, renderer) or any(
-            item.strip() and item not in tokenizer.added for item in after
+        # Tokens of the header before an answer; the first token after the question closes that.
+        between = split_symbols(tokenizer, text.partition("zqu")[2].partition("zqa")[0])
+        header = [item for item in between if item in tokenizer.special][1:]
+        specials = [item for item in after if item in tokenizer.special]
+        is_appended = (
+            bool(_adds_prompt_always(tokenizer, renderer))
+            or any(item.strip() and item not in tokenizer.added for item in after)
+            or specials[-1:] in [[item] for item in header]
         )
         if is_appended and len(tokenizer.special.intersection(after)) > 1:
             # A token after plain text closes it: it stands there because of a system prompt by default.

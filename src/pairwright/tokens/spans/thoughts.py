@@ -4,7 +4,7 @@
     <think>\\n\\n</think>  at the end of a prompt: the model does not think, it answers
 
 The tags are learnt by rendering a turn with reasoning; the usual ones are known besides, since many templates never
-show reasoning and only cut it out of the text.
+show reasoning and only cut it out of the text. A sentence that only the prompt has is a tag, too (Apriel).
 """
 
 import re
@@ -88,6 +88,15 @@ def find_thought(grammar: Grammar, text: str) -> Thought | None:
     return None
 
 
+def find_empty_block(grammar: Grammar, text: str, start: int) -> tuple[int, int] | None:
+    """Where an empty thinking block at `start` would hold reasoning, and where its closing tag is; None without one."""
+    for opening, closing in grammar.tags:
+        match = re.compile(rf"\s*{re.escape(opening)}(\s*){re.escape(closing)}").match(text, start)
+        if match:
+            return match.start(1), match.end(1)
+    return None
+
+
 def reasoning_of(message: Json) -> str:
     """The reasoning of a message that is not blank, else ""."""
     value = next((message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)), "")
@@ -121,6 +130,8 @@ def close_empty(grammar: Grammar, thought: Thought) -> str:
     if grammar.empty is not None:
         inside, after = grammar.empty
         return inside.removeprefix(thought.space) + thought.tags.closing + after
+    if grammar.closer is not None and not _TAG.fullmatch(thought.tags.opening):
+        return grammar.closer.lstrip()  # a block in words has no mirror image
     return close_reasoning(thought)
 
 
@@ -178,6 +189,9 @@ def _learn(renderer: Renderer) -> Grammar:
             if opening and closing and opening[-1].end() == len(before):
                 tags.append(Tags(opening[-1].group(), closing.group()))
                 closer = between
+            elif sentence := _find_opening_sentence(renderer, chat[:1], rendered.text[: own[0].start], between):
+                tags.append(sentence)
+                closer = between
     source = renderer.source if isinstance(renderer, Template) else ""
     tags += [Tags(*pair) for pair in _KNOWN if pair[1] in source]
     names = dict.fromkeys(_ANGLE.findall(source))
@@ -185,6 +199,16 @@ def _learn(renderer: Renderer) -> Grammar:
     # Longer openings first: one may be the end of another.
     unique = tuple(sorted(dict.fromkeys(tags), key=lambda pair: -len(pair.opening)))
     return Grammar(unique, closer, _learn_empty(renderer, unique))
+
+
+def _find_opening_sentence(renderer: Renderer, chat: Chat, lead: str, between: str) -> Tags | None:
+    """A thinking block in words: the prompt ends with a sentence that the turn does not show ("Here are my reasoning
+    steps:"), and a marker stands between reasoning and text ("[BEGIN FINAL RESPONSE]")."""
+    prompt = _try_render(renderer, chat, prompt=True)
+    if prompt is None or not prompt.text.startswith(lead) or not between.strip():
+        return None
+    sentence = prompt.text[len(lead) :].strip()
+    return Tags(sentence, between.strip()) if re.fullmatch(r"[\w ,.:'-]{3,200}", sentence) else None
 
 
 def _learn_empty(renderer: Renderer, tags: tuple[Tags, ...]) -> tuple[str, str] | None:

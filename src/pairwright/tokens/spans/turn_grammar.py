@@ -14,13 +14,21 @@ from typing import NamedTuple
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError
-from pairwright.tokens.spans.probes import Unfit, describe_difference, find_inner_stop, find_tail, render_continuations
-from pairwright.tokens.spans.stops import Stop, find_stop, split_symbols
+from pairwright.tokens.spans.probes import (
+    Unfit,
+    align_tail,
+    describe_difference,
+    find_inner_stop,
+    find_tail,
+    render_continuations,
+)
+from pairwright.tokens.spans.stops import Stop, control_pattern, find_stop, split_symbols
 from pairwright.tokens.spans.thoughts import (
     Grammar,
     Thought,
     close_empty,
     close_reasoning,
+    find_empty_block,
     find_thought,
     learn_grammar,
     move_thought,
@@ -105,7 +113,7 @@ def speak_turn(
         others = [
             find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
         ]
-        tails = [text for text in others if text is not None]
+        tails = [align_tail(tail, text) for text in others if text is not None]
         has_calls = bool(chat[turn].get("tool_calls"))
         stop = find_stop(tokenizer, renderer, tail, tail, tails, has_calls=has_calls)
         if shape is not None and len(known) < _MAX_SHAPES:
@@ -175,7 +183,7 @@ def _find_begin(
     if not "".join(headers).strip():
         headers = [_usual_header(tokenizer, renderer)]
     for header in headers:
-        for text in (header, header.rstrip()):
+        for text in (header, header.rstrip(), header.lstrip(), header.strip()):
             if text.strip() and (position := lead.rfind(text)) >= 0:
                 return low + position + len(text)
     # No header is shown: the model goes on where the message before it ends.
@@ -186,7 +194,9 @@ def _find_begin(
             if ours != theirs:
                 break
             common += len(ours)
-        return low + common
+        # A token that the prompt has as well, elsewhere among its white space, was not generated.
+        again = [match.end() for match in control_pattern(tokenizer).finditer(lead, common) if match.group() in ending]
+        return low + max([common, *again])
     return None
 
 
@@ -211,7 +221,12 @@ def _write_lead(
 ) -> _Parts | None:
     """What the model writes before the part of the shown turn that is taken as it is."""
     if thought is None:
-        return _Parts([], begin)
+        reasoning = reasoning_of(message)
+        block = find_empty_block(grammar, last.text, begin) if reasoning else None
+        if block is None or block[1] > own[0].start or any(piece.field == REASONING for piece in own):
+            return _Parts([], begin)
+        # The template empties the thinking block of this turn: the model wrote its reasoning there.
+        return _Parts([(last.text[begin : block[0]], -1), (reasoning, REASONING)], block[1])
     tags, space = thought.tags, thought.space
     # Text of the template between the header and the turn's own text may hold a thinking block.
     lead = last.text[begin : own[0].start]
@@ -223,11 +238,15 @@ def _write_lead(
         return _Parts([], rest + len(space) if last.text.startswith(space, rest) else rest)
     opening = lead.find(tags.opening)
     inside = begin + opening + len(tags.opening) if opening >= 0 else begin
-    if last.text.startswith(space, inside) and opening >= 0:
-        inside += len(space)
+    if opening >= 0:
+        # White space that the prompt has after the tag is not written again; the turn may show less of it.
+        sizes = range(len(space), 0, -1)
+        inside += next((size for size in sizes if last.text.startswith(space[:size], inside)), 0)
     reasoning = reasoning_of(message)
     if own[0].field == REASONING and opening >= 0:
         return _Parts([], inside)  # shown as it was written
+    if own[0].field == REASONING and tags.closing in last.text[own[0].end : own[-1].end]:
+        return _Parts([], begin)  # shown without the opening, which only the prompt has
     raw = _raw_content(grammar, thought, message, last, own)
     if raw is not None:
         return raw
