@@ -52,7 +52,7 @@ def test_numbers_come_back_from_a_slice():
 def test_an_import_does_not_load_pandas(tmp_path):
     rows = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "reward": 1}\n'
     rollouts = '{"responses_create_params": {"input": "a"}, "response": {"output": []}, "reward": 1}\n'
-    plain = rollouts.replace("[]", '[{"role": "assistant", "content": "b"}]')
+    plain = rollouts.replace("[]", '[{"type": "message", "role": "assistant", "content": "b"}]')
     (tmp_path / "chat.jsonl").write_text(rows * 2)
     (tmp_path / "gym.jsonl").write_text(rollouts + plain)
     code = (

@@ -246,7 +246,11 @@ def list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
     # `_is_native` let only arrays through whose values the column holds exactly.
     values = np.concatenate(list(rows.values()), dtype=dtype_named(dtype), casting="unsafe")
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(values, item_type), mask=pa.array(~present))
+    # From buffers, as above: `pa.array` would load pandas. Arrow has booleans as bits.
+    data = np.packbits(values, bitorder="little") if item_type == pa.bool_() else values
+    items = pa.Array.from_buffers(item_type, len(values), [None, pa.py_buffer(data)])
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.list_(item_type), num_rows, [validity, pa.py_buffer(offsets)], children=[items])
 
 
 def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[str | None]:

@@ -265,14 +265,17 @@ def _ready_batch(rows: list[ReadyRow], format_name: str) -> pa.RecordBatch:
     cells = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
     same = {"step": 0, "source_format": format_name}
     cells["num_tokens"] = tuple(None if ids is None else len(ids) for ids in cells["tokens"])
-    arrays = [
-        list_column(name, {row: array for row, array in enumerate(cells[name]) if array is not None}, len(rows))
-        if name in cells and name in ARRAY_TYPES
-        else column_array(cells[name], kind)
-        if name in cells
-        else pa.repeat(pa.scalar(same.get(name), kind), len(rows))
-        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
-    ]
+    arrays = []
+    for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True):
+        if name in same:
+            arrays.append(column_array([same[name]] * len(rows), kind))
+        elif name not in cells:
+            arrays.append(pa.nulls(len(rows), kind))
+        elif name in ARRAY_TYPES:
+            present = {row: array for row, array in enumerate(cells[name]) if array is not None}
+            arrays.append(list_column(name, present, len(rows)))
+        else:
+            arrays.append(column_array(cells[name], kind))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
