@@ -119,6 +119,9 @@ def test_what_a_local_model_sampled_is_what_is_trained(model, tmp_path):
     run(written(tmp_path, model, train__dump_batches=6, loop__evaluate="never"), tmp_path / "run")
     sides, same = trained_and_sampled(tmp_path / "run" / "round-1")
     assert sides == same == 48
+    final = json.loads((tmp_path / "run/round-1/final_metrics.json").read_text())
+    assert final["job_metadata"]["output_model"] == str(tmp_path / "run/round-1/train/model")
+    assert final["job_metadata"]["status"] == "completed"
     rows = [exp for exp in Table(tmp_path / "run/round-1/experience").records() if exp.truncate_status]
     assert rows, "some answers were cut by max_tokens: they have no stop token"
     result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path / "run"), "--json"])

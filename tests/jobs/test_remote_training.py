@@ -12,9 +12,9 @@ from service.service_process import CONFIG, Service
 
 def test_the_result_and_the_final_metrics_name_the_job_the_model_and_the_dataset(tmp_path):
     folder = tmp_path / "round-1" / "train"
-    collection = tmp_path / "round-1" / "collection"
-    collection.mkdir(parents=True)
-    (collection / "final_metrics.json").write_text(json.dumps({"run_id": "a", "job_metadata": None}))
+    final_metrics = tmp_path / "round-1" / "final_metrics.json"
+    final_metrics.parent.mkdir()
+    final_metrics.write_text(json.dumps({"run_id": "a", "job_metadata": None}))
     with Service(tmp_path / "data") as service:
         model = save_model(tmp_path / "base")
         service.add_target(model)
@@ -32,7 +32,7 @@ def test_the_result_and_the_final_metrics_name_the_job_the_model_and_the_dataset
     assert result["model"] is None
     assert result["output_model"] == shown["output_model"]
     assert _where_model(result, tmp_path, 1) == f"the model is {shown['output_model']} at {service.url}"
-    final = json.loads((collection / "final_metrics.json").read_text())
+    final = json.loads(final_metrics.read_text())
     assert final == {
         "run_id": "a",
         "job_metadata": {

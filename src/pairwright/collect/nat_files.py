@@ -86,7 +86,7 @@ def add_training(folder: Path, training: Json) -> None:
     """Write what became of the pairs of a collection into its final_metrics.json, as NAT's trainer does.
 
     Args:
-        folder: Folder of the collection; nothing is done where it has no final_metrics.json.
+        folder: Output folder of the collection; nothing is done where it has no final_metrics.json.
         training: Job id, output model, dataset and status.
     """
     path = folder / FINAL

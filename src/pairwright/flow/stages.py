@@ -145,7 +145,7 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         "dataset_name": result.get("dataset") or str(inputs["pairs"]),
         "status": result.get("state", "completed"),
     }
-    add_training(folder.parent / "collection", training)
+    add_training(folder.parent, training)
     return result
 
 
