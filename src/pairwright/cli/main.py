@@ -23,13 +23,12 @@ from pairwright.cli.cli_errors import (
     first_os_error,
     with_way_out,
 )
-from pairwright.cli.commands import config, evaluate, jobs, model, pairs, serve, tokens
+from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.doctor import doctor
 from pairwright.cli.commands.export import export_pairs
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
-from pairwright.cli.commands.init import init_project
 from pairwright.cli.commands.report import explain_run, report
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.teach import ask_teachers
@@ -99,10 +98,10 @@ app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
 app.command("explain", rich_help_panel=_PROOF)(explain_run)
 app.command("report", rich_help_panel=_PROOF)(report)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
-app.command("init", rich_help_panel=_PROJECT)(init_project)
+app.command("init", rich_help_panel=_PROJECT)(begin.init_project)
 app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)
 app.command("demo", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_demo)
-app.add_typer(model.app, name="model", rich_help_panel=_PROJECT)
+app.add_typer(begin.app, name="model", rich_help_panel=_PROJECT)
 app.command("doctor", cls=ConfigCommand, rich_help_panel=_PROJECT)(doctor)
 app.add_typer(config.app, name="config", rich_help_panel=_PROJECT)
 

@@ -1,4 +1,4 @@
-"""`pairwright model fetch NAME DIR`, `pairwright model convert FILE.gguf DIR`: a model folder to begin with."""
+"""What a project begins with: `pairwright init DIR`, `model fetch NAME DIR`, `model convert FILE.gguf DIR`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -8,6 +8,43 @@ import typer
 
 from pairwright.cli.output import Progress, print_json, say
 from pairwright.errors import ConfigError
+
+# `pairwright init`.
+
+
+class ProjectTemplate(StrEnum):
+    chat = "chat"
+    tools = "tools"
+    openai_sdk = "openai-sdk"
+    traces = "traces"
+    nat = "nat"
+
+
+def init_project(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
+    template: Annotated[
+        ProjectTemplate,
+        typer.Option(
+            help="chat: one question, several answers. tools: an agent with tools. openai-sdk: an agent that exists. "
+            "traces: data that exists. nat: from NeMo Agent Toolkit."
+        ),
+    ] = ProjectTemplate.chat,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Create a small project that runs at once: configuration, workflow, scorer, tasks, README."""
+    from pairwright.flow.new_project import create_project, read_commands
+
+    names = create_project(folder, template.value)
+    commands = read_commands((folder / "README.md").read_text(encoding="utf-8"))
+    if as_json:
+        print_json({"folder": str(folder), "template": template.value, "files": names, "commands": commands})
+    say(f"{folder}: {', '.join(names)}")
+    say("Next:")
+    for command in (f"cd {folder}", *commands):
+        say(f"  {command}")
+
+
+# `pairwright model`.
 
 app = typer.Typer(help="Get a model's folder: from the Hugging Face Hub, or from a GGUF file.", no_args_is_help=True)
 
