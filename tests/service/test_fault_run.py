@@ -1,6 +1,6 @@
 """Killed a hundred times at random moments of a mixed workload, the service loses, doubles and sticks on nothing.
 
-`PAIRWRIGHT_KILLS` is the number of kills (100). Whatever a client was told must be there at the end, once.
+`FAULT_RUN_KILLS` is the number of kills (100). Whatever a client was told must be there at the end, once.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from postgres_server import run_postgres
 from service_process import ROW, Service, job_body, plain_model, until
 
 pytestmark = pytest.mark.slow
-KILLS = int(os.environ.get("PAIRWRIGHT_KILLS", "100"))
+KILLS = int(os.environ.get("FAULT_RUN_KILLS", "100"))
 HALF_OPEN = 1200
 MAX_JOBS = min(30, KILLS)
 

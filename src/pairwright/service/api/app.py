@@ -186,10 +186,18 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
     routes = (
-        page_routes, entity_routes, job_routes, deployment_routes, model_routes, file_routes, fine_tuning_routes,
+        page_routes,
+        entity_routes,
+        job_routes,
+        deployment_routes,
+        model_routes,
+        file_routes,
+        fine_tuning_routes,
         # Last: it has a route for all other paths of the hub.
-        large_files, model_repository_routes, hub_routes,
-    )  # fmt: skip
+        large_files,
+        model_repository_routes,
+        hub_routes,
+    )
     for module in routes:
         app.include_router(module.router)
     app.add_exception_handler(Refusal, answer_refusal)

@@ -37,10 +37,19 @@ _COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
     "status": (rows.c.state,),
     "name": (rows.c.name,),
     "dataset": (facets.c.dataset, facets.c.dataset_path, facets.c.files_url, facets.c.pinned_url),
-    **{name: (facets.c[name],) for name in (
-        "project", "base_model", "batch_size", "epochs", "finetuning_type", "log_every_n_steps", "training_type"
-    )},
-}  # fmt: skip
+    **{
+        name: (facets.c[name],)
+        for name in (
+            "project",
+            "base_model",
+            "batch_size",
+            "epochs",
+            "finetuning_type",
+            "log_every_n_steps",
+            "training_type",
+        )
+    },
+}
 
 
 @router.post("/jobs")

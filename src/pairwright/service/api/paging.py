@@ -113,20 +113,22 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Response:
     """Build the response of a list route: a page with its pagination fields."""
-    return json_answer({
-        "object": "list",
-        "data": list(data),
-        "pagination": {
-            "page": asked.page,
-            "page_size": asked.page_size,
-            "current_page_size": len(data),
-            # Rounded up.
-            "total_pages": -(-num_results // asked.page_size),
-            "total_results": num_results,
-        },
-        "sort": asked.sort,
-        "filter": dict(asked.filters) or None,
-    })  # fmt: skip
+    return json_answer(
+        {
+            "object": "list",
+            "data": list(data),
+            "pagination": {
+                "page": asked.page,
+                "page_size": asked.page_size,
+                "current_page_size": len(data),
+                # Rounded up.
+                "total_pages": -(-num_results // asked.page_size),
+                "total_results": num_results,
+            },
+            "sort": asked.sort,
+            "filter": dict(asked.filters) or None,
+        }
+    )
 
 
 def _text(value: Any) -> str:

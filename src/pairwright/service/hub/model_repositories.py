@@ -1,8 +1,8 @@
 """Models that jobs made, as repositories of the hub endpoint: `snapshot_download("shop/llama-tickets-lora")`.
 
-The model NAMESPACE/NAME@VERSION is the revision VERSION of the repository NAMESPACE/NAME; `main` is the newest. Files
-of a repository are those of the folder of the model. Where one names the base model by its folder on this machine,
-clients get its name instead.
+The model NAMESPACE/NAME@VERSION is the revision VERSION of the repository NAMESPACE/NAME; `main` is the newest. Its
+files are those of the model's folder. Where one of them names the base model by its folder on this machine, clients get
+its name instead.
 """
 
 import hashlib

@@ -40,8 +40,11 @@ def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
     with context.database.writing_one_at_a_time("jobs") as connection:
         row = jobs.get(connection, job_id)
         if row["state"] not in jobs.REOPENED:
-            raise Refusal(409, "job_not_resumable", f"job {job_id} is {row['state']}: only a job that failed, or was "
-                          "paused or cancelled, can be resumed")  # fmt: skip
+            raise Refusal(
+                409,
+                "job_not_resumable",
+                f"job {job_id} is {row['state']}: only a job that failed, or was paused or cancelled, can be resumed",
+            )
         missing = [
             file["path"] for file in jobs.work_of(row)["files"] if not context.blobs.path(file["sha256"]).is_file()
         ]
