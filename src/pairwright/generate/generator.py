@@ -48,7 +48,7 @@ class Engine:
         self._max_batch_tokens, self._max_cache_tokens = max_batch_tokens, max_cache_tokens
         # a step of a small model costs little beside its overhead: it takes more at a time
         is_small = sum(weight.numel() for weight in model.parameters()) < 20_000_000
-        self._max_choices = 1024 if is_small else 128
+        self._max_choices = 2048 if is_small else 128
         self._max_step_tokens = max_batch_tokens if is_small else min(512, max_batch_tokens)
         self._runner: Runner | None = None
         self.fallback_reason: str | None = None  # why transformers' own attention is used

@@ -57,11 +57,15 @@ class SlotClass:
 
     def take(self, number: int) -> Numbers:
         """Slots for new rows, after those in use."""
+        self.reserve(number)
         slots = np.arange(self.count, self.count + number)
         self.count += number
-        if self.count > self.num_slots:
-            self._resize(max(self.count, self.num_slots + self.num_slots // 2))
         return slots
+
+    def reserve(self, number: int) -> None:
+        """Make room for so many more slots."""
+        if self.count + number > self.num_slots:
+            self._resize(max(self.count + number, self.num_slots + self.num_slots // 2))
 
     def copy(self, source: Numbers, target: Numbers, length: int) -> None:
         if len(source):
@@ -69,9 +73,12 @@ class SlotClass:
                 tensor[:, target, :, :length] = tensor[:, source, :, :length]
 
     def shrink(self, count: int) -> None:
+        """Leave the slots from `count` on; they stay for the next rows until memory is needed."""
         self.count = count
-        if count == 0 or count * 4 < self.num_slots:
-            self._resize(count)
+
+    def release_empty(self) -> None:
+        if self.count < self.num_slots:
+            self._resize(self.count)
 
     def _resize(self, num_slots: int) -> None:
         old = (self.keys, self.values)

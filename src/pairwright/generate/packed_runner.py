@@ -4,6 +4,7 @@ Prompts that begin alike are computed once (prefix_tree.py): while one of them i
 reads the shared nodes of its prompt in place; what only it needs is copied to its slot (kv_slots.py).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,8 +114,7 @@ class PackedRunner:
         is_short = fill.remaining < MIN_SHARED and all(fill.count_rows(node.end) > 1 for node in nodes)
         # a longer prompt takes a block, and its copy in the row's slot
         needed = 2 * MIN_SHARED if is_short else 2 * len(tokens) + MIN_SHARED
-        in_use = self._rows.nodes_in_use().union(*(other.nodes for other in self._fills), nodes)
-        if not self._make_room(needed, in_use) and not is_forced:
+        if not self._make_room(needed, nodes) and not is_forced:
             return "memory"
         if not is_short:
             fill.block = Block(*self._shape.allocate(slots=None, tokens=fill.remaining), self.budget)
@@ -128,11 +128,15 @@ class PackedRunner:
     def fits(self, parent: Numbers) -> bool:
         """Whether there is memory for the next step of these rows."""
         needed = self._rows.grown_tokens(parent)
-        return not needed or self._make_room(needed, self._rows.nodes_in_use())
+        return not needed or self._make_room(needed, ())
 
-    def _make_room(self, num_tokens: int, in_use: set[Node]) -> bool:
+    def _make_room(self, num_tokens: int, nodes: tuple[Node, ...]) -> bool:
+        """Drop cached prompts, but those in use and `nodes`, until so many tokens fit; whether they do."""
         if self.budget.used + num_tokens <= self.budget.max_tokens:
             return True
+        for slots in self._rows.classes:
+            slots.release_empty()
+        in_use = self._rows.nodes_in_use().union(nodes, *(fill.nodes for fill in self._fills))
         return self._tree.make_room(num_tokens, in_use)
 
     # Steps
@@ -212,6 +216,7 @@ class PackedRunner:
         import torch
 
         complete, places = [], []
+        self._reserve([size + min(fill.room, MIN_SHARED) for fill, size in pieces if fill.block is None])
         writes: dict[int, list[tuple[int, int, int]]] = {}  # by class: first token, slot and size of short prompts
         for fill, size in pieces:
             number = slot = 0
@@ -237,6 +242,11 @@ class PackedRunner:
             arrays = (torch.from_numpy(values) for values in (tokens, slots, within))
             plan.writes.append(SlotWrite(self._rows.classes[number], *arrays))
         return complete, places
+
+    def _reserve(self, sizes: list[int]) -> None:
+        """Make room for rows of these sizes, one resize for each class."""
+        for number, count in Counter(map(self._rows.class_for, sizes)).items():
+            self._rows.classes[number].reserve(count)
 
     def _plan_levels(self, plan: Plan, order: Numbers, pieces: list[tuple[Fill, int]]) -> None:
         """Which tokens read which shared nodes: of the rows by their chains, of the prompts by theirs."""

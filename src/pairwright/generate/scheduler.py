@@ -58,11 +58,11 @@ class OpenChoice:
         self.ticket, self.index, self.limit = ticket, index, limit
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
-        self.top: list[tuple[tuple[int, float], ...]] = []
+        self.top: list[tuple[tuple[int, float], ...]] | None = None  # lists that few need are made when they are
         self.finish: Finish | None = None
         self.stop: int | str | None = None
         self.stream: TextStream | None = None
-        self.text: list[str] = []
+        self.text: list[str] | None = None
 
 
 @dataclass(eq=False)
@@ -287,6 +287,7 @@ class Scheduler:
             choice.tokens.append(token)
             choice.logprobs.append(logprob)
             if tops is not None:
+                choice.top = choice.top or []
                 choice.top.append(tops[place])
             if token in stop_ids:
                 choice.finish, choice.stop = "stop", token
@@ -312,6 +313,7 @@ class Scheduler:
             text += stream.finish()
         if stream.stop_text is not None:
             choice.finish, choice.stop = "stop", stream.stop_text
+        choice.text = choice.text or []
         choice.text.append(text)
         if choice.ticket.on_piece is not None:
             choice.ticket.on_piece(
@@ -351,7 +353,7 @@ class Scheduler:
     def _result(self, choice: OpenChoice) -> Choice:
         assert choice.finish is not None
         if choice.stream is not None:
-            text = "".join(choice.text)
+            text = "".join(choice.text or ())
         else:
             visible = choice.tokens[:-1] if choice.finish == "stop" else choice.tokens
             text = self._decode(visible, choice.ticket.request.sampling.skip_special_tokens)
@@ -362,7 +364,7 @@ class Scheduler:
             text=text,
             finish_reason=choice.finish,
             stop=choice.stop,
-            top_logprobs=tuple(choice.top),
+            top_logprobs=tuple(choice.top or ()),
         )
 
     def _drop_cancelled(self) -> None:
