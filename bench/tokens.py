@@ -3,6 +3,7 @@
     python bench/tokens.py table    families x cases: exact (and of these, where the template drops text, which the
                                     report says), exact as one sequence per turn, refused (and why)
     python bench/tokens.py speed    throughput against raw encoding of the same text, at 20, 200 and 1,000 turns
+    python bench/tokens.py turns    one sequence a turn against one encoding of the text, at 50, 100 and 200 turns
     python bench/tokens.py prefixes against re-rendering every prefix, at 200 turns
     python bench/tokens.py trl      against TRL's DPO tokenisation of the same preference data (needs trl)
     python bench/tokens.py cores    a file of conversations on one and on two processes
@@ -34,9 +35,11 @@ from token_cases import CASES, assistant, call, tool, user  # noqa: E402
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer  # noqa: E402
 
 from bench.measure import best_cpu, in_child  # noqa: E402
+from bench.templates import build_tokenizer  # noqa: E402
 from pairwright import EID, Message, Pair  # noqa: E402
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs  # noqa: E402
 from pairwright.tokens import ChatTokenizer, PairMessages, Refusal, encode_chat, encode_pairs, encode_turns  # noqa: E402
+from pairwright.tokens.encode import prepare_chat  # noqa: E402
 
 
 def text(size: int, random_source: random.Random) -> str:
@@ -117,6 +120,35 @@ def speed(name: str) -> None:
             print(
                 f"{name:<12} {kind.__name__:<6} {turns:>5} turns: raw {tokens / raw:>9,.0f} tok/s, without offsets "
                 f"{tokens / fast:>9,.0f}, ours {tokens / ours:>9,.0f}; ratio {raw / ours:.2f} and {fast / ours:.2f}"
+            )
+
+
+BY_TURN = ("Qwen-QwQ-32B", "trl-deepseekv3", "trl-deepseek_r1_distill", "GLM-4.7-Flash", "google-gemma-4-31B-it")
+
+
+def turns(name: str) -> None:
+    """Runs of calls through templates that give one sequence a turn, against one encoding of the whole text."""
+    for template in BY_TURN:
+        source = (SHARED.parent / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
+        tokenizer = build_tokenizer(source, SHARED / name)
+        for number in (50, 100, 200):
+            messages = agent(2 * number, 0)
+            if template != "GLM-4.7-Flash":  # which gives one sequence a turn where there is no reasoning
+                words = random.Random(1)
+                messages = [
+                    {**m, "reasoning_content": text(20, words)} if m["role"] == "assistant" else m for m in messages
+                ]
+            whole = tokenizer.renderer(None).text(prepare_chat(tokenizer, messages, None).chat)
+            sequences = encode_turns(tokenizer, messages, allow_dropped=True)  # learns the template
+            raw, ours = best_cpu(
+                lambda whole=whole, tokenizer=tokenizer: tokenizer.backend.encode(whole, add_special_tokens=False).ids,
+                lambda messages=messages, tokenizer=tokenizer: encode_turns(tokenizer, messages, allow_dropped=True),
+            )
+            tokens = sum(map(len, sequences))
+            print(
+                f"{template:<24} {number:>4} turns, {len(sequences):>4} sequences, {tokens:>9,} tokens: "
+                f"raw {raw * 1e3:>5.0f} ms, ours {ours * 1e3:>6.0f} ms, {ours / raw:.1f}x",
+                flush=True,
             )
 
 
@@ -262,7 +294,7 @@ timed(take)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = {"speed": speed, "prefixes": prefixes, "trl": trl, "cores": cores, "read": read}
+    commands = {"speed": speed, "turns": turns, "prefixes": prefixes, "trl": trl, "cores": cores, "read": read}
     parser.add_argument("what", choices=["table", *commands])
     parser.add_argument("--tokenizer", default="qwen2_5", help="a folder of the shared tokenizers")
     options = parser.parse_args()

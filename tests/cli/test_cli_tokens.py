@@ -137,3 +137,14 @@ def test_calls_that_a_template_does_not_render_are_refused_unless_allowed(tokeni
     assert (done.returncode, manifest["encoded"], manifest["exact"]) == (0, 3, 1)
     shown = run("tokens", "show", table.path, "--tokenizer", tokenizer.parent / "smollm2", "--allow-dropped")
     assert "not rendered (generated): tool_calls of message 1" in shown.stdout
+
+
+def test_show_and_check_take_the_variables_of_a_template(folder, traces):
+    qwen3 = traces.parent / "tokenizers" / "qwen3"
+    off = ("--chat-template-kwargs", '{"enable_thinking": false}')
+    shown = run("tokens", "show", folder, "--tokenizer", qwen3, *off)
+    assert shown.returncode == 0
+    assert "</think>" in shown.stdout
+    unknown = run("tokens", "check", "--tokenizer", qwen3, "--chat-template-kwargs", '{"thinking": false}')
+    assert unknown.returncode != 0
+    assert "reads no variable 'thinking'; it reads enable_thinking" in unknown.stderr

@@ -197,3 +197,9 @@ def test_messages_of_parts_are_not_claimed():
     talk = [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "assistant", "parts": [{"text": "Yo"}]}]
     assert not FORMAT.matches({"messages": talk})
     assert not FORMAT.matches(talk)
+
+
+def test_a_weight_between_context_and_trained_is_a_bad_record():
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo", "weight": 0.5}]
+    with pytest.raises(BadRecord, match=r"weight: got 0\.5, expected 0 \(context\) or 1 \(trained\)"):
+        read_all([row(messages=messages)])

@@ -68,7 +68,9 @@ def load_backend(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
     vocabularies = sorted(folder.glob("*.model")) + sorted(folder.glob("*.tiktoken"))
     if vocabularies:
         raise TokensError(
-            f"{vocabularies[0]}: a tiktoken file; how it splits text is code of the model, which is never run: {_SAVE}"
+            f"{vocabularies[0]}: a tiktoken file; how it splits text is code of the model, which is never run: write a "
+            "tokenizer.json in the model's own environment, with the tiktoken encoding that its tokenizer has: "
+            "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, folder)"
         )
     raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")
 
