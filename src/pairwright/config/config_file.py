@@ -7,8 +7,7 @@
 the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` in the environment and
 `sources.format=nat` on the command line set single keys. An unknown key is an error that suggests the nearest one.
 Values from the environment are never printed: `config show` prints the reference, and errors do not repeat the value.
-
-In Python, `adjust_config` lays options over a configuration, and `Options` is a section that is created by itself.
+`adjust_config` lays options over a configuration, and `Options` is a section that is created by itself.
 """
 
 import difflib
@@ -311,8 +310,7 @@ def printable_config(
     overrides: Sequence[tuple[str, str]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The resolved configuration as it may be printed: `${VAR}` for values from the environment, and addresses without
-    the credentials that may be in them."""
+    """The resolved configuration as it may be printed: `${VAR}` for variables, addresses without their credentials."""
     environment = os.environ if environment is None else environment
     # resolve for real, then put the references back where the written tree has them
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")

@@ -93,6 +93,7 @@ def gated_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> T
     τ is `sapo_temperature_positive` where A > 0 and `sapo_temperature_negative` elsewhere.
     """
     positive, negative = options.sapo_temperature_positive, options.sapo_temperature_negative
+    # 4/τ makes the slope at ρ = 1 the same as without a gate.
     tau_N = torch.where(advantages_N > 0, positive, negative).to(ratio_N.dtype)
     return -torch.sigmoid(tau_N * (ratio_N - 1)) * 4 / tau_N * advantages_N
 

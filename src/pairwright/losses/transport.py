@@ -32,6 +32,7 @@ def match_ranks(values_B: Tensor, others_B: Tensor) -> Tensor:
     >>> match_ranks(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([10.0, 30.0, 20.0]))
     tensor([30., 10., 20.])
     """
+    # The sorted others, put at the places that the values have in their own order.
     partners_B = torch.empty_like(others_B)
     partners_B[torch.argsort(values_B, stable=True)] = torch.sort(others_B).values
     return partners_B

@@ -65,6 +65,7 @@ class Experiences:
             return empty_experiences(custom_fields)
         if experiences[0].experience_type == "dpo":
             experiences = split_dpo_experience_to_single_turn(experiences)
+        # Columns: P for prompts, padded on the left, then R for responses, padded on the right.
         prompt = max(exp.prompt_length for exp in experiences)
         response = max(len(exp.tokens) - exp.prompt_length for exp in experiences)
 
@@ -73,6 +74,7 @@ class Experiences:
                 return None
             return gather_response_attrs(experiences, name, response)
 
+        # A mean over a batch in which some rewards are missing would be wrong without a word.
         rewards = [exp.reward for exp in experiences]
         if None in rewards and rewards.count(None) < len(rewards):
             raise RecordError("reward", None, "a reward on all experiences of a batch, or on none")
@@ -124,6 +126,7 @@ def gather_token_ids(
     experiences: Sequence[Experience], max_prompt_length: int, max_response_length: int, pad_token_id: int
 ) -> Tensor:
     """Token ids (B, P + R): every response begins in column P."""
+    # Ids of several types may meet in a batch; the wider one holds all.
     dtype = _promote([exp.tokens.dtype for exp in experiences])
     rows = torch.full((len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype)
     for row, exp in zip(rows, experiences, strict=True):
@@ -159,6 +162,7 @@ def gather_response_attrs(
             raise RecordError(attr_name, None, f"a tensor on every experience; {exp.eid.uid} has none")
         if len(value) > max_response_length:
             raise RecordError("max_response_length", max_response_length, f"at least {len(value)}")
+    # Values of a token may have dimensions of their own, such as the top k log-probabilities.
     shape = (len(values), max_response_length, *values[0].shape[1:])
     rows = torch.full(shape, pad_value, dtype=_promote([value.dtype for value in values]))
     for row, value in zip(rows, values, strict=True):
@@ -198,6 +202,7 @@ def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> li
         for side, messages in ((exp.chosen, exp.chosen_messages), (exp.rejected, exp.rejected_messages)):
             if side is None:
                 raise RecordError("chosen, rejected", None, f"both sides on {exp.eid.uid}")
+            # A new suffix: the two sides are two experiences.
             eid = exp.eid
             turns.append(
                 Experience(

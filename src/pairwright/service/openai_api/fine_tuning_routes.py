@@ -100,6 +100,7 @@ def create_job(
         attempt=x_stainless_retry_count,
         timeout=x_stainless_read_timeout,
     )
+    # A client that got no answer asks again: it gets the job that it made.
     repeated = find_repeat(context, caller, identity)
     if repeated is not None:
         return job_document(repeated, context)
@@ -109,6 +110,7 @@ def create_job(
     with context.database.reading() as connection:
         target = find_target(connection, body.model)
         source = _source(connection, body, caller)
+    # The job's id as version: two jobs with one suffix are two versions of a model.
     suffix = check_name(body.suffix, "suffix") if body.suffix else "ft"
     job_body = JobBody(
         config=body.model,
@@ -118,6 +120,7 @@ def create_job(
         hyperparameters=_hyperparameters(method, knobs, body.seed or 0),
         integrations=body.integrations or [],
     )
+    # Looked at now, so that a bad line is an answer and not a failed job.
     check_source(source, TRAINING_TYPES[method], context)
     openai = {
         "method": {"type": method, method: {"hyperparameters": knobs}},
