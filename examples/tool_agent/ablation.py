@@ -40,6 +40,10 @@ ARMS: dict[str, tuple[str, dict[str, Options]]] = {
         {"train": {"channels.dpo": 0.0, "channels.grpo": 1.0, "batch_size": 16}},
     ),
     "kto": ("KTO's loss on the same pairs, no SFT term", {"train": {"dpo.loss": "kto", "dpo.sft_loss_weight": 0.0}}),
+    "kto-runs": (
+        "KTO on all candidates, exact calls against the others: no pairs",
+        {"train": {"channels.dpo": 0.0, "channels.kto": 1.0, "kto.threshold": 0.95, "batch_size": 16}},
+    ),
     "across": (
         "prompts that do not match: high against low rewards across groups",
         {

@@ -105,7 +105,7 @@ def test_the_help_of_a_group_has_the_options_of_its_default_command_and_its_comm
         (("train", "--loss", ""), list(PREFERENCE_LOSS_NAMES)),
         (("train", "--loss", "apo"), ["apo_zero", "apo_down"]),
         (("train", "--report-to", "wandb,m"), ["wandb,mlflow"]),
-        (("jobs", "submit", "--backend", "nemo"), ["nemo-customizer", "nemo-rl"]),
+        (("jobs", "submit", "--backend", "nemo"), ["nemo-customizer", "nemo-platform", "nemo-rl"]),
         (("experience", "export", "--to", "p"), ["parquet"]),
         (("serve", "model", "--dtype", "b"), ["bfloat16"]),
         (("evaluate", "--missing", ""), ["refuse", "leave_out"]),

@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from flow.test_flow import written
+from models.test_convert_gguf import small_model, write_gguf
 from pairwright.cli.cli_errors import describe_os_error
 from pairwright.cli.main import app, main
 from pairwright.config.sections import TokensConfig
@@ -29,6 +30,9 @@ WRITES = {
     "record": "--upstream http://127.0.0.1:9 -o OUT",
     "teach": "RUNS -o OUT --teacher a=http://127.0.0.1:9#m",
     "export": "PAIRS --to trl -o OUT",
+    "init": "OUT",
+    "model convert": "GGUF OUT",
+    "model fetch": "no/model OUT",
     "train": "--pairs PAIRS --model MODEL -o OUT",
     "report": "RUN -o OUT",
     "explain": "-",
@@ -74,6 +78,9 @@ READS = {
     "record": "-",
     "teach": "IN -o NEW --teacher a=http://127.0.0.1:9#m",
     "export": "IN --to trl -o NEW",
+    "init": "-",
+    "model convert": "IN NEW",
+    "model fetch": "-",
     "train": "--pairs IN --model MODEL -o NEW",
     "report": "IN -o NEW",
     "explain": "--run IN",
@@ -132,8 +139,9 @@ def inputs(tmp_path_factory):
     (folder / "traces.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "score": 1}\n'
     )
+    write_gguf(small_model("llama"), folder / "small.gguf")
     return {
-        "CONFIG": written(folder, model), "MODEL": model, "RUNS": runs, "PAIRS": folder / "run/pairs",
+        "GGUF": folder / "small.gguf", "CONFIG": written(folder, model), "MODEL": model, "RUNS": runs, "PAIRS": folder / "run/pairs",
         "RUN": folder / "run", "TRACES": folder / "traces.jsonl",
     }  # fmt: skip
 

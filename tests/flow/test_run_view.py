@@ -9,7 +9,7 @@ from pairwright.collect.counters import Status
 from pairwright.config import Config, base_folder, load_config, printable_config
 from pairwright.evaluate.evaluation import holdout_config
 from pairwright.flow import Flow
-from pairwright.flow.example import prepare
+from pairwright.flow.example import EXAMPLES, prepare
 from pairwright.flow.stages import View
 from pairwright.records.messages import Message
 
@@ -110,5 +110,10 @@ def test_the_first_stage_of_the_demo_shows_its_steps(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("pairwright.flow.example.example_folder", lambda *_: tmp_path)
     steps = []
-    prepare(tmp_path / "run", seed=0, view=View(counting=lambda done, total: steps.append((done, total))))
+    prepare(
+        EXAMPLES["tic-tac-toe"],
+        tmp_path / "run",
+        seed=0,
+        view=View(counting=lambda done, total: steps.append((done, total))),
+    )
     assert steps == [(20, 40), (40, 40)]

@@ -31,7 +31,7 @@ def test_the_result_and_the_final_metrics_name_the_job_the_model_and_the_dataset
         shown = service.get(f"/v1/customization/jobs/{result['job_id']}")
     assert result["model"] is None
     assert result["output_model"] == shown["output_model"]
-    assert _where_model(result, tmp_path, 1) == f"the model is {shown['output_model']} at {service.url}"
+    assert _where_model(result, tmp_path, 1) == f"The model is {shown['output_model']} at {service.url}"
     final = json.loads(final_metrics.read_text())
     assert final == {
         "run_id": "a",
@@ -47,4 +47,4 @@ def test_the_result_and_the_final_metrics_name_the_job_the_model_and_the_dataset
 
 def test_a_run_that_does_not_wait_says_how_to_come_back(tmp_path):
     words = _where_model({"job": "pw-1", "state": "running", "model": None}, tmp_path, 2)
-    assert words == f"job pw-1 is running; wait for it with: pairwright jobs attach {tmp_path}/round-2/train"
+    assert words == f"Job pw-1 is running; wait for it with: pairwright jobs attach {tmp_path}/round-2/train"

@@ -40,10 +40,14 @@ def serve_folder(
         raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")
     listener = listen(host, port)  # before the model is loaded: a port that is taken is said at once
     try:
+        # starlette first: an installation without the extra is told its name
+        from pairwright.serve.model_app import ModelServer, model_app  # isort: skip
+        from transformers.utils import logging as transformers_logging
+
         from pairwright.generate import Engine
-        from pairwright.serve.model_app import ModelServer, model_app
     except ImportError as error:
         raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
+    transformers_logging.disable_progress_bar()
     _use_threads(threads)
     engine = Engine.load(folder, device=device, dtype=dtype, tools_as_text=tools_as_text)
     server = ModelServer(engine=engine, names=tuple(names) or (engine.name,), token=token)

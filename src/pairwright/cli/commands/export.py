@@ -95,7 +95,7 @@ def export_pairs(
 def _check_source(source: str, to: str, threshold: float | None, *, is_experience: bool) -> None:
     """Raise where a target takes pairs and there are runs, or the other way round."""
     if is_experience and to != "trl-unpaired":
-        raise ConfigError(
+        raise PairwrightError(
             f"{source} is an experience table, and --to {to} takes pairs: build them with pairwright pairs {source}, "
             "or export labelled runs with --to trl-unpaired"
         )

@@ -242,9 +242,6 @@ def serve_model(
         run_vllm(command, token)
     if context.args:
         raise ConfigError(f"{' '.join(context.args)}: only --engine vllm takes more options")
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
     serve_folder(
         find_model(checkpoint),
         host=host,
