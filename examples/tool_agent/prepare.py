@@ -16,7 +16,7 @@ from pathlib import Path
 
 from assistant import make_tasks
 
-NUM_TASKS = {"train": 32, "heldout": 48}
+NUM_TASKS = {"train": 96, "heldout": 80}
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

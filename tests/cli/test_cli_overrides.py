@@ -177,6 +177,9 @@ def test_the_old_form_of_an_override_is_answered_with_the_new_one(run, tmp_path,
 def test_a_folder_may_be_called_like_a_section(run, table, tmp_path):
     assert run("pairs", table, "-o", "pairs")[0] == 0
     assert run("pairs", "-o", "train", table)[0] == 0
+    # an option after it is no value, also where the option does not exist
+    code, _, err = run("pairs", table, "-o", "train", "--max-steps", "1")
+    assert (code, "No such option: --max-steps" in err) == (3, True), err
     (tmp_path / "c.yaml").write_text("sources: {paths: [none.jsonl]}\n")
     code, _, err = run("run", "c.yaml", "-o", "model", "model=m", "--dry-run", "--json")
     assert (code, "model: m is not the folder of a model" in err) == (3, True), err

@@ -148,7 +148,9 @@ def _refuse_old_form(params: list[Any], labels: list[tuple[str, str]]) -> None:
             continue
         # the two words after the option, "" where there are fewer
         key, value = (*words[number + 1 : number + 3], "", "")[:2]
-        is_output = word == "-o" and has_output and not (value and (has_excess or "." in key))
+        # an option cannot be the value of the old form: `-o train --batch-size 8` names a folder
+        is_value = bool(value) and not value.startswith("-")
+        is_output = word == "-o" and has_output and not (is_value and (has_excess or "." in key))
         if not is_output and _is_like_key(key, is_exact=word == "-o" and has_output and not has_excess):
             old.append(f"{word} {key} {value}".strip())
             new.append(shlex.quote(f"{key}={value or 'VALUE'}"))
