@@ -207,15 +207,17 @@ class ComposerDataCollator:
     # Pairs.
 
     def _preference_arrays(self, traces: Sequence[Experience], examples: Sequence[TraceExample]) -> dict[str, Array]:
-        found = [
+        numbered_pairs = [
             (number, read_pair(pair, traces[number]))
             for number, example in enumerate(examples)
             for pair in example.get("dpo_pairs") or []
         ]
         encoded: list[EncodedPair] = []
         trace_index: list[int] = []
-        results = encode_pairs(self.tokenizer, (pair for _, pair in found), max_length=self.config.max_dpo_length)
-        for (number, _), item in zip(found, results, strict=True):
+        results = encode_pairs(
+            self.tokenizer, (pair for _, pair in numbered_pairs), max_length=self.config.max_dpo_length
+        )
+        for (number, _), item in zip(numbered_pairs, results, strict=True):
             if isinstance(item, TokensError):
                 self._count("dpo", item)
                 continue

@@ -106,8 +106,8 @@ class PlatformApi(ServiceClient):
         """Find a job by the model that it makes; None if there is none."""
         for row in self._rows(self._rl_jobs):
             spec = row.get("spec")
-            made = spec.get("output") if isinstance(spec, dict) else None
-            if isinstance(made, dict) and made.get("name") == output:
+            output_spec = spec.get("output") if isinstance(spec, dict) else None
+            if isinstance(output_spec, dict) and output_spec.get("name") == output:
                 return row
         return None
 

@@ -247,9 +247,9 @@ def select_trajectories(
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
     summary = build_pairs([table], folder / "pairs", pair_options(config))
-    kept = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
+    places = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
     groups = [
-        [trajectory for position, trajectory in enumerate(group) if (number, position) in kept]
+        [trajectory for position, trajectory in enumerate(group) if (number, position) in places]
         for number, group in enumerate(collection.trajectories)
     ]
     return TrajectoryCollection(trajectories=[group for group in groups if group], run_id=collection.run_id), summary

@@ -88,14 +88,14 @@ def _activations(shape: Shape | None, train: TrainConfig) -> int:
         return 0
     # Values that a layer keeps for a token. Width of the model: its input, two norms (input and output in float32),
     # queries, attention's output, the projections' outputs; feed-forward: gate, up, their product, its input.
-    kept = 14 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_size
+    per_layer = 14 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_size
     num_bytes = 3 if train.precision == "bf16" else 4  # half of the values stay in float32
     layers = shape.layers
     if train.gradient_checkpointing:
         # The input of each layer, and everything of the one that is computed again.
-        per_token = 4 * shape.hidden * layers + num_bytes * kept
+        per_token = 4 * shape.hidden * layers + num_bytes * per_layer
     else:
-        per_token = num_bytes * kept * layers
+        per_token = num_bytes * per_layer * layers
     logits = 2 * 4 * _LOGIT_ROWS * shape.vocabulary  # a chunk of logits, and its gradient
     return train.micro_batch_tokens * per_token + logits
 

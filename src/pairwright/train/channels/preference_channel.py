@@ -109,10 +109,10 @@ class PreferenceChannel:
         values = ranks.sum_values(values)
         # A field of the whole update (B,), in the order of its items.
         sums = {name: torch.tensor([values[f"{item} {name}"][0] for item in items]) for name in _SUMS}
-        found = match_partners(self.kind, PairLogps(**sums))
+        partners = match_partners(self.kind, PairLogps(**sums))
         return {
             name: Partners(one.chosen_B.to(policy.device), one.rejected_B.to(policy.device))
-            for name, one in found.items()
+            for name, one in partners.items()
         }
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
