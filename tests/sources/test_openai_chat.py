@@ -7,7 +7,7 @@ import pytest
 
 from pairwright.errors import PairwrightError
 from pairwright.records.experience import Kind
-from pairwright.records.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall, weight_of
 from pairwright.sources.datasets.openai_chat import FORMAT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
@@ -199,7 +199,14 @@ def test_messages_of_parts_are_not_claimed():
     assert not FORMAT.matches(talk)
 
 
-def test_a_weight_between_context_and_trained_is_a_bad_record():
+def test_a_weight_between_context_and_trained_stays_with_its_message():
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo", "weight": 0.5}]
-    with pytest.raises(BadRecord, match=r"weight: got 0\.5, expected 0 \(context\) or 1 \(trained\)"):
+    (record,) = read_all([row(messages=messages)])
+    assert record.completion[0].is_generated
+    assert weight_of(record.completion[0]) == 0.5
+
+
+def test_a_negative_weight_is_a_bad_record():
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo", "weight": -1}]
+    with pytest.raises(BadRecord, match=r"weight: got .*, expected 0 \(context\), 1 \(trained\), or a positive weight"):
         read_all([row(messages=messages)])

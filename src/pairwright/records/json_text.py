@@ -13,7 +13,7 @@ import msgspec
 from pairwright.errors import RecordError
 
 _TAG = "$float"
-_MAX_DEPTH = 200
+MAX_DEPTH = 200
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 encode = msgspec.json.encode
@@ -40,7 +40,7 @@ def check_json(value: Any, field: str, *, finite: bool = False) -> None:
     """Raise RecordError unless `from_json(to_json(value))` is `value` again; with `finite`, also for NaN and inf."""
     try:
         data = encode(value)
-        if decode(data) == value and (data.count(b"[") + data.count(b"{") <= _MAX_DEPTH or not _is_deep(value)):
+        if decode(data) == value and (data.count(b"[") + data.count(b"{") <= MAX_DEPTH or not _is_deep(value)):
             return
     except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
         pass  # the walk below locates the bad value and describes it
@@ -48,9 +48,9 @@ def check_json(value: Any, field: str, *, finite: bool = False) -> None:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether a value has more than `_MAX_DEPTH` levels; walks it level by level, without recursion."""
+    """Whether a value has more than `MAX_DEPTH` levels; walks it level by level, without recursion."""
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(_MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         inner = [item.values() if isinstance(item, dict) else item for item in level]
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
@@ -59,8 +59,8 @@ def _is_deep(value: Any) -> bool:
 
 
 def _check(value: Any, path: str, finite: bool, depth: int) -> None:
-    if depth > _MAX_DEPTH:
-        raise RecordError(f"{path[:60]}...", "a value", f"at most {_MAX_DEPTH} levels of nesting")
+    if depth > MAX_DEPTH:
+        raise RecordError(f"{path[:60]}...", "a value", f"at most {MAX_DEPTH} levels of nesting")
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -241,6 +241,20 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         return self.content or ""
 
 
+# In `extra`: how much a turn counts in training, where data say something between context and trained.
+TURN_WEIGHT = "turn_weight"
+
+
+def weight_of(message: Message) -> float:
+    """How much a turn counts in training: 1 where the data say nothing else.
+
+    >>> weight_of(Message("assistant", "hi", extra={TURN_WEIGHT: 0.5})), weight_of(Message("assistant", "hi"))
+    (0.5, 1.0)
+    """
+    value = message.extra.get(TURN_WEIGHT) if message.extra else None
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
 def as_message(message: Message | Json) -> Message:
     """A message, or a chat dict as one."""
     return message if type(message) is Message else Message.from_chat(cast(Json, message))

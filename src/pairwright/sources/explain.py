@@ -35,7 +35,7 @@ from pairwright.sources.shapes.row_fields import TASK_KEYS
 from pairwright.sources.tables import is_table, table_rows
 
 NUM_RECORDS = 3
-_MAX_FIELDS = 100
+_MAX_FIELDS = 100  # each costs up to two more readings of the record
 _WIDTH = 60  # characters of a value in a listing
 # Texts that tell what a value is, not what it says: left alone when a field is changed.
 _FIXED = frozenset({"role", "from", "type", "id", "name", "tool_call_id", "call_id", "tool_use_id", "finish_reason"})
@@ -123,6 +123,7 @@ def explain_file(path: Place, format_name: str, options: Options) -> Explanation
     units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
     records = []
     for unit in islice(units, NUM_RECORDS):
+        # Units may be experiences already; only (origin, value) has fields that can be changed.
         if isinstance(unit, Rejected):
             records.append(RecordUse("a record", [], [], unit.reason))
         elif isinstance(unit, Experience):
@@ -162,6 +163,7 @@ def _fields_of(value: Any) -> dict[tuple[str, ...], Any]:
 
 def _nested(value: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, part in value.items():
+        # Not opened: messages, and large mappings, whose keys are likely to be data.
         is_open = isinstance(part, dict) and 0 < len(part) <= 30 and "role" not in part and len(path) < 4
         yield from _nested(part, (*path, key)) if is_open else [((*path, key), part)]
 
@@ -169,6 +171,7 @@ def _nested(value: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 def _read(value: Any, origin: Origin, layout: Layout, options: Options) -> list[Experience]:
     read = list(layout.reader.read(value, origin, options))
     experiences = [exp for exp in read if isinstance(exp, Experience)]
+    # A rejected part is no refusal of the record as long as experiences come of the rest.
     if not experiences and read and isinstance(read[0], Rejected):
         raise BadRecord(read[0].reason)
     return experiences
@@ -178,9 +181,11 @@ def _use_of(
     path: tuple[str, ...], value: Any, before: list[Experience], origin: Origin, layout: Layout, options: Options
 ) -> str:
     """Return what a field becomes: the parts of the record that differ when the field does."""
+    # Fields too large for info are listed there by name: a changed value would show no difference.
     if before and path[0] in before[0].info.get("not_read", ()):
         return "not kept: more than 2,000 bytes"
     needed = False
+    # A changed value shows where it goes; of a field that only has to be present, its removal does.
     for change in (_change, _remove):
         try:
             after = _read(_with(value, path, change), origin, layout, options)
@@ -193,7 +198,7 @@ def _use_of(
     return "needed to read the record" if needed else "not used"
 
 
-_GONE = object()
+_GONE = object()  # in place of a value: its key is dropped
 
 
 def _with(value: Any, path: tuple[str, ...], change: Any) -> Any:
@@ -214,6 +219,7 @@ def _remove(value: Any) -> Any:
 
 def _change(value: Any) -> Any:
     """Return a value of the same shape that says something else."""
+    # Before int: a bool is one, too.
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -229,11 +235,12 @@ def _change(value: Any) -> Any:
 
 def _differences(before: list[Experience], after: list[Experience]) -> list[str]:
     """Name the parts that differ between two readings of a record."""
+    # No preference any more: the field decides the sides, and further differences would be noise.
     if before and before[0].chosen is not None and (not after or after[0].chosen is None):
         return ["which answer is chosen"]
     if len(before) != len(after):
         return [f"how many answers there are ({len(before)})"]
-    parts: dict[str, None] = {}
+    parts: dict[str, None] = {}  # names in order, each once
     for old, new in zip(before, after, strict=True):
         named = {
             **_changed_turns("prompt", old.prompt, new.prompt),
@@ -244,6 +251,7 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
             if one is not None and other is not None:
                 named |= _changed_turns(side, one.messages, other.messages)
                 named |= {f"reward of {side}": None} if one.reward != other.reward else {}
+        # Swapped sides differ in every turn: only the swap is named.
         if old.chosen is not None and old.chosen == new.rejected and old.chosen != new.chosen:
             named = {"which answer is chosen": None}
         named |= {name: None for name in ("reward", "tools", "metrics") if getattr(old, name) != getattr(new, name)}
@@ -299,6 +307,7 @@ def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Expla
         return Explanation(str(path), rejected.format, reason or "no records in it")
     keys = {name: _preview(value) for name, value in islice(_leaves(rows[0], ""), 60)}
     names = {name for row in rows for name in row}
+    # Share of each format's keys that the records have, so that formats with many keys are not favoured.
     matched = {name: len(names.intersection(words.split())) / len(words.split()) for name, words in _KEYS.items()}
     nearest = max(matched, key=lambda name: matched[name])
     hits = sorted(names.intersection(_KEYS[nearest].split()))
@@ -327,6 +336,7 @@ def _sample(path: Place, options: Options) -> tuple[list[Json], str | None]:
     if not isinstance(value, dict):
         return [], None
     lists = {key: item for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)}
+    # A list of turns is a conversation, not a list of records.
     lists = {key: item for key, item in lists.items() if not is_turns(item)}
     if len(lists) == 1:
         key, inner = next(iter(lists.items()))
@@ -353,6 +363,7 @@ def suggest_map(rows: list[Json], records: str | None) -> str | None:
         fields["task"] = tasks[0]
     if "completion" not in fields and "prompt" not in fields:
         return None
+    # A placeholder where no field fits: the user fills it in.
     for target in ("prompt", "completion"):
         fields.setdefault(target, "FIELD")
     return FieldMap(fields).text
@@ -363,6 +374,7 @@ def _best_path(paths: list[str], names: frozenset[str], taken: set[str]) -> str 
     best: tuple[int, str] | None = None
     for path in paths:
         words = [plain_name(word.removesuffix("[]")) for word in path.split(".")]
+        # The last name of a path says most: request.prompt is a prompt, prompt.id is an id.
         for distance, word in enumerate(reversed(words)):
             if (
                 (word in names or singular(word) in names)
@@ -380,6 +392,7 @@ def _leaves(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]
         if isinstance(part, dict) and part and depth < 5:
             yield from _leaves(part, path, depth + 1)
         elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
+            # The first item stands for all of them.
             yield from _leaves(part[0], f"{path}[]", depth + 1)
         else:
             yield path, part

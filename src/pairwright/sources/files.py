@@ -188,6 +188,12 @@ def line_units(
     return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label, repairs)
 
 
+def line_values(path: Place, decode: Callable[[bytes], Any], repairs: Counter[str] | None = None) -> Iterator[Any]:
+    """Yield the decoded lines of a file that is one unit, and Rejected for those that cannot be decoded."""
+    for number, text in read_lines(path):
+        yield _decode_line(path, number, text, decode, repairs)
+
+
 def decode_units(
     path: Place,
     lines: Iterable[tuple[int, bytes | int]],

@@ -6,6 +6,7 @@ tests whether a decoded unit has this format; `read` converts one unit to experi
 or RecordError and is quarantined as a whole; an unusable part of a unit is yielded as Rejected.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,10 @@ import msgspec
 
 from pairwright.errors import PairwrightError
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
-from pairwright.records.json_text import encode
-from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.records.json_text import MAX_DEPTH, decode, encode
+from pairwright.records.messages import TEXT, ErrorSite, Json, Message, check_truncation
 from pairwright.sources.field_map import NO_MAP, FieldMap
 from pairwright.sources.fields import BadRecord
 
@@ -36,13 +37,18 @@ class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
 class Origin(msgspec.Struct, frozen=True):
     """Location of a unit: `ordinal` is its position in the file, from 0; `line` is its first line, from 1.
 
-    `label` identifies the file in record ids; it defaults to the file name.
+    `label` identifies the file in record ids; it defaults to the file name. With `as_row`, `build` returns table cells.
     """
 
     file: str
     line: int | None = None
     ordinal: int = 0
     label: str = ""
+    as_row: bool = False
+
+    def at(self, line: int | None, ordinal: int) -> "Origin":
+        """Return the location of a part of the unit."""
+        return Origin(self.file, line, ordinal, self.label, self.as_row)
 
     @property
     def path(self) -> Path:
@@ -64,17 +70,14 @@ class Options(msgspec.Struct, frozen=True):
 # Members looked up once: `build` runs for every record.
 _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
 
-_Prompt = tuple[Message, ...]
-_Tools = tuple[Json, ...]
-Read = Callable[[Any, Origin, Options], Iterator[Experience | Rejected]]
+Read = Callable[[Any, Origin, Options], Iterator["Record | Rejected"]]
 
 
 class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
-    """Cells of a table row, named after the table's columns (store/columns.py).
+    """Cells of a table row, named after the table's columns (store/columns.py): a record that is encoded already.
 
-    A fast path for large files, where building and validating records would dominate import time. The reader guarantees
-    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the name of
-    the format; all other columns are null.
+    An import makes these instead of experiences, so that each part of a record is checked, hashed and encoded once. The
+    cells equal those of the experience; all other columns are null.
     """
 
     uid: str
@@ -82,23 +85,28 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     batch: str
     task: str
     run: int
+    step: int = 0
     kind: str
     reward: float | None  # finite
     model_version: str | None
     prompt_hash: str
-    completion_hash: str
+    completion_hash: str | None
     num_prompt_messages: int
     num_completion_messages: int
     num_completion_characters: int
     num_tool_calls: int
     num_errors: int
+    truncate_status: str | None = None
+    source_format: str
     source: str
-    source_line: int
+    source_line: int | None
     prompt: bytes | None
     tools: bytes | None
-    completion: bytes
+    completion: bytes | None
+    reward_components: bytes | None = None
     errors: bytes | None
-    info: str | None
+    info: bytes | None
+    metrics: bytes | None = None
     # Token fields, as in an experience: int32, float32 and bool
     prompt_length: int | None = None
     tokens: Array | None = None
@@ -106,6 +114,7 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     action_mask: Array | None = None
 
 
+Record = Experience | ReadyRow
 ReadRow = Callable[[bytes, Origin], ReadyRow | None]
 # What a `ReadRow` may meet in a line that is not usual: the general code then says what is wrong with it, if anything.
 UNUSUAL = (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError)
@@ -120,7 +129,8 @@ class Format:
     matches: Callable[[Any], bool]
     read: Read
     summary: str
-    decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
+    # Of a line; for formats whose lines repeat much, or that read lines of known types.
+    decode: Callable[[bytes], Any] = msgspec.json.decode
     read_row: ReadRow | None = None  # a usual line straight to its row; None for a line that is not usual
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
     # Of the first records of a file that it matches: why the file must not be read without a word of the user
@@ -150,43 +160,132 @@ def build(
     rejected: Side | None = None,
     task_metadata: Any = None,
     arrays: Json | None = None,
-) -> Experience:
+) -> Record:
     """Build an experience and its id from the task and run of the format; the id suffix is a hash of the content.
 
     If `task` is None, the task is a hash of prompt, tools and `task_metadata`. If `run` is None, the run is the
     record's position in its file. Ids are therefore reproducible, and equal records of one file, or of two files with
     different labels, are all kept.
-    `arrays` are the token fields, as returned by `tokens_of_turns`.
+    `arrays` are the token fields, as returned by `tokens_of_turns`. With `origin.as_row` the result is a ReadyRow,
+    unless it takes an experience to check the record or to hold it.
     """
-    info = info or {}
-    own_prompt, own_tools, given_hash = _share_given(tuple(prompt), tuple(tools))
+    info, completion = info or {}, tuple(completion)
+    context = _share_context(tuple(prompt), tuple(tools))
     if task is None:
-        task = task_hash(own_prompt, own_tools, task_metadata)
+        task = task_hash(context.prompt, context.tools, task_metadata)
     # What makes two records of one prompt different, beside the completion.
     body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
     try:
+        completion_text = encode(completion)
         # 24 hexadecimal digits: 96 bits of the hash.
-        suffix = content_hash(given_hash, encode(completion), body)[:24]
+        suffix = content_hash(context.hash, completion_text, body)[:24]
     except _NOT_JSON as error:
         raise _refuse(error) from None
+    eid = EID(batch, task, origin.ordinal if run is None else run, step, suffix)
+    kind = _PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN
+    fields: Json = {
+        "kind": kind,
+        "reward": reward,
+        "reward_components": reward_components or {},
+        "truncate_status": truncate_status,
+        "model_version": model_version,
+        "errors": tuple(errors),
+        "info": info,
+        "metrics": metrics or {},
+    }
+    if origin.as_row and kind is not _PREFERENCE and not arrays:
+        try:
+            return _ready_row(format_name, origin, eid, context, completion, completion_text, **fields)
+        except UNUSUAL:
+            pass  # the experience says what is wrong, if anything
     return Experience(
-        eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
-        kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
-        prompt=own_prompt,
-        tools=own_tools,
-        completion=tuple(completion),
+        eid=eid,
+        prompt=context.prompt,
+        tools=context.tools,
+        completion=completion,
         chosen=chosen,
         rejected=rejected,
-        reward=reward,
-        reward_components=reward_components or {},
-        truncate_status=truncate_status,
-        model_version=model_version,
-        errors=tuple(errors),
-        info=info,
-        metrics=metrics or {},
         source=Source(origin.file, origin.line, format_name),
+        **fields,
         **(arrays or {}),
     )
+
+
+def _ready_row(
+    format_name: str,
+    origin: Origin,
+    eid: EID,
+    context: "_Context",
+    completion: tuple[Message, ...],
+    completion_text: bytes,
+    *,
+    kind: Kind,
+    reward: float | None,
+    reward_components: Json,
+    errors: tuple[ErrorSite, ...],
+    info: Json,
+    metrics: Json,
+    model_version: int | str | None,
+    truncate_status: str | None,
+) -> ReadyRow:
+    """Return the cells of a record, checked as an Experience checks it; raises one of UNUSUAL if it needs one."""
+    cells = _context_cells(context)
+    check_truncation(truncate_status)
+    if (completion and completion[0].role == TEXT) or (reward is not None and not math.isfinite(reward)):
+        raise BadRecord("raw text, or a reward that has no cell of its own")
+    num_messages = len(context.prompt) + len(completion)
+    if any(site.index >= num_messages for site in errors):
+        raise BadRecord("an error at no message")
+    num_characters = num_calls = 0
+    for message in completion:
+        num_characters += len(message.content) if type(message.content) is str else len(message.text)
+        if message.reasoning is not None:
+            num_characters += len(message.reasoning)
+        for call in message.tool_calls:
+            num_characters += len(call.arguments)
+        num_calls += len(message.tool_calls)
+    tid = eid.tid
+    return ReadyRow(
+        # `tid` is the JSON text [batch, task]; `uid` goes on behind it.
+        uid=f'{tid[:-1]},{eid.run},{eid.step},"{eid.suffix}"]',
+        tid=tid,
+        batch=str(eid.batch),
+        task=str(eid.task),
+        run=eid.run,
+        step=eid.step,
+        kind=kind,
+        reward=None if reward is None else float(reward),
+        model_version=None if model_version is None else encode(model_version).decode(),
+        prompt_hash=cells.hash,
+        completion_hash=content_hash(canonical_messages(completion)) if completion else None,
+        num_prompt_messages=len(context.prompt),
+        num_completion_messages=len(completion),
+        num_completion_characters=num_characters,
+        num_tool_calls=num_calls,
+        num_errors=len(errors),
+        truncate_status=truncate_status,
+        source_format=format_name,
+        source=origin.file,
+        source_line=origin.line,
+        prompt=cells.prompt,
+        tools=cells.tools,
+        completion=completion_text if completion else None,
+        reward_components=json_cell(reward_components),
+        errors=encode(errors) if errors else None,
+        info=json_cell(info),
+        metrics=json_cell(metrics),
+    )
+
+
+def json_cell(value: Json) -> bytes | None:
+    """Return an object as JSON text; raises BadRecord unless it is plain JSON, which `to_json` writes just so."""
+    if not value:
+        return None
+    data = encode(value)
+    is_same = type(value) is dict and decode(data) == value
+    if not is_same or data.count(b"[") + data.count(b"{") > MAX_DEPTH or b'"$float"' in data:
+        raise BadRecord("a value that JSON does not hold, or not as it is")
+    return data
 
 
 def label_of(origin: Origin) -> str:
@@ -226,27 +325,57 @@ def session_run(session: int | str | None, origin: Origin, branch: int = 0) -> i
     return int(content_hash(label_of(origin) if session is None else session)[:12], 16) + branch
 
 
-def _share_given(prompt: _Prompt, tools: _Tools) -> tuple[_Prompt, _Tools, str]:
-    """Return prompt, tools and their hash; those of the record before if they are equal, as for the runs of a task.
+class _ContextCells(msgspec.Struct, gc=False):
+    hash: str
+    prompt: bytes | None
+    tools: bytes | None
 
-    The table's columns are then computed once for all these records (`Column.shared`).
+
+class _Context(msgspec.Struct, gc=False):
+    """Prompt and tools of a record, their hash and their JSON text; `cells` are those of the table, once made."""
+
+    prompt: tuple[Message, ...]
+    tools: tuple[Json, ...]
+    hash: str
+    text: tuple[bytes, bytes]
+    cells: _ContextCells | None = None
+
+
+def _share_context(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> _Context:
+    """Return prompt and tools with their hash; those of the record before if they are equal, as for the runs of a task.
+
+    What the table has of them is then computed once for all these records (also by `Column.shared`).
     """
-    global _last_given
-    last = _last_given
-    if last[0] is prompt and last[1] is tools and last[2]:
-        return last[:3]
+    global _last_context
+    last = _last_context
+    if last.prompt is prompt and last.tools is tools and last.hash:
+        return last
     try:
         # Compared as JSON, since Python takes 1, 1.0 and True for equal.
         text = (encode(prompt), encode(tools))
-        if text != last[3]:
-            _last_given = last = (prompt, tools, content_hash(prompt, tools), text)
+        if text != last.text:
+            _last_context = last = _Context(prompt, tools, content_hash(prompt, tools), text)
     except _NOT_JSON as error:
         raise _refuse(error) from None
-    return last[:3]
+    return last
 
 
-# Prompt, tools, their hash, and both as JSON.
-_last_given: tuple[_Prompt, _Tools, str, tuple[bytes, bytes]] = ((), (), "", (b"", b""))
+def _context_cells(context: _Context) -> _ContextCells:
+    if context.cells is None:
+        if context.prompt and context.prompt[0].role == TEXT:
+            raise BadRecord("raw text")
+        if context.tools:
+            Experience(kind=_SINGLE_TURN, tools=context.tools)  # checks them
+        prompt, tools = context.text
+        context.cells = _ContextCells(
+            prompt_hash(context.prompt, context.tools),
+            prompt if context.prompt else None,
+            tools if context.tools else None,
+        )
+    return context.cells
+
+
+_last_context = _Context((), (), "", (b"", b""))
 # What encoders raise for unvalidated values: nested too deep, or not valid Unicode
 _NOT_JSON = (RecursionError, TypeError, ValueError)
 
@@ -265,7 +394,7 @@ def _refuse(error: Exception) -> BadRecord:
 def guarded(read: Read) -> Read:
     """Wrap a reader so that errors caused by its input are raised as BadRecord."""
 
-    def guarded_read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    def guarded_read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
         try:
             yield from read(value, origin, options)
         except RecursionError:

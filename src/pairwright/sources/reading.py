@@ -27,10 +27,11 @@ from pairwright.sources.files import (
     first_items,
     is_json_lines,
     line_units,
+    line_values,
     open_bytes,
     value_units,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.format import Format, Options, Origin, ReadyRow, Record, Rejected
 from pairwright.sources.rollouts.trinity import NAME as TRINITY
 from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
 from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
@@ -100,8 +101,13 @@ def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS
 
 def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
     """Yield all experiences of a file, and Rejected for input that cannot be used."""
-    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
-    yield from read_units(units, layout, options)
+    if layout.shape == "binary":
+        units: Iterable[Unit | Experience | Rejected] = binary_units(path, layout)
+    else:
+        units = file_units(path, layout, options=options, by_type=True)
+    for record in read_units(units, layout, options):
+        if not isinstance(record, ReadyRow):  # none is, since `as_row` is not set
+            yield record
 
 
 def read_units(
@@ -109,7 +115,7 @@ def read_units(
     layout: Layout,
     options: Options,
     finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
     `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
@@ -145,16 +151,18 @@ def file_units(
     repairs: Counter[str] | None = None,
     *,
     options: Options = NO_OPTIONS,
+    by_type: bool = False,
 ) -> Iterator[Unit | Rejected]:
     """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected.
 
-    `repairs` counts repairs of text.
+    `repairs` counts repairs of text. With `by_type` the lines of a session are as the reader's `decode` has them, which
+    nobody else knows.
     """
     try:
         if layout.shape == "table":
             yield from _table_units(path, layout, label, options)
         else:
-            yield from _file_units(path, layout, label, repairs, options)
+            yield from _file_units(path, layout, label, repairs, options, by_type)
     except BadRecord as error:
         yield Rejected(str(path), None, str(error), layout.format)
     except BROKEN_STREAM as error:
@@ -176,7 +184,7 @@ def _table_units(path: Place, layout: Layout, label: str, options: Options) -> I
 
 
 def _file_units(
-    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
+    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options, by_type: bool
 ) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
@@ -187,12 +195,15 @@ def _file_units(
     elif layout.shape in ("lines", "values"):
         # The format reads the file as one unit: a session is all its lines.
         values = []
-        units = line_units(path, repairs=repairs) if layout.shape == "lines" else value_units(path, "", repairs)
-        for unit in units:
-            if isinstance(unit, Rejected):
-                yield unit
+        if layout.shape == "lines":
+            units = line_values(path, layout.reader.decode if by_type else msgspec.json.decode, repairs)
+        else:
+            units = (unit if isinstance(unit, Rejected) else unit[1] for unit in value_units(path, "", repairs))
+        for value in units:
+            if isinstance(value, Rejected):
+                yield value
             else:
-                values.append(unit[1])
+                values.append(value)
         yield Origin(file, 1, 0, label), values
     else:
         value = document(path, repairs)

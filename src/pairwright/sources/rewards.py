@@ -15,6 +15,7 @@ import msgspec
 
 from pairwright.errors import SourceError
 from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, index, score, value_at
 from pairwright.sources.reward_expression import evaluate, parse_reward
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
@@ -59,10 +60,10 @@ def reward_names(exp: Experience, row: Any = None) -> list[str]:
     return sorted(names, key=lambda name: not any(word in name.lower() for word in _SCORE_WORDS))
 
 
-def score_names(exp: Experience) -> list[str]:
+def score_names(components: Json, info: Json) -> list[str]:
     """List the scores of an unscored record, one of which the user may choose: components, and names like a score."""
-    names = [name for name, value in exp.reward_components.items() if score(value) is not None]
-    in_info = (name for name in islice(_number_paths(exp.info, 0), _MAX_NAMES))
+    names = [name for name, value in components.items() if score(value) is not None]
+    in_info = (name for name in islice(_number_paths(info, 0), _MAX_NAMES))
     return names + [name for name in in_info if any(word in name.lower() for word in _SCORE_WORDS)]
 
 

@@ -23,10 +23,11 @@ from pairwright.paths import Place, deliver, local_copy, local_workspace
 from pairwright.paths.parquet import parquet_file
 from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
+from pairwright.records.messages import Json
 from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, decode_units, line_units, read_lines
-from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
+from pairwright.sources.format import Options, Origin, ReadyRow, Record, Rejected
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
@@ -199,7 +200,7 @@ def _run_in(folder: Path, tasks: Sequence[ImportTask]) -> ImportResult:
 
 def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
     """Yield the rows of tasks as record batches, each of one format and bounded by bytes and rows."""
-    batch: list[Experience | ReadyRow] = []
+    batch: list[Record] = []
     num_bytes = 0
     for before, task in zip([tasks[0], *tasks], tasks, strict=False):
         if batch and before.layout.format != task.layout.format:
@@ -217,12 +218,14 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
         yield _counted(_batch(batch, tasks[-1], result), tasks[-1], result)
 
 
-def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience | ReadyRow]:
+def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Record]:
     """Yield the records of a task; lines that the reader converts directly to cells are yielded as ReadyRow."""
     read_row = task.layout.reader.read_row if task.layout.splits else None
-    changes_records = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
-    if read_row is None or changes_records:
+    if task.reward is not None or task.scores is not None or task.redact or task.options != Options():
         yield from _kept(_units(task, result.repairs), task, result, write_rejected)
+        return
+    if read_row is None:
+        yield from _kept(_as_rows(_units(task, result.repairs, by_type=True)), task, result, write_rejected)
         return
     file, decode = str(task.path), task.layout.reader.decode
     for number, line in read_lines(task.path, start=task.start, stop=task.stop, line=task.line):
@@ -232,27 +235,37 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
             yield row
         else:
             units = decode_units(task.path, [(number, line)], decode, task.label, result.repairs)
-            yield from _kept(units, task, result, write_rejected)
+            yield from _kept(_as_rows(units), task, result, write_rejected)
+
+
+def _as_rows(units: Iterator[Unit | Experience | Rejected]) -> Iterator[Unit | Experience | Rejected]:
+    """Ask the reader for table cells: nothing else is done with these records."""
+    for unit in units:
+        yield (replace(unit[0], as_row=True), unit[1]) if type(unit) is tuple else unit
 
 
 def _size_of(row: ReadyRow) -> int:
     """Return about how many bytes a row takes."""
-    return len(row.completion) + (0 if row.tokens is None else 9 * len(row.tokens))
+    content = len(row.completion or b"") + len(row.info or b"")
+    return content + (0 if row.tokens is None else 9 * len(row.tokens))
 
 
-def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
+def _batch(rows: list[Record], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Convert rows to one record batch, in order."""
     ready = [row for row in rows if type(row) is ReadyRow]
     records = [row for row in rows if type(row) is Experience]
     counts = result.counts[task.layout.format]
     if not ready:
         return _record_batch(records, counts, result)
-    batch = _ready_batch(ready, task.layout.format)
-    if batch.column("reward").null_count:
-        counts["unscored"] += batch.column("reward").null_count
+    batch = _ready_batch(ready)
     for row in ready:
-        if row.info is not None and '"not_read":[' in row.info:
-            result.not_read.update(msgspec.json.decode(row.info)["not_read"])
+        if row.reward is None:
+            counts["unscored"] += 1
+            if result.num_unchosen < _NUM_NAMED:
+                result.num_unchosen += 1
+                result.unchosen.update(score_names(_object(row.reward_components), _object(row.info)))
+        if row.info is not None and (b'"not_read":[' in row.info or b'"tokens_dropped"' in row.info):
+            _count_info(_object(row.info), counts, result)
     if not records:
         return batch
     is_ready = np.array([type(row) is ReadyRow for row in rows])
@@ -261,15 +274,12 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
     return both.take(column_array(positions.tolist(), pa.int64())).combine_chunks().to_batches()[0]
 
 
-def _ready_batch(rows: list[ReadyRow], format_name: str) -> pa.RecordBatch:
+def _ready_batch(rows: list[ReadyRow]) -> pa.RecordBatch:
     cells = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
-    same = {"step": 0, "source_format": format_name}
-    cells["num_tokens"] = tuple(None if ids is None else len(ids) for ids in cells["tokens"])
+    cells["num_tokens"] = tuple([None if ids is None else len(ids) for ids in cells["tokens"]])
     arrays = []
     for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True):
-        if name in same:
-            arrays.append(column_array([same[name]] * len(rows), kind))
-        elif name not in cells:
+        if name not in cells:
             arrays.append(pa.nulls(len(rows), kind))
         elif name in ARRAY_TYPES:
             present = {row: array for row, array in enumerate(cells[name]) if array is not None}
@@ -287,12 +297,20 @@ def _record_batch(rows: list[Experience], counts: Counter[str], result: ImportRe
             counts["unscored"] += 1
             if result.num_unchosen < _NUM_NAMED:
                 result.num_unchosen += 1
-                result.unchosen.update(score_names(exp))
-        if "tokens_dropped" in exp.info:
-            counts["tokens_dropped"] += 1
-        if "not_read" in exp.info:
-            result.not_read.update(exp.info["not_read"])
+                result.unchosen.update(score_names(exp.reward_components, exp.info))
+        _count_info(exp.info, counts, result)
     return to_batch(rows)
+
+
+def _count_info(info: Json, counts: Counter[str], result: ImportResult) -> None:
+    if "tokens_dropped" in info:
+        counts["tokens_dropped"] += 1
+    if "not_read" in info:
+        result.not_read.update(info["not_read"])
+
+
+def _object(text: bytes | None) -> Json:
+    return msgspec.json.decode(text) if text is not None else {}
 
 
 def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> pa.RecordBatch:
@@ -310,7 +328,7 @@ def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> p
 
 def _kept(
     units: Iterator[Unit | Experience | Rejected], task: ImportTask, result: ImportResult, write_rejected: Write
-) -> Iterator[Experience]:
+) -> Iterator[Record]:
     """Yield the experiences of units, with rewards and scores applied; rejections are counted and written."""
     redacted: set[tuple[str, int | None]] = set()
     if task.redact:
@@ -325,6 +343,9 @@ def _kept(
             result.reasons[general_reason(record.reason)] += 1
             result.examples.setdefault(general_reason(record.reason), example_of(record))
             write_rejected(encode(record) + b"\n")
+            continue
+        if isinstance(record, ReadyRow):
+            yield record
             continue
         if record.tokens is not None and record.source and (record.source.file, record.source.line) in redacted:
             record = _without_ids(record)
@@ -367,7 +388,7 @@ def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: A
     return exp if reward == exp.reward else replace(exp, reward=reward)
 
 
-def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experience | Rejected]:
+def _units(task: ImportTask, repairs: Counter[str], *, by_type: bool = False) -> Iterator[Unit | Experience | Rejected]:
     path, layout, label = task.path, task.layout, task.label
     if layout.splits:
         decode = layout.reader.decode
@@ -378,7 +399,7 @@ def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experienc
         return exported_units(path)
     if layout.shape == "binary":
         return binary_units(path, layout, label)
-    return file_units(path, layout, label, repairs, options=task.options)
+    return file_units(path, layout, label, repairs, options=task.options, by_type=by_type)
 
 
 def _redacted(
@@ -391,20 +412,20 @@ def _redacted(
             yield Rejected(file, None, "--redact: a binary payload cannot be redacted; import it without, or as JSON")
             continue
         if isinstance(unit, Rejected):
-            clean, found = redact(unit.raw)
+            clean, findings = redact(unit.raw)
             unit = replace(unit, raw=clean)
             where = (unit.file, unit.line)
         else:
             origin, value = unit
             try:
-                clean, found = redact(value)
+                clean, findings = redact(value)
             except RecursionError:
                 # Its text goes nowhere: a secret in it would be written to the quarantine.
                 yield Rejected(origin.file, origin.line, "nested too deep to redact")
                 continue
             unit, where = (origin, clean), (origin.file, origin.line)
-        result.secrets += [(*where, finding.kind, finding.where) for finding in found]
-        redacted |= {where} if found else set()
+        result.secrets += [(*where, finding.kind, finding.where) for finding in findings]
+        redacted |= {where} if findings else set()
         yield unit
 
 

@@ -160,7 +160,7 @@ def refuse_empty(summary: ImportSummary) -> None:
     raise SourceError(
         f"nothing was imported: {summary.total('files'):,} files, and no record in them"
         + (f" ({reasons})" if reasons else "")
-        + "; docs/sources.md says what is read, and --format NAME insists on one"
+        + "; docs/reference/sources/index.md says what is read, and --format NAME insists on one"
     )
 
 
@@ -435,7 +435,7 @@ def import_traces(
     Args:
         paths: A file, folder, glob or address, or a list of them.
         output: Folder of the table; it is made, or added to.
-        format: Name of a format of docs/sources.md; "auto" tells by content.
+        format: Name of a format of docs/reference/sources/index.md; "auto" tells by content.
         reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
         scores: CSV or JSON Lines file of rewards, by id or by task and run; beside an id, a task may stand.
         map: For data of your own, which field is what: "prompt=a.text,completion=b.text,reward=c.score".

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of 
     import datasets
     import polars as pl
 
-    from pairwright import Pairs
+    from pairwright import HubSummary, Pairs
 
 _NARROW = frozenset(NARROW_NAMES)
 # Rows a batch for narrow columns, which are small: more than for whole rows.
@@ -141,6 +141,19 @@ class Table(RowAccess[Experience]):
         import pairwright  # pairs lie downstream of the table; the package loads them when they are asked for
 
         return pairwright.make_pairs(self, output, **options)
+
+    def push(self, repo: str, **options: Any) -> "HubSummary":
+        """Push the table to a dataset repository of the Hub, with a card; `pairwright.pull` gets it back.
+
+        Args:
+            repo: Id of the repository, such as "me/runs"; it is created if it is missing.
+            **options: `private`, `revision`, `license`, `token`: see docs/how-to/share.md.
+        """
+        if self.where is not None:
+            raise TableError("push: a filtered table; write its rows first: pairwright experience filter DIR -o OUT")
+        import pairwright  # export/ lies downstream; the package loads it when it is asked for
+
+        return pairwright.push(self.path, repo, **options)
 
     def to_arrow(self) -> pa.Table:
         return pa.Table.from_batches(self.scan(), schema=SCHEMA)

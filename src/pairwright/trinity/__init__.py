@@ -4,7 +4,7 @@
 
 Names, keyword names, defaults, `to_dict`, uid strings and mutability are Trinity's, of 0.5 (`Experiences`) and 0.6.
 What differs: lengths are checked, payloads are read without running anything in them, a round trip keeps the type and
-the dtypes, and `to_record` and `from_record` lead to our own records and back. docs/from-trinity.md has the details.
+the dtypes, and `to_record` and `from_record` lead to our own records and back; see docs/how-to/from-trinity.md.
 """
 
 from pairwright.trinity.trinity_batch import (

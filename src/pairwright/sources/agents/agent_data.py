@@ -13,7 +13,6 @@ was given to the model as context, not generated. task = id. `details` may hold 
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import (
     BadRecord,
@@ -26,7 +25,7 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.row_fields import reward_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -44,7 +43,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of a trajectory."""
     row = mapping(value, "trajectory")
     messages: list[Message] = []

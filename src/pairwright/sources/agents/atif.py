@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.experience import Experience
 from pairwright.records.json_text import decode
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.fields import (
@@ -34,7 +33,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
@@ -54,7 +53,7 @@ def matches(value: Any) -> bool:
     return isinstance(version, str) and version.upper().startswith("ATIF")
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of a trajectory, then those of its subagents."""
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
@@ -80,7 +79,7 @@ def _experience(
     options: Options,
     step: int,
     parent: Json | None = None,
-) -> Experience:
+) -> Record:
     """Build the experience of one trajectory; `parent` is the enclosing trajectory of a subagent."""
     agent = optional_mapping(trajectory.get("agent"), "agent")
     steps = [mapping(item, f"steps[{n}]") for n, item in enumerate(items(trajectory.get("steps"), "steps"))]
@@ -286,7 +285,7 @@ def matches_result(value: Any) -> bool:
     return is_trial or ("n_total_trials" in value and "stats" in value)
 
 
-def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield nothing for the result of a job, or of a trial with a trajectory; refuse a trial that has none."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]

@@ -24,7 +24,6 @@ import msgspec
 import zstandard
 
 from pairwright.errors import RecordError, SourceError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import (
     BadRecord,
@@ -39,7 +38,7 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites
 
@@ -178,7 +177,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("samples"), list) or "sample" in value or ("version" in value and "status" in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of a log or of a single sample."""
     log = mapping(value, "log")
     header = optional_mapping(log.get("eval"), "eval")
@@ -197,7 +196,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
             yield Rejected(origin.file, origin.line, f"{where}: {error}", format=NAME)
 
 
-def _experience(sample: Json, header: Json, origin: Origin, options: Options) -> Experience:
+def _experience(sample: Json, header: Json, origin: Origin, options: Options) -> Record:
     """Build the experience of one sample."""
     stored = _stored_texts(sample)
     output = optional_mapping(sample.get("output"), "output")

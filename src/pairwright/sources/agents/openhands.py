@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.openhands_events import KINDS, Entry, entry_of_event
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_items, score
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import error_sites
 
@@ -58,7 +57,7 @@ def matches(value: Any) -> bool:
     return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of a file of events, or of one or more rows."""
     if isinstance(value, list) and any(_is_event(item) for item in value):
         yield from _experiences(value, {}, origin, options)
@@ -69,21 +68,21 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for number, row in enumerate(rows):
         ordinal = origin.ordinal + number
         try:
-            yield from _row(row, Origin(origin.file, origin.line, ordinal, origin.label), options)
+            yield from _row(row, origin.at(origin.line, ordinal), options)
         except (BadRecord, RecordError) as error:
             if len(rows) == 1:
                 raise
             yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 
 
-def _row(row: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def _row(row: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     if isinstance(row, dict) and "messages" not in row and "history" in row:
         yield from _experiences(items(row["history"], "history"), row, origin, options)
     else:
         yield from openhands_rows.read(row, origin, options)
 
 
-def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Process events, ending a step at each condensation, and yield one experience per step."""
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
@@ -167,7 +166,7 @@ def _condense(talk: Conversation, event: Json) -> list[Entry]:
     return remaining
 
 
-def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of the current step, if it has new entries."""
     if talk.num_new == 0:
         return

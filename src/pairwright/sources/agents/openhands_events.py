@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import (
     BadRecord,
@@ -23,7 +22,7 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import (
     call_from_chat,
     content_from_chat,
@@ -66,7 +65,7 @@ def matches(value: Any) -> bool:
     return is_row(value) or is_log(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     value = mapping(value, "row")
     if is_log(value):
         yield from _choices(value, origin)
@@ -113,7 +112,7 @@ def error_kind_of_text(text: str) -> str | None:
     return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: given up on while it ran
 
 
-def _row(row: Json, origin: Origin, options: Options) -> Experience:
+def _row(row: Json, origin: Origin, options: Options) -> Record:
     """Build the experience of a row."""
     messages = messages_from_chat(row.get("messages"), "messages")
     tools = tools_from_chat(row.get("tools"), "tools")
@@ -135,7 +134,7 @@ def _row(row: Json, origin: Origin, options: Options) -> Experience:
     )
 
 
-def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+def _choices(log: Json, origin: Origin) -> Iterator[Record | Rejected]:
     """Yield one experience per choice of a request log."""
     prompt = messages_from_chat(log.get("messages"), "messages")
     schemas_in_log = log.get("tools")

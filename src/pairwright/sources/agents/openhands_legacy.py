@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.agents.openhands_events import error_kind_of_text, info_of, scores_of
 from pairwright.sources.fields import (
@@ -30,13 +29,14 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openhands"
 # Actions and observations that are not part of the conversation.
 _SILENT = frozenset({"change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "noop"})
+# Fields of an action that are not arguments of its call: those of the event, and the thought.
 _NO_ARGUMENTS = frozenset(
     {"thought", "is_confirmed", "confirmation_state", "action_risk", "security_risk", "keep_prompt", "action", "id"}
     | {"timestamp", "source", "message", "hidden", "args", "tool_call_metadata", "cause"}
@@ -60,37 +60,39 @@ def matches(value: Any) -> bool:
     return isinstance(value, list) and any(map(_is_event, value[:100]))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of a list of events, or of the rows of a file."""
     if isinstance(value, dict) or any(map(_is_event, items(value, "events")[:100])):
         yield from _read_row(value if isinstance(value, dict) else {"history": value}, origin, options)
         return
     for number, item in enumerate(value):
         line = None if origin.line is None else origin.line + number
-        inner = Origin(origin.file, line, number, origin.label)
+        inner = origin.at(line, number)
         try:
             yield from _read_row(mapping(item, f"[{number}]"), inner, options)
         except ValueError as error:  # BadRecord and RecordError: this row, not the file
             yield Rejected(origin.file, line, str(error), NAME)
 
 
-def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of one conversation, and one more for each condensation in it."""
     talk, step = Talk(), 0
     for number, item in enumerate(_flat(items(row.get("history"), "history"))):
         event = mapping(item, f"history[{number}]")
         if event.get("action") == "condensation":
+            # Without an answer since the last condensation there is nothing to train on.
             if any(message.is_generated for _, message in talk.messages):
                 yield _experience(talk, row, origin, options, step)
             _condense(talk, event)
             step += 1
         else:
             _take(talk, event, f"history[{number}]")
+    # At step 0 also without an answer, so that the refusal names the reason.
     if step == 0 or any(message.is_generated for _, message in talk.messages):
         yield _experience(talk, row, origin, options, step)
 
 
-def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: int) -> Experience:
+def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: int) -> Record:
     messages = [message for _, message in talk.messages]
     prompt, completion = split_at_first_answer(messages)
     if not completion:
@@ -119,6 +121,7 @@ def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: i
 def _take(talk: Talk, event: Json, where: str) -> None:
     """Add the messages of one event."""
     action, observation = event.get("action"), event.get("observation")
+    # Fields in `args` or `extras` override those beside them.
     fields = {**event, **optional_mapping(event.get("args", event.get("extras")), f"{where}.args")}
     kind = action if isinstance(action, str) else observation
     if not isinstance(kind, str) or kind in _SILENT:
@@ -140,6 +143,7 @@ def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> l
     if action == "system":
         talk.tools = tools_from_chat(fields.get("tools"), f"{where}.tools")
         return [Message("system", text(fields.get("content"), f"{where}.content"))]
+    # Some files name no source: the first message is then the user's task.
     is_first = not any(message.role == "user" for _, message in talk.messages)
     if event.get("source") == "user" or (action == "message" and "source" not in event and is_first):
         return [Message("user", text(fields.get("content"), f"{where}.content"))]
@@ -148,6 +152,7 @@ def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> l
     if isinstance(response, dict) and optional_items(response.get("choices"), f"{where}.choices"):
         talk.model = response["model"] if isinstance(response.get("model"), str) else talk.model
         response_id = response.get("id")
+        # An answer with several calls comes as several actions, each with the whole answer.
         if isinstance(response_id, str) and response_id in talk.response_ids:
             return []
         talk.response_ids.add(str(response_id))
@@ -159,6 +164,7 @@ def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> l
     if action == "message":
         return [Message("assistant", text(fields.get("content"), f"{where}.content"))]
     arguments = {key: item for key, item in fields.items() if key not in _NO_ARGUMENTS and item is not None}
+    # The id is made up from the position, for `_answered` to join the observation.
     call = ToolCall(action, json_text(arguments), f"call_{len(talk.messages)}")
     return [Message("assistant", thought if isinstance(thought, str) and thought else None, tool_calls=(call,))]
 
@@ -171,6 +177,7 @@ def _answered(talk: Talk, event: Json) -> str | None:
     cause = event.get("cause")
     answered = {message.tool_call_id for _, message in talk.messages[-50:]}
     for event_id, message in reversed(talk.messages):
+        # An observation does not reach back beyond the last call that has its result.
         if message.tool_calls and message.tool_calls[0].id in answered:
             break
         if message.tool_calls and (cause is None or event_id == cause):
@@ -191,6 +198,7 @@ def _condense(talk: Talk, event: Json) -> None:
     fields = {**event, **optional_mapping(event.get("args"), "args")}
     gone = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
     first, last = fields.get("forgotten_events_start_id"), fields.get("forgotten_events_end_id")
+    # Either a list of ids or a range, both ends of it included.
     if isinstance(first, int) and isinstance(last, int):
         gone = [event_id for event_id, _ in talk.messages if isinstance(event_id, int) and first <= event_id <= last]
     remaining = [(event_id, _as_past(message)) for event_id, message in talk.messages if event_id not in gone]
@@ -211,6 +219,7 @@ def _error_kind(position: int, message: Message) -> str | None:
     if message.extra.get("is_error") is True:
         return result_error_kind(position, message) or "tool_error"
     if "exit_code" in message.extra:
+        # -1 stands for a command that had not ended when its time was up.
         return "timeout" if message.extra["exit_code"] == -1 else "nonzero_exit"
     return error_kind_of_text(message.text)
 
@@ -221,6 +230,7 @@ def _flat(history: list[Any]) -> list[Any]:
 
 
 def _is_event(value: Any) -> bool:
+    # `kind` marks events of the SDK, `role` chat messages.
     if not isinstance(value, dict) or "kind" in value or "role" in value:
         return False
     kind = value.get("action", value.get("observation"))

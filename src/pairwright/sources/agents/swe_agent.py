@@ -18,10 +18,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.canonical import canonical_arguments
-from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_mapping, score
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
 
@@ -140,7 +139,7 @@ def matches(value: Any) -> bool:
     return 2 * sum(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     if not isinstance(value, list) or is_plain_list(value):
         yield _experience(value, origin, options, _name_of(origin))
         return
@@ -148,12 +147,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         raise BadRecord("file: an empty list")
     for number, item in enumerate(value):
         try:
-            yield _experience(item, Origin(origin.file, origin.line, number, origin.label), options, None)
+            yield _experience(item, origin.at(origin.line, number), options, None)
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 
 
-def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Experience:
+def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Record:
     """Build the experience of one trajectory of either program."""
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
     row_info = optional_mapping(row.get("info"), "info")

@@ -10,7 +10,6 @@ voices have no messages and are rejected.
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     BadRecord,
@@ -24,7 +23,7 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import call_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -41,7 +40,7 @@ def matches(value: Any) -> bool:
     return _is_run(value) or _is_run(value.get("simulation_run"))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of each simulation."""
     record = mapping(value, "results")
     info = optional_mapping(record.get("info"), "info")
@@ -54,7 +53,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
             yield Rejected(origin.file, origin.line, f"simulations[{number}]: {error}", NAME)
 
 
-def _experience(run: Json, info: Json, origin: Origin, options: Options) -> Experience:
+def _experience(run: Json, info: Json, origin: Origin, options: Options) -> Record:
     environment = optional_mapping(info.get("environment_info"), "info.environment_info")
     agent = optional_mapping(info.get("agent_info"), "info.agent_info")
     policy = optional_text(run.get("policy"), "policy") or optional_text(environment.get("policy"), "policy")

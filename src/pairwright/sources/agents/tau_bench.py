@@ -7,10 +7,9 @@ turns of the simulated user stay in the completion, not generated. `info` is kep
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Message
 from pairwright.sources.fields import BadRecord, identifier, index, mapping, optional_mapping, score
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites
 
@@ -21,7 +20,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and "traj" in value and "task_id" in value
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of one result."""
     row = mapping(value, "row")
     messages = messages_from_chat(row.get("traj"), "traj")

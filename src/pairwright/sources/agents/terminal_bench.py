@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord, identifier, mapping, score
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of
 
@@ -30,7 +29,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and "is_resolved" in value and "trial_name" in value and "task_id" in value
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of a trial."""
     result = mapping(value, "results")
     messages = _turns(origin.path.parent / "agent-logs")

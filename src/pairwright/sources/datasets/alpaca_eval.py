@@ -11,11 +11,10 @@ preference without scores; a model's output is an unscored experience of its ins
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_text, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_of, task_of
 
 NAME = "alpaca-eval"
@@ -31,7 +30,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("output"), str) and isinstance(value.get("generator"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     instruction, more = text(row.get("instruction"), "instruction"), optional_text(row.get("input"), "input")
     prompt = [Message("user", f"{instruction}\n{more}" if more else instruction)]

@@ -22,21 +22,21 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
 from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.traces import pick_reward
 
 ARGILLA, LABEL_STUDIO = "argilla", "label-studio"
 _PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "conversation", "chat", "messages")
 _ANSWER = re.compile(r"(response|answer|completion|generation|output|text)s?([-_ ]?([0-9]|[a-h]))?", re.I)
 _SIDES = ("left", "right")
+# The number or letter that ends a name: response-1, answer_b, answer2. A letter needs a separator.
 _INDEX = re.compile(r"(?:^|[-_ ])([0-9]|[a-h])$|[a-z]([0-9])$", re.I)
 _TIES = ("tie", "equal", "same", "both", "neither", "draw", "none")
 _CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winner", "pairwise", "comparison")
-_RESPONDED = (None, "submitted")
+_RESPONDED = (None, "submitted")  # statuses that count; None where an export has no status
 
 # By question: what each annotator said.
 Votes = dict[str, list[Any]]
@@ -48,6 +48,7 @@ def matches_argilla(value: Any) -> bool:
     if isinstance(value.get("fields"), dict):
         return isinstance(value.get("responses"), dict | list) or isinstance(value.get("suggestions"), dict | list)
     flat = any(key.endswith((".responses", ".suggestion")) for key in value if isinstance(key, str))
+    # Many tables have columns with such names: a field with an answer is needed, too.
     return flat and bool(_answers(value))
 
 
@@ -57,7 +58,7 @@ def matches_label_studio(value: Any) -> bool:
     )
 
 
-def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "record")
     flat = "fields" not in row
     fields = row if flat else mapping(row["fields"], "fields")
@@ -69,7 +70,7 @@ def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Exper
     yield from _read(ARGILLA, origin, options, fields, votes, info)
 
 
-def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "task")
     votes: Votes = {}
     for annotation in optional_items(row.get("annotations"), "annotations"):
@@ -87,6 +88,7 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
                 votes.setdefault(name, []).append(value.get(kind))
             elif kind == "choices":
                 choices = optional_items(value.get("choices"), "choices")
+                # A single choice is a value; several stay a list, which may be a ranking.
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
     yield from _read(LABEL_STUDIO, origin, options, mapping(row.get("data"), "data"), votes, info)
@@ -110,6 +112,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
     for key, values in row.items():
         if key.endswith(".responses") and isinstance(values, list):
             statuses = row.get(f"{key}.status")
+            # Statuses by position; without a list of the same length every response counts.
             statuses = statuses if isinstance(statuses, list) and len(statuses) == len(values) else [None] * len(values)
             counted = [item for item, status in zip(values, statuses, strict=True) if status in _RESPONDED]
             votes.setdefault(key.removesuffix(".responses"), []).extend(counted)
@@ -126,7 +129,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
 
 def _read(
     name: str, origin: Origin, options: Options, fields: Json, votes: Votes, info: Json
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
@@ -170,6 +173,7 @@ def _read(
             run=origin.ordinal * 16 + number if len(keys) > 1 else None,
             prompt=prompt,
             completion=answer,
+            # 0.0 - rank and not -rank, which makes -0.0 of a rank of 0.
             reward=0.0 - ranks[number] if ranks is not None and reward is None else reward,
             reward_components=ratings,
             info={**info, "answer": key} if len(keys) > 1 else info,
@@ -184,6 +188,7 @@ def _answers(fields: Json) -> list[str]:
         return sides
     matched = [key for key in keys if _ANSWER.fullmatch(key) and not key.endswith((".responses", ".suggestion"))]
     numbered = sorted((key for key in matched if _INDEX.search(key)), key=str.lower)
+    # No more than 16: a record has room for that many runs (see `_read`).
     return numbered[:16] if len(numbered) > 1 else matched[:1]
 
 
@@ -200,6 +205,7 @@ def _place(value: Any, keys: list[str]) -> int | None:
     if word in names:
         return names.index(word)
     ends = [_end(key) for key in keys]
+    # Only if exactly one answer has this number or letter; else the value names none of them.
     return ends.index(_end(word)) if _end(word) is not None and ends.count(_end(word)) == 1 else None
 
 
@@ -235,6 +241,7 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
     if not choices:
         return None
     most = max(choices[place] for place in range(len(keys)))
+    # A single winner, chosen more often than ties (-1); without one all have the same rank.
     best = [place for place in range(len(keys)) if choices[place] == most and most > choices[-1]]
     return [0.0 if [place] == best else 1.0 for place in range(len(keys))]
 
@@ -258,6 +265,7 @@ def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
     """Return the mean of the numbers that were given to an answer, by question."""
     ratings: Json = {}
     for name, values in votes.items():
+        # With a single answer, every question is about it.
         place = _place(name, keys) if len(keys) > 1 else number
         numbers = [rating for rating in map(_rating, values) if rating is not None]
         if place == number and numbers:

@@ -10,7 +10,6 @@ to info. Rows of `{messages}`, and rows with a score, are read as demonstrations
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -20,7 +19,7 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.datasets.row_names import SYSTEMS, is_score_name, system_of
 from pairwright.sources.fields import BadRecord, mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
@@ -33,7 +32,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen_response", "rejected_response"))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     if not matches(row):
         raise BadRecord(f"expected the keys prompt, chosen_response and rejected_response, got {sorted(row)[:10]}")
@@ -56,7 +55,7 @@ def matches_sft(value: Any) -> bool:
     )
 
 
-def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of a demonstration; raise BadRecord if prompt or answer is missing or empty."""
     row = mapping(value, "row")
     if "messages" in row:

@@ -12,7 +12,6 @@ the reward of its side or experience.
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
@@ -25,7 +24,7 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -44,7 +43,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield one preference for two completions of different rank, else one experience per completion."""
     row = mapping(value, "row")
     if "completions" not in row:
@@ -101,7 +100,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         )
 
 
-def _binary(row: Json, origin: Origin) -> Experience:
+def _binary(row: Json, origin: Origin) -> Record:
     prompt, chosen, rejected = conversations_from(
         prompt_from(row.get("prompt"), "prompt"),
         answer_from(row.get("chosen"), "chosen"),

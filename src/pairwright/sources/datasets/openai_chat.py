@@ -25,7 +25,7 @@ from msgspec import Raw, Struct
 
 from pairwright.records.canonical import canonical_arguments, content_hash, prompt_hash
 from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.json_text import check_json, encode, to_json
+from pairwright.records.json_text import encode
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, small_fields
@@ -35,9 +35,11 @@ from pairwright.sources.format import (
     Options,
     Origin,
     ReadyRow,
+    Record,
     Rejected,
     build,
     guarded,
+    json_cell,
     label_of,
     split_at_first_answer,
     task_hash,
@@ -49,6 +51,7 @@ from pairwright.sources.shapes.chat_messages import (
     is_left_out,
     message_from_chat,
     message_from_turn,
+    read_weight,
 )
 from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, text_error_kind, tool_names
@@ -73,7 +76,7 @@ def matches(value: Any) -> bool:
     return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     if isinstance(value, list):
         value = {"messages": value}
     row = mapping(value, "row")
@@ -87,7 +90,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     yield _experience(row, row, origin, options, prompt=prompt, completion=completion)
 
 
-def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield one experience per choice of a logged request; the prompt is the request's messages."""
     request = row if "messages" in row else mapping(row.get("request"), "request")
     response = mapping(row.get("response"), "response")
@@ -126,7 +129,7 @@ def _experience(
     run: int | None = None,
     model: str | None = None,
     truncate_status: str | None = None,
-) -> Experience:
+) -> Record:
     """Build an experience from a row and its request."""
     # Tools stand in the request, scores and ids in the row around it.
     tools = tools_of(request)
@@ -157,7 +160,9 @@ def read_messages(value: Any, where: str) -> list[Message]:
         return conversation(listed, where, role="user")
     for number, item in enumerate(listed):
         generated = False if is_left_out(item) else None
-        messages.append(message_from_chat(item, f"{where}[{number}]", generated=generated))
+        message = message_from_chat(item, f"{where}[{number}]", generated=generated)
+        weight = read_weight(item)
+        messages.append(msgspec.structs.replace(message, extra={**message.extra, **weight}) if weight else message)
     return messages
 
 
@@ -262,8 +267,6 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     if shared.has_errors or canonical is None:
         return None
     info = _info(row, row)
-    if info:
-        check_json(info, "info")
     task_id, tid = _task_ids(shared, task_of(row))
     run = run_of(row)
     run = origin.ordinal if run is None else run
@@ -287,13 +290,14 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         num_completion_characters=sum([_num_characters(turn) for turn in completion]),
         num_tool_calls=sum([len(turn.tool_calls) for turn in completion if turn.tool_calls]),
         num_errors=0,
+        source_format=NAME,
         source=origin.file,
         source_line=origin.ordinal + 1,
         prompt=shared.prompt,
         tools=shared.tools_text,
         completion=text,
         errors=None,
-        info=to_json(info) if info else None,
+        info=json_cell(info),
     )
 
 

@@ -8,11 +8,10 @@ The input messages are the prompt, regardless of their roles; the outputs are th
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from, prompt_from
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import mapping, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "openai-preference"
@@ -24,7 +23,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in _READ)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the preference of a row."""
     row = mapping(value, "row")
     input_value = row.get("input")

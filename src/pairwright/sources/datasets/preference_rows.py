@@ -6,11 +6,11 @@ split by `split_sides`. Scores of the answers are the rewards of the sides; the 
 
 from typing import Any
 
-from pairwright.records.experience import Experience, Side
+from pairwright.records.experience import Side
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.datasets.row_names import system_of
 from pairwright.sources.fields import BadRecord, kind_of, score
-from pairwright.sources.format import Origin, build
+from pairwright.sources.format import Origin, Record, build
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -96,7 +96,7 @@ def preference_from(
     chosen_reward: float | None = None,
     rejected_reward: float | None = None,
     info: Json | None = None,
-) -> Experience:
+) -> Record:
     """Build the experience of a preference, with the error sites of the prompt and of each side."""
     prompt_errors, chosen_errors = _errors(prompt, chosen, tools)
     return build(
@@ -116,7 +116,7 @@ def preference_from(
 
 def preference_of_row(
     name: str, origin: Origin, row: Json, sides: tuple[list[Message], list[Message], list[Message]], info: Json
-) -> Experience:
+) -> Record:
     """Build a preference with task, tools and scores from the row; `sides` are the prompt and both answers."""
     prompt, chosen, rejected = sides
     system = system_of(row, prompt)

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
@@ -35,7 +34,7 @@ from pairwright.sources.datasets.row_names import (
 from pairwright.sources.datasets.sharegpt import turns_of_values
 from pairwright.sources.field_map import REQUIRED, FieldMap, remove_paths
 from pairwright.sources.fields import BadRecord, kind_of, mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
 from pairwright.sources.shapes.row_fields import (
@@ -92,7 +91,7 @@ def refuse(rows: list[Any], options: Options) -> str | None:
     return None
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
     layout = arrange(row)

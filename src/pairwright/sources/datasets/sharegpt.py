@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
-from pairwright.sources.shapes.chat_messages import is_left_out
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -66,18 +65,19 @@ def turns_of_values(value: Any, where: str, *, num_calls: int = 0) -> list[Messa
         value_text = turn.get("value", turn.get("content"))
         content = None if value_text is None else json_text(value_text)
         role = _ROLES.get(speaker.lower(), speaker)
-        is_context = role in ("assistant", "function_call") and is_left_out({**turn, "role": "assistant"})
-        generated = False if is_context else None
+        marked = {**turn, "role": "assistant"} if role in ("assistant", "function_call") else {}
+        generated, weight = False if is_left_out(marked) else None, read_weight(marked)
         if role == "function_call":
             calls_in_text = calls_of_text(content or "")
             if calls_in_text is None:  # not what a call looks like: kept as the text that it is
-                messages.append(Message("assistant", content, generated=generated, extra={"from": speaker}))
+                messages.append(Message("assistant", content, generated=generated, extra={"from": speaker, **weight}))
             else:
-                messages.append(Message("assistant", tool_calls=calls.add(calls_in_text), generated=generated))
+                in_text = calls.add(calls_in_text)
+                messages.append(Message("assistant", tool_calls=in_text, generated=generated, extra=weight))
         elif role == "tool":
             messages.append(Message("tool", content, tool_call_id=calls.answered()))
         else:
-            messages.append(Message(role, content, generated=generated))
+            messages.append(Message(role, content, generated=generated, extra=weight))
     return messages
 
 
@@ -90,7 +90,6 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
         turn = mapping(turn, path)
         role = text(turn.get("role"), f"{path}.role")
         content, reasoning, calls_in_parts = _parts(turn.get("content"), f"{path}.content")
-        weight = score(turn.get("loss_weight"))
         messages.append(
             Message(
                 role,
@@ -99,8 +98,7 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
                 tool_calls=calls.add(calls_in_parts) if calls_in_parts else (),
                 tool_call_id=calls.answered() if role == "tool" else None,
                 generated=False if is_left_out(turn) else None,
-                # 0 and 1 are told by `generated`; another weight is kept, since nothing else would tell of it.
-                extra={} if weight is None or weight in (0.0, 1.0) else {"loss_weight": weight},
+                extra=read_weight(turn),
             )
         )
     return messages
@@ -170,7 +168,7 @@ def matches(value: Any) -> bool:
     return False
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the preference or experience of a row."""
     row = mapping(value, "row")
     if "chosen_messages" in row or ("chosen" in row and "rejected" in row):
@@ -196,7 +194,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     )
 
 
-def _preference(row: Json, origin: Origin) -> Experience:
+def _preference(row: Json, origin: Origin) -> Record:
     if "chosen_messages" in row:
         prompt, chosen, rejected = split_sides(
             turns_of_parts(row["chosen_messages"], "chosen_messages"),

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
@@ -28,7 +27,7 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "trl-preference"
@@ -63,7 +62,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     if "chosen" in row and "rejected" in row:
         yield _pair(row, origin)
@@ -73,7 +72,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         yield _read_unpaired(row, origin, options)
 
 
-def _pair(row: Json, origin: Origin) -> Experience:
+def _pair(row: Json, origin: Origin) -> Record:
     """Build the preference of a row."""
     info = small_fields(row, _READ)
     sides = row["chosen"], row["rejected"]
@@ -97,7 +96,7 @@ def _pair(row: Json, origin: Origin) -> Experience:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
-def _read_unpaired(row: Json, origin: Origin, options: Options) -> Experience:
+def _read_unpaired(row: Json, origin: Origin, options: Options) -> Record:
     """Build the experience of an unpaired row, with its label as reward."""
     info = small_fields(row, _READ)
     completion = row.get("completion")
@@ -119,7 +118,7 @@ def _read_unpaired(row: Json, origin: Origin, options: Options) -> Experience:
     )
 
 
-def _stepwise(row: Json, origin: Origin) -> Experience:
+def _stepwise(row: Json, origin: Origin) -> Record:
     """Build the unscored experience of a stepwise row."""
     steps = [
         text(step, f"completions[{number}]") for number, step in enumerate(items(row["completions"], "completions"))

@@ -14,11 +14,10 @@ answers, stays in info, because the answers were rated against the instruction a
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import task_of
 
 NAME = "ultrafeedback"
@@ -48,7 +47,7 @@ def matches(value: Any) -> bool:
     return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield one experience per answer."""
     row = mapping(value, "row")
     key = next((key for key in _PROMPTS if row.get(key) is not None), None)
@@ -79,7 +78,7 @@ def _experience(
     run: int,
     info: Json,
     task: int | str | None,
-) -> Experience:
+) -> Record:
     """Build the experience of one answer."""
     components = _components(answer)
     if options.reward is None:

@@ -18,11 +18,10 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.experience import Experience
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_answer
 
 NAME = "batch"
@@ -40,7 +39,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and _name(value) is not None and (_is_result(value) or _is_request(value))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "line")
     if not _is_result(row):
         raise BadRecord("a request of a batch, without an answer: import the file of the results from the same folder")

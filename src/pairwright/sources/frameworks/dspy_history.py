@@ -11,10 +11,9 @@ prompt here. DSPy keeps no scores with its calls: `--scores`, or a reward beside
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of
@@ -30,7 +29,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield one experience per output of a call."""
     row = mapping(value, "entry")
     kwargs = optional_mapping(row.get("kwargs"), "kwargs")

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, small_fields
-from pairwright.sources.format import Options, Origin, build, split_at_first_answer
+from pairwright.sources.format import Options, Origin, Record, build, split_at_first_answer
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -24,7 +23,7 @@ def experience_of_history(
     tools: Sequence[Json] = (),
     num_prompt: int | None = None,
     **fields: Any,
-) -> Experience:
+) -> Record:
     """Build the experience of a conversation.
 
     Args:

@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from pairwright.records.canonical import canonical_messages, content_hash, digest, pack
 from pairwright.records.experience import Experience, Kind
-from pairwright.records.json_text import check_json, encode, to_json
+from pairwright.records.json_text import encode
 from pairwright.records.messages import TEXT, ErrorSite, Json, Message
 from pairwright.sources.fields import (
     BadRecord,
@@ -40,7 +40,19 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import UNUSUAL, Format, Options, Origin, ReadyRow, Rejected, build, label_of, task_hash
+from pairwright.sources.format import (
+    UNUSUAL,
+    Format,
+    Options,
+    Origin,
+    ReadyRow,
+    Record,
+    Rejected,
+    build,
+    json_cell,
+    label_of,
+    task_hash,
+)
 from pairwright.sources.rollouts.gym_items import WholeResponse, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
@@ -74,7 +86,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get(PARAMS), dict) and any(key in value for key in _ROLLOUT_KEYS)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     if PARAMS not in row and _is_profile(row):
         metrics = {key: item for key, item in row.items() if key != "sample" and isinstance(item, int | float)}
@@ -85,7 +97,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 def _experience(
     row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
-) -> Experience:
+) -> Record:
     """Build the experience of one rollout row."""
     params = mapping(row.get(PARAMS), PARAMS)
     response = optional_mapping(row.get("response"), "response")
@@ -327,7 +339,6 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     info = task.info
     if more:
         info = {**small_fields(more, _NO_FIELDS), **info}
-        check_json(info, "info")
     run = row.rollout_index
     if type(run) is not int or not 0 <= run < 2**63:
         run = index(run)
@@ -354,13 +365,14 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         num_completion_characters=completion.num_characters,
         num_tool_calls=completion.num_calls,
         num_errors=len(task.errors),
+        source_format=NAME,
         source=origin.file,
         source_line=origin.ordinal + 1,
         prompt=task.prompt,
         tools=task.tools.text,
         completion=text,
         errors=encode(task.errors) if task.errors else None,
-        info=to_json(info) if info else None,
+        info=json_cell(info),
         **completion.arrays,
     )
 
@@ -413,7 +425,7 @@ def _read_task(text: bytes) -> _Task:
         raise BadRecord("raw text before a chat")
     metadata = params.get("metadata")
     info = {"metadata": metadata} if metadata else {}
-    check_json(info, "info")
+    json_cell(info)  # checks it
     return _Task(
         params=text,
         messages=messages,

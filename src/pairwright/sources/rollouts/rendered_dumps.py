@@ -10,10 +10,9 @@ The task is a hash of prompt and ground truth. A list of scores has one for each
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Read, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Read, Record, Rejected, build, guarded
 
 VERL, SKYRL = "verl", "skyrl"
 # By format: the prompt, the completion, and the ground truth.
@@ -37,7 +36,7 @@ def _reader(name: str) -> Read:
     prompt_key, completion_key, truth_key = _FIELDS[name]
     read_fields = frozenset({prompt_key, completion_key, "score"})
 
-    def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
         row = mapping(value, "row")
         components = {
             key: item for key, item in row.items() if type(item) in (int, float, bool) and key not in _NO_SCORES

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
 from pairwright.sources.fields import (
@@ -27,7 +26,7 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import failure_kind
@@ -43,7 +42,7 @@ def matches(value: Any) -> bool:
     return "final_reward" in value or isinstance(value.get("dpo_pairs"), list)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of the turns, then the preferences; one that cannot be read is Rejected."""
     row = mapping(value, "trace")
     tools, info = tools_of(row), small_fields(row, _READ)
@@ -73,7 +72,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
             yield Rejected(origin.file, origin.line, f"{where}: {error}", NAME)
 
 
-def _preference(pair: Json, where: str, origin: Origin, tools: list[Json], info: Json) -> Experience:
+def _preference(pair: Json, where: str, origin: Origin, tools: list[Json], info: Json) -> Record:
     state = prompt_from(pair.get("state_messages"), f"{where}.state_messages")
     chosen, rejected = (answer_from(pair.get(side), f"{where}.{side}") for side in ("chosen", "rejected"))
     prompt, chosen, rejected = conversations_from(state, chosen, rejected)

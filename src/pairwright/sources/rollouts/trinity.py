@@ -41,7 +41,7 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.rollouts.safe_pickle import Foreign, Holders, Loaded, holder, load
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
@@ -315,7 +315,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     if "eid" in row:
         yield _from_dict(row, origin, options)
@@ -327,7 +327,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         yield from _read_unjudged(row, origin)
 
 
-def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
+def _from_dict(row: Json, origin: Origin, options: Options) -> Record:
     if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
         raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
     # The record keeps its own id; only its source is ours to say.
@@ -337,7 +337,7 @@ def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
     )
 
 
-def _conversation(row: Json, origin: Origin, options: Options) -> Experience:
+def _conversation(row: Json, origin: Origin, options: Options) -> Record:
     """Build the experience of a conversation row."""
     messages = messages_from_chat(json_value(row["messages"], "messages"), "messages")
     tools = tools_of(row)
@@ -358,7 +358,7 @@ def _conversation(row: Json, origin: Origin, options: Options) -> Experience:
     )
 
 
-def _plaintext(row: Json, origin: Origin) -> Experience:
+def _plaintext(row: Json, origin: Origin) -> Record:
     # Text is a turn of a chat here: `prompt_from` and `answer_from` give it a role.
     prompt, chosen, rejected = conversations_from(
         prompt_from(row["prompt"], "prompt"),
@@ -370,7 +370,7 @@ def _plaintext(row: Json, origin: Origin) -> Experience:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
-def _read_unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+def _read_unjudged(row: Json, origin: Origin) -> Iterator[Record | Rejected]:
     """Yield one unscored experience per answer, in numeric order."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1

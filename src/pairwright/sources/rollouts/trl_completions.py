@@ -10,10 +10,9 @@ with several of them the user names one. The training step and the advantage are
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Message
 from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -31,7 +30,7 @@ def matches(value: Any) -> bool:
     return has_sides and ("advantage" in value or "reward" in value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     if isinstance(row.get("prompt"), str):
         prompt = [Message(TEXT, row["prompt"])]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     BadRecord,
@@ -26,7 +25,7 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -63,7 +62,7 @@ def matches(value: Any) -> bool:
     return is_conversation and has_name and "label" not in value and any(key in value for key in _SIGNS)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     row = mapping(value, "row")
     if row.get("completion") is None and row.get("error"):
         raise BadRecord("no completion: the rollout ended with an error")

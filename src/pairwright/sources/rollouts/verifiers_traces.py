@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     BadRecord,
@@ -29,7 +28,7 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.rollouts.verifiers_results import NAME, chat_with_calls, tools_as_functions
 from pairwright.sources.shapes.chat_messages import as_context, message_from_chat, split_at_answer
 from pairwright.sources.shapes.recorded_tokens import are_ids
@@ -51,7 +50,7 @@ def matches(value: Any) -> bool:
     return _is_trace(value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of an episode or of a trace; a trace or path that cannot be used is Rejected."""
     row = mapping(value, "row")
     if "traces" not in row:
@@ -71,7 +70,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
 
 def _read_trace(
     trace: Json, origin: Origin, options: Options, episode: Json, *, has_peers: bool
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     nodes = [mapping(node, f"nodes[{number}]") for number, node in enumerate(items(trace.get("nodes"), "nodes"))]
     messages = [_message(node, f"nodes[{number}]") for number, node in enumerate(nodes)]
     if not any(message.is_generated for message in messages):

@@ -15,17 +15,33 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, session_run, session_task
+from pairwright.sources.format import (
+    Format,
+    Options,
+    Origin,
+    Record,
+    Rejected,
+    build,
+    guarded,
+    session_run,
+    session_task,
+)
 from pairwright.sources.sessions.claude_session import (
     Line,
+    PlainLine,
     Turn,
     assistant_messages,
     branches_of,
+    decode_line,
+    field,
+    message_field,
     messages_of,
+    plain_line_messages,
     roots_of,
     user_messages,
 )
@@ -53,7 +69,7 @@ def matches(value: Any) -> bool:
     return any(_is_message_line(line) for line in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Read a session: parse its lines, build the trees, and yield one experience per branch."""
     lines: list[Line] = []
     others: Counter[str] = Counter()
@@ -63,9 +79,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for position, item in enumerate(items(value, "session")):
         number = (origin.line or 1) + position
         try:
-            line = _line(item, number, uuids)
+            line = _plain_line(item, number, uuids) if type(item) is PlainLine else _line(item, number, uuids)
         except (BadRecord, RecordError) as error:
             is_session = True
+            item = msgspec.json.decode(item.raw) if type(item) is PlainLine else item
             yield _rejected(origin, number, str(error), item)
             if not isinstance(item, dict):
                 continue
@@ -73,10 +90,11 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         else:
             if line.uuid is not None:
                 uuids.add(line.uuid)
-            if item["type"] == "summary" and isinstance(item.get("summary"), str):
-                summaries.append(item["summary"])
-            elif not line.messages:
-                others[item["type"]] += 1
+            if not line.messages:
+                if item["type"] == "summary" and isinstance(item.get("summary"), str):
+                    summaries.append(item["summary"])
+                else:
+                    others[item["type"]] += 1
         lines.append(line)
     file_info: Json = {"other_lines": dict(others)} if others else {}
     if summaries:
@@ -86,7 +104,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     agent = next((item["agentSetting"] for item in value if _names_agent(item)), None)
     for root in roots_of(lines):
         is_session = True
-        session = identifier(root.first.value.get("sessionId"))
+        session = identifier(field(root.first.value, "sessionId"))
         yield from _experiences(root, origin, session, steps[session], file_info, tasks, agent)
         steps[session] += 1
         file_info = {}  # what is said of the file stands once, on its first conversation
@@ -102,7 +120,7 @@ def _experiences(
     file_info: Json,
     tasks: dict[Any, int | str | None],
     agent: str | None,
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
     shared: dict[Turn, list[Message]] = {}  # turns that an earlier branch has; as context once they are met again
     for run, branch in enumerate(branches_of(root)):
@@ -127,7 +145,7 @@ def _experiences(
                 tasks[session] = session_task(session, prompt, metadata=agent)
             yield build(
                 NAME,
-                Origin(origin.file, own[0].first.number, origin.ordinal, origin.label),
+                origin.at(own[0].first.number, origin.ordinal),
                 task=tasks[session],
                 run=session_run(session, origin, run),
                 step=step,
@@ -166,7 +184,23 @@ def _line(value: Any, number: int, seen: set[str]) -> Line:
     # `/clear` is a line of the user that starts an empty context: the tree is cut there.
     is_clear = kind == "user" and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
     parent, message_id = _text_or_none(value.get("parentUuid")), _text_or_none(message.get("id"))
-    return Line(number, value, _thread(value), uuid, parent, messages, message_id, is_clear)
+    return Line(number, value, _thread(value), uuid, parent, messages, message_id, is_clear, kind == "assistant")
+
+
+def _plain_line(value: PlainLine, number: int, seen: set[str]) -> Line:
+    """Do what `_line` does for a line that was decoded by type."""
+    if value.uuid in seen:
+        raise BadRecord(f"uuid: {value.uuid!r} stands on an earlier line already")
+    messages = plain_line_messages(value)
+    if messages is None:
+        return _line(msgspec.json.decode(value.raw), number, seen)
+    is_assistant = value.type == "assistant"
+    is_clear = not is_assistant and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
+    parent, message_id = value.parentUuid, value.message.id
+    parent = parent if type(parent) is str else None
+    message_id = message_id if type(message_id) is str else None
+    thread = identifier(value.sessionId), value.isSidechain is True, _text_or_none(value.agentId)
+    return Line(number, value, thread, value.uuid, parent, messages, message_id, is_clear, is_assistant)
 
 
 def _link(value: Json, number: int) -> Line:
@@ -174,7 +208,7 @@ def _link(value: Json, number: int) -> Line:
     return Line(number, value, _thread(value), _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid")))
 
 
-def _thread(value: Json) -> tuple[object, ...]:
+def _thread(value: Json) -> tuple[object, bool, object]:
     return identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
 
 
@@ -200,8 +234,8 @@ def _info(root: Turn, branch: list[Turn], session: int | str | None, agent: str 
     first = root.first.value
     named = {"session_id": session, "agent": agent}
     info: Json = {key: name for key, name in named.items() if name is not None}
-    info |= {key: first[key] for key in _INFO_KEYS if isinstance(first.get(key), str)}
-    if first.get("isSidechain") is True:
+    info |= {key: text for key in _INFO_KEYS if isinstance(text := field(first, key), str)}
+    if root.first.is_sidechain:
         info["is_sidechain"] = True
     if root.first.parent is not None and not root.first.clears:
         info["begins_after"] = root.first.parent  # a line that is no message, or is not in the file
@@ -212,23 +246,18 @@ def _info(root: Turn, branch: list[Turn], session: int | str | None, agent: str 
 
 def _usage(turns: list[Turn]) -> Json:
     """Sum the token usage of the turns; each line of a message repeats its usage, so only the last line counts."""
-    usages = [usage for turn in turns if isinstance(usage := _message_of(turn).get("usage"), dict)]
+    usages = [usage for turn in turns if isinstance(usage := message_field(turn.lines[-1].value, "usage"), dict)]
     totals = {key: sum([index(usage.get(key)) or 0 for usage in usages]) for key in ("input_tokens", "output_tokens")}
     return {key: count for key, count in totals.items() if count}
 
 
 def _model(turns: list[Turn]) -> str | None:
-    models = [_message_of(turn).get("model") for turn in turns if turn.first.is_assistant]
+    models = [message_field(turn.lines[-1].value, "model") for turn in turns if turn.first.is_assistant]
     return next((model for model in reversed(models) if isinstance(model, str) and model != "<synthetic>"), None)
 
 
 def _stop_reason(turn: Turn) -> Any:
-    return _message_of(turn).get("stop_reason")
-
-
-def _message_of(turn: Turn) -> Json:
-    message = turn.lines[-1].value.get("message")
-    return message if isinstance(message, dict) else {}
+    return message_field(turn.lines[-1].value, "stop_reason")
 
 
 def _is_message_line(line: Any) -> bool:
@@ -254,4 +283,11 @@ def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Re
     return Rejected(origin.file, number, reason, format=NAME, raw=raw)
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Claude Code session files")
+FORMAT = Format(
+    name=NAME,
+    unit="file",
+    matches=matches,
+    read=guarded(read),
+    summary="Claude Code session files",
+    decode=decode_line,
+)

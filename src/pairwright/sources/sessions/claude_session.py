@@ -1,52 +1,184 @@
 """Claude Code sessions: the tree of turns and branches, and the messages of their lines.
 
 Content blocks become messages in shapes/anthropic.py; the lines of one assistant message are merged into one message.
+Lines with the usual blocks are decoded by type (`decode_line`), to the same messages.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import json_text
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content, user_from_blocks
+from pairwright.sources.shapes.chat_messages import content_from_chat
+
+# Lines decoded by type: fields that are not named here are not read by anybody.
+
+
+class _Text(Struct, gc=False, tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class _Thinking(Struct, gc=False, tag="thinking"):
+    thinking: str
+
+
+class _ToolUse(Struct, gc=False, tag="tool_use"):
+    name: str
+    id: str | None = None
+    input: Any = {}
+
+
+class _ToolResult(Struct, gc=False, tag="tool_result"):
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: Any = None
+
+
+class _LineMessage(Struct, gc=False):
+    content: str | list[_Text | _Thinking | _ToolUse | _ToolResult]
+    id: Any = None
+    model: Any = None
+    usage: Any = None
+    stop_reason: Any = None
+
+
+class PlainLine(Struct, gc=False):
+    """A line of the user or the assistant with blocks of the usual types; `raw` is its JSON text."""
+
+    type: Literal["user", "assistant"]
+    message: _LineMessage
+    uuid: str | None = None
+    parentUuid: Any = None
+    sessionId: Any = None
+    isSidechain: Any = None
+    agentId: Any = None
+    forkedFrom: Any = None
+    isApiErrorMessage: Any = None
+    isCompactSummary: Any = None
+    isMeta: Any = None
+    cwd: Any = None
+    gitBranch: Any = None
+    version: Any = None
+    slug: Any = None
+    raw: bytes = msgspec.field(default=b"", name="")
+
+
+_decode_plain = msgspec.json.Decoder(PlainLine).decode
+
+
+def decode_line(text: bytes) -> PlainLine:
+    """Decode a line; raises ValidationError for one that is not plain, and UnicodeError as any decoder does."""
+    if not text.isascii():
+        text.decode()  # strings that are skipped are not looked at
+    line = _decode_plain(text)
+    line.raw = text
+    return line
+
+
+def field(value: Json | PlainLine, name: str) -> Any:
+    """Return a field of a line, decoded by type or not."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name)
+
+
+def message_field(value: Json | PlainLine, name: str) -> Any:
+    """Return a field of the message of a line, or None."""
+    if not isinstance(value, dict):
+        return getattr(value.message, name)
+    message = value.get("message")
+    return message.get(name) if isinstance(message, dict) else None
+
+
+def plain_line_messages(line: PlainLine) -> tuple[Message, ...] | None:
+    """Return the messages of a plain line, as `assistant_messages` and `user_messages` do; None if it is not plain."""
+    content = line.message.content
+    blocks = [_Text(content)] if isinstance(content, str) else content
+    texts: list[str] = []
+    if line.type == "assistant":
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
+        for block in blocks:
+            if type(block) is _Text:
+                texts.append(block.text)
+            elif type(block) is _ToolUse:
+                calls.append(ToolCall(block.name, json_text(block.input), block.id))
+            elif type(block) is _Thinking:
+                thoughts.append(block.thinking)
+            else:
+                return None
+        is_notice = line.isApiErrorMessage is True or line.message.model == "<synthetic>"
+        message = Message(
+            "assistant",
+            _content_of(texts),
+            "\n\n".join(thoughts) if thoughts else None,
+            tuple(calls),
+            generated=False if is_notice or line.forkedFrom is not None else None,
+            extra={"is_api_error": True} if line.isApiErrorMessage is True else {},
+        )
+        return (message,)
+    messages: list[Message] = []
+    for block in blocks:
+        if type(block) is _ToolResult:
+            result = block.content
+            if result is not None and type(result) is not str:
+                result = content_from_chat(result, "message.content")
+                result = plain_content(result) if isinstance(result, list) else result
+            extra: Json = {"is_error": True} if block.is_error is True else {}
+            messages.append(Message("tool", result, None, (), block.tool_use_id, extra=extra))
+        elif type(block) is _Text:
+            texts.append(block.text)
+        else:
+            return None
+    if texts or not blocks:
+        messages.append(user_message(line, _content_of(texts)))
+    return tuple(messages)
+
+
+def user_message(line: Json | PlainLine, content: str | list[Json] | None) -> Message:
+    is_summary = field(line, "isCompactSummary") is True
+    extra: Json = {"is_compact_summary": True} if is_summary else {}
+    if field(line, "isMeta") is True:
+        extra["is_meta"] = True
+    return Message("user", content, generated=False if is_summary else None, extra=extra)
+
+
+def _content_of(texts: list[str]) -> str | list[Json] | None:
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or None
+
 
 # Session tree: lines grouped into turns, turns into branches.
 
 
-class Line(msgspec.Struct, frozen=True, eq=False):
+class Line(Struct, frozen=True, eq=False):
     """One line of the file; `messages` is empty if the line is not part of the conversation."""
 
     number: int
-    value: Json
-    thread: tuple[object, ...]  # session, sidechain or not, agent
+    value: Json | PlainLine
+    thread: tuple[object, bool, object]  # session, sidechain or not, agent
     uuid: str | None
     parent: str | None
     messages: tuple[Message, ...] = ()
     message_id: str | None = None
     clears: bool = False
-
-    @property
-    def answered(self) -> set[str]:
-        return {message.tool_call_id for message in self.messages if message.tool_call_id is not None}
+    is_assistant: bool = False
 
     @property
     def is_sidechain(self) -> bool:
-        return self.value.get("isSidechain") is True
-
-    @property
-    def is_assistant(self) -> bool:
-        return bool(self.messages) and self.messages[0].role == "assistant"
+        return self.thread[1]
 
 
-@dataclass(eq=False)
-class Turn:
+class Turn(Struct, eq=False):
     """One node of the conversation tree: an assistant message, the results of its calls, or a user turn."""
 
     parent: "Turn | None"
     lines: list[Line]
-    answered: set[str] = field(default_factory=set)
-    children: list["Turn"] = field(default_factory=list)
+    answered: set[str] = set()
+    children: list["Turn"] = []
     results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
 
     @property
@@ -99,6 +231,13 @@ def branches_of(root: Turn) -> Iterator[list[Turn]]:
             yield list(path)
 
 
+def _answered_by(line: Line) -> set[str]:
+    """Return the ids of the calls whose results the line has."""
+    if line.is_assistant:
+        return set()
+    return {message.tool_call_id for message in line.messages if message.tool_call_id is not None}
+
+
 def _join_turn(line: Line, above: Turn | None) -> Turn:
     """Add a line to the turn it belongs to, or to a new turn below `above`; return that turn."""
     asked = above  # the assistant turn that the line continues or answers
@@ -108,7 +247,7 @@ def _join_turn(line: Line, above: Turn | None) -> Turn:
         if line.is_assistant and line.message_id is not None and line.message_id == asked.first.message_id:
             asked.lines.append(line)
             return asked
-        if answered := line.answered:
+        if answered := _answered_by(line):
             # Results of one answer are gathered in one turn; a second result of the same call begins a branch.
             if asked.results is not None and asked.results.answered.isdisjoint(answered):
                 asked.results.lines.append(line)
@@ -117,7 +256,7 @@ def _join_turn(line: Line, above: Turn | None) -> Turn:
             asked.results = turn = Turn(asked, [line], answered)
             asked.children.append(turn)
             return turn
-    turn = Turn(above, [line], line.answered)
+    turn = Turn(above, [line], _answered_by(line))
     if above is not None:
         above.children.append(turn)
     return turn
@@ -144,6 +283,8 @@ def _parents(lines: list[Line]) -> list[int | None]:
 
 def _cut_circles(parents: list[int | None]) -> None:
     """Break cycles by making the first line of each one a root; only damaged or malicious files contain cycles."""
+    if all(parent is None or parent < position for position, parent in enumerate(parents)):
+        return  # the usual order of a file
     finished: set[int] = set()
     for start in range(len(parents)):
         path: dict[int, None] = {}
@@ -174,16 +315,13 @@ def assistant_messages(line: Json, message: Json, blocks: list[Json]) -> Iterato
 
 def user_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
     """Yield the tool results of a user line as tool messages, then the remaining content as a user message."""
-    is_summary = line.get("isCompactSummary") is True
-    extra: Json = {"is_compact_summary": True} if is_summary else {}
-    if line.get("isMeta") is True:
-        extra["is_meta"] = True
-    yield from user_from_blocks(blocks, "message.content", generated=False if is_summary else None, extra=extra)
+    model = user_message(line, None)
+    yield from user_from_blocks(blocks, "message.content", generated=model.generated, extra=model.extra)
 
 
 def messages_of(turn: Turn) -> list[Message]:
     """Return the messages of a turn: lines of an assistant message merged, tool results in file order."""
-    lines = sorted(turn.lines, key=lambda line: line.number)
+    lines = turn.lines if len(turn.lines) == 1 else sorted(turn.lines, key=lambda line: line.number)
     if not turn.first.is_assistant:
         return [message for line in lines for message in line.messages]
     merged = lines[0].messages[0]

@@ -12,10 +12,9 @@ extensions log neither system prompt nor tools, so those prompts are incomplete.
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import identifier, items, mapping, optional_text
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.anthropic import (
     has_blocks,
     system_from_anthropic,
@@ -36,7 +35,7 @@ def matches(value: Any) -> bool:
     return _are_messages(value) and any("ts" in message or _is_tagged(message) for message in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of a session, and one more for each compaction in it."""
     session = Session(NAME)
     if isinstance(value, dict):

@@ -21,10 +21,19 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.canonical import canonical_arguments
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, session_run, session_task
+from pairwright.sources.format import (
+    Format,
+    Options,
+    Origin,
+    Record,
+    Rejected,
+    build,
+    guarded,
+    session_run,
+    session_task,
+)
 from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.tool_errors import error_sites
@@ -73,7 +82,7 @@ def matches(value: Any) -> bool:
     return starts and any(_is(line.get("type"), _BARE) for line in lines)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Read a session, ending an attempt at each compaction and rollback, and yield one experience per attempt."""
     session = Session()
     lines = items(value, "session")
@@ -125,7 +134,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
         session.first_line = session.first_line or number
 
 
-def _end_attempt(session: Session, origin: Origin) -> Iterator[Experience | Rejected]:
+def _end_attempt(session: Session, origin: Origin) -> Iterator[Record | Rejected]:
     """Yield the experience of the current attempt, if it has any items, and reset it."""
     if not session.items:
         return
@@ -140,7 +149,7 @@ def _end_attempt(session: Session, origin: Origin) -> Iterator[Experience | Reje
         session.task = session.task or session_task(name, prompt)
         yield build(
             NAME,
-            Origin(origin.file, number, origin.ordinal, origin.label),
+            origin.at(number, origin.ordinal),
             task=session.task,
             run=session_run(name, origin, session.run),
             step=session.step,

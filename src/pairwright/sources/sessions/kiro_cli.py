@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     BadRecord,
@@ -27,7 +26,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -51,14 +50,14 @@ def matches(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(line, dict) and str(line.get("kind")) in _KINDS for line in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of a session file or of a saved conversation."""
     if isinstance(value, dict):
         yield from _read_saved(value, origin)
         return
     session = Session(NAME, id=origin.path.stem)
     entries: list[Entry] = []
-    others: Counter[str] = Counter()
+    others: Counter[str] = Counter()  # lines that are no part of the conversation, by kind
     for number, item in enumerate(items(value, "session")):
         try:
             line = mapping(item, "line")
@@ -78,6 +77,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _entry(kind: str, data: Json) -> Entry | None:
     if kind == "AssistantMessage":
         return Entry(turn_messages(_blocks(data.get("content"), "content"), "content"))
+    # Prompts and tool results: both are user turns, as in Anthropic's messages.
     if kind in _KINDS:
         return Entry(user_messages(_blocks(data.get("content"), "content"), "content"))
     if kind == "Clear":
@@ -105,6 +105,7 @@ def _blocks(value: Any, where: str) -> list[Json]:
         elif kind == "toolResult":
             blocks.append(_result(mapping(data, f"{at}.data"), "toolUseId"))
         else:
+            # An unknown block stays a part of the content.
             blocks.append({"type": str(kind), "data": data})
     return blocks
 
@@ -127,11 +128,12 @@ def _part_text(part: Any) -> str:
 # Saved conversations.
 
 
-def _read_saved(value: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+def _read_saved(value: Json, origin: Origin) -> Iterator[Record | Rejected]:
     session = Session(NAME, identifier(value.get("conversation_id")))
     model = value.get("model_info")
     name = model.get("model_id") if isinstance(model, dict) else value.get("model")
     session.model = name if isinstance(name, str) else None
+    # Tools are listed by where they come from, a server for instance; the origin is dropped.
     listed = [
         tool for tools in optional_mapping(value.get("tools"), "tools").values() for tool in items(tools, "tools")
     ]
@@ -142,6 +144,7 @@ def _read_saved(value: Json, origin: Origin) -> Iterator[Experience | Rejected]:
         user = mapping(exchange.get("user"), "user")
         entries.append(Entry(_saved_user(mapping(user.get("content"), "user.content"))))
         answer = mapping(exchange.get("assistant"), "assistant")
+        # One key, the name of the variant: ToolUse has calls, Response has text only.
         body = mapping(answer.get("ToolUse", answer.get("Response")), "assistant")
         blocks = [text_block(optional_text(body.get("content"), "assistant.content") or "")]
         for item in optional_items(body.get("tool_uses"), "tool_uses"):
@@ -154,6 +157,7 @@ def _read_saved(value: Json, origin: Origin) -> Iterator[Experience | Rejected]:
 def _saved_user(content: Json) -> list[Message]:
     """The user's side of an exchange: a prompt, or the results of calls, cancelled ones with a prompt perhaps."""
     blocks: list[Json] = []
+    # The key is the variant (a prompt, results, cancelled calls): the body itself tells what it has.
     for body in content.values():
         body = mapping(body, "user.content")
         results = optional_items(body.get("tool_use_results"), "tool_use_results")
@@ -168,6 +172,7 @@ def _tool(tool: Json) -> Json:
     if not isinstance(spec, dict):
         return tool
     schema = spec.get("input_schema")
+    # The schema may be wrapped: {json: {...}}.
     parameters = schema.get("json", schema) if isinstance(schema, dict) else schema
     function = {key: spec[key] for key in ("name", "description") if isinstance(spec.get(key), str)}
     return {"type": "function", "function": {**function, "parameters": parameters}}

@@ -19,11 +19,10 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.experience import Experience
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -50,7 +49,7 @@ def matches(value: Any) -> bool:
     return _is_session(value) or _is_message(value) or _is_part(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of an export or of a session file and the files that belong to it."""
     record = mapping(value, "session")
     if isinstance(record.get("messages"), list):

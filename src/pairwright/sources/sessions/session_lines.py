@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.session_entries import (
     EventTurns,
     Session,
@@ -43,7 +42,7 @@ def matches(value: Any) -> bool:
     return bool(turns) and not is_own
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of a session."""
     session = Session(NAME)
     turns = EventTurns()

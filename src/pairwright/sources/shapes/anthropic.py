@@ -48,6 +48,7 @@ def system_from_anthropic(system: Any, where: str) -> list[Message]:
 def turn_from_anthropic(message: Any, where: str) -> list[Message]:
     """Convert one message, or the response of the API, whose `stop_reason` becomes `finish_reason` in `extra`."""
     message = mapping(message, where)
+    # Without a role it is a response, which is always the assistant's.
     role = text(message.get("role", "assistant"), f"{where}.role")
     if role not in _ROLES:
         raise BadRecord(f"{where}.role: expected user or assistant, got {role!r}")
@@ -80,8 +81,9 @@ def assistant_from_blocks(
         elif kind == "thinking":
             thoughts.append(text(block.get("thinking"), f"{where}[{number}].thinking"))
         elif kind == "redacted_thinking":
-            extra["redacted_thinking"] = True
+            extra["redacted_thinking"] = True  # encrypted: only that there was some is known
         elif kind == "tool_use":
+            # A call without an id cannot be recognised as a known one: it is added.
             if not isinstance(block.get("id"), str) or block["id"] not in known_ids:
                 at = f"{where}[{number}]"
                 tool_calls.append(
@@ -114,6 +116,7 @@ def user_from_blocks(
             messages.append(_result(block, f"{where}[{number}]"))
         else:
             parts.append(block)
+    # A turn of results alone leaves no user message; an empty turn leaves an empty one.
     if parts or not blocks:
         messages.append(Message(role, plain_content(parts), generated=generated, extra=extra or {}))
     return messages
@@ -160,6 +163,7 @@ def tools_from_anthropic(tools: Any, where: str) -> list[Json]:
     schemas: list[Json] = []
     for number, tool in enumerate(optional_items(tools, where)):
         tool = mapping(tool, f"{where}[{number}]")
+        # A tool with `function` is a function schema already.
         if "input_schema" in tool and "function" not in tool:
             function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
             tool = {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
@@ -182,5 +186,6 @@ def is_anthropic_response(value: Any) -> bool:
         and value.get("role") == "assistant"
         and isinstance(value.get("content"), list)
         and ("stop_reason" in value or value.get("type") == "message")
+        # Messages of OpenAI's Responses API look alike but for their output_text.
         and all(isinstance(block, dict) and block.get("type") != "output_text" for block in value["content"])
     )

@@ -37,7 +37,7 @@ from pairwright.sources.shapes.bedrock import (
     is_bedrock_response,
     turn_from_bedrock,
 )
-from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.chat_messages import PlainTurn, message_from_chat, message_from_turn
 from pairwright.sources.shapes.google_genai import (
     answers_from_genai,
     field,
@@ -97,7 +97,9 @@ def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = F
     Raises BadRecord for an object or list of unknown shape, with the keys that it has. `objects_as_text` is for sources
     whose turns are values of a program, such as the candidates of NAT: an object is then its JSON text.
     """
-    messages = _read_known_shape(value, where, role, 0)
+    messages = plain_messages(value)
+    if messages is None:
+        messages = _read_known_shape(value, where, role, 0)
     if messages is not None:
         return messages
     if value is None:
@@ -112,6 +114,9 @@ def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = F
 
 def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[list[Message]]:
     """Return the alternative answers in an output: one per choice or generation of a response, else at most one."""
+    messages = plain_messages(value)
+    if messages is not None:
+        return [_join_calls(messages)]
     inside = decode_json_text(value)
     if isinstance(inside, list) and len(inside) == 1 and is_genai_response(inside[0]):
         inside = inside[0]
@@ -127,6 +132,56 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
         return answers_from_genai(inside, where)
     messages = _join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
     return [messages] if messages else []
+
+
+# Plain chat messages: nothing but role, text, calls and ids. Most logs hold no others, and each call repeats those of
+# the call before it, so a message is known by its JSON text and read once.
+
+_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_MOST_KNOWN_BYTES = 8 * 2**20  # of the JSON text of all known messages
+_known_messages: dict[bytes, Message] = {}
+_num_known_bytes = 0
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_turn = msgspec.json.Decoder(PlainTurn).decode
+
+
+def plain_messages(value: Any) -> list[Message] | None:
+    """Read JSON text of one or several plain chat messages; None for anything else.
+
+    The result is that of `conversation`, which reads the other shapes, too.
+    """
+    if not isinstance(value, str):
+        return None
+    try:
+        if value[:1] == "[":
+            texts = [bytes(text) for text in _decode_list(value)]
+        elif value[:1] == "{":
+            texts = [value.encode()]
+        else:
+            return None
+        return [_known_messages.get(text) or _read_plain(text) for text in texts] or None
+    except (ValueError, RecursionError):  # not plain: the general code says what it is
+        return None
+
+
+def _read_plain(text: bytes) -> Message:
+    """Read a plain message and keep it for its next occurrence; raises ValueError for any other value."""
+    global _num_known_bytes
+    turn = _decode_turn(text)
+    content = turn.content
+    if turn.role not in _PLAIN_ROLES or (content is None and turn.tool_calls is None):
+        raise ValueError("not a message of a known role")
+    if turn.tool_call_id is None and turn.role in ("assistant", "tool") and content is not None and content[:1] == "[":
+        raise ValueError("perhaps calls as text")
+    # `name_tool_turns` would take a later turn of this role for the result.
+    if any(call.function.name in ("user", "assistant") for call in turn.tool_calls or ()):
+        raise ValueError("a tool with the name of a role")
+    if _num_known_bytes >= _MOST_KNOWN_BYTES:
+        _known_messages.clear()
+        _num_known_bytes = 0
+    _num_known_bytes += len(text)
+    message = _known_messages[text] = message_from_turn(turn)
+    return message
 
 
 def _join_calls(messages: list[Message]) -> list[Message]:

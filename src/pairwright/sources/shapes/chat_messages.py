@@ -4,11 +4,12 @@ Messages are kept in full: text or parts, tool calls with their arguments as the
 of its common names, and all other fields in `extra`. Also marks turns shared between branches of a conversation.
 """
 
+import math
 from typing import Any
 
 import msgspec
 
-from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.records.messages import TURN_WEIGHT, Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -133,22 +134,35 @@ def messages_from_chat(value: Any, where: str) -> list[Message]:
 
 def is_left_out(message: Any) -> bool:
     """Whether fine-tuning data say that an assistant message is context: OpenAI's `weight`, `train` (axolotl), `loss`
-    (ms-swift) or `loss_weight` (LLaMA-Factory) that is 0 or false. Such a message is not generated. A fraction is a
-    BadRecord: a message is trained or it is context.
+    (ms-swift) or `loss_weight` (LLaMA-Factory) that is 0 or false. Such a message is not generated.
 
     >>> is_left_out({"role": "assistant", "content": "hm", "train": False}), is_left_out({"role": "assistant"})
     (True, False)
     """
-    if not isinstance(message, dict) or message.get("role") != "assistant":
-        return False
-    values = {key: message.get(key) for key in ("weight", "train", "loss", "loss_weight")}
-    marks = {key: mark for key, mark in values.items() if type(mark) in (bool, int, float)}
+    return any(mark == 0 for mark in _weights_of(message).values())
+
+
+def read_weight(message: Any) -> Json:
+    """What goes into `extra` of a message that fine-tuning data give another weight than 0 or 1.
+
+    >>> read_weight({"role": "assistant", "content": "hm", "weight": 0.5})
+    {'turn_weight': 0.5}
+    """
+    marks = {key: float(mark) for key, mark in _weights_of(message).items() if mark not in (0, 1)}
     for key, mark in marks.items():
-        if mark not in (0, 1):
-            raise BadRecord(
-                f"{key}: got {mark}, expected 0 (context) or 1 (trained): a turn has no weight between; set one of them"
-            )
-    return any(mark == 0 for mark in marks.values())
+        if not 0 < mark < math.inf:
+            raise BadRecord(f"{key}: got {mark}, expected 0 (context), 1 (trained), or a positive weight")
+    if len(set(marks.values())) > 1:
+        raise BadRecord(f"{' and '.join(marks)}: got different weights {marks}; expected one")
+    return {TURN_WEIGHT: max(marks.values())} if marks else {}
+
+
+def _weights_of(message: Any) -> dict[str, float]:
+    """The numbers and booleans under the names of a weight in an assistant message."""
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return {}
+    values: Json = {key: message.get(key) for key in ("weight", "train", "loss", "loss_weight")}
+    return {key: mark for key, mark in values.items() if type(mark) in (bool, int, float)}
 
 
 def content_from_chat(value: Any, where: str) -> str | list[Json] | None:

@@ -97,6 +97,7 @@ def is_genai_content(value: Any) -> bool:
 
 def field(value: Any, name: str) -> Any:
     """Return a field by its name in snake or in camel case."""
+    # Where both spellings are there, snake case counts, even with null.
     if name in value:
         return value[name]
     first, *rest = name.split("_")
@@ -108,6 +109,7 @@ def _is_contents(values: list[Any]) -> bool:
 
 
 def _is_part(value: Any) -> bool:
+    # Parts of other APIs have a type, messages a role.
     if not isinstance(value, dict) or "type" in value or "role" in value:
         return False
     return any(field(value, key) is not None for key in _PART_KEYS)
@@ -135,6 +137,7 @@ def _contents(value: Any, where: str) -> list[Message]:
 
 
 def _answer(candidate: Json, where: str) -> list[Message]:
+    # A blocked candidate has a finish reason and no content.
     content = candidate.get("content")
     reason = field(candidate, "finish_reason")
     extra = {"finish_reason": reason} if isinstance(reason, str) else {}
@@ -165,9 +168,11 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
                 parts.append({"type": "text", "text": part["text"]})
         else:
             parts.append(_data(part, at))
+    # Results alone are not followed by an empty user turn.
     if results and not (parts or calls or thoughts):
         return results
     message = Message(
+        # Only a model makes calls, whatever role the content names.
         "assistant" if calls else _ROLES.get(name, name),
         content=parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or None,
         reasoning="\n\n".join(thoughts) if thoughts else None,
@@ -213,6 +218,7 @@ def _data(part: Json, where: str) -> Json:
 def _schema(declaration: Json) -> Json:
     """Return a function declaration as a function schema; the types of its parameters are written in lower case."""
     function = {key: declaration[key] for key in ("name", "description") if declaration.get(key) is not None}
+    # JSON Schema already, unlike `parameters`, whose type names are the API's own.
     parameters = field(declaration, "parameters_json_schema")
     if parameters is None:
         parameters = _lower_types(declaration.get("parameters"), 0)
@@ -230,6 +236,7 @@ def _lower_types(schema: Any, depth: int) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
+        # A parameter may be named `type`: its value is then a schema, not text.
         key: item.lower() if key == "type" and isinstance(item, str) else _lower_types(item, depth + 1)
         for key, item in schema.items()
     }

@@ -1,7 +1,7 @@
 """The usual fields of a row of data: its task, its run, its reward, its tools.
 
 Every chat-like format reads them with the functions of this module, so a name means the same thing everywhere. The
-orders and the table of words are documented in docs/sources.md.
+orders and the table of words are documented in docs/reference/sources/index.md.
 """
 
 import re

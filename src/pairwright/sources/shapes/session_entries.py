@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, items, json_text
-from pairwright.sources.format import Origin, Rejected, build, label_of, session_run, session_task
+from pairwright.sources.format import Origin, Record, Rejected, build, label_of, session_run, session_task
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -54,7 +53,7 @@ class Entry:
     keeps_from: str | None = None
 
 
-def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Experience | Rejected]:
+def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Record | Rejected]:
     """Yield the experiences of a session, or raise BadRecord if the model answered nowhere in it."""
     task: int | str | None = None
     earlier: set[Entry] = set()
@@ -72,25 +71,31 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
                 messages += map(as_context, entry.messages) if entry in earlier else entry.messages
             earlier.update(own)
             if any(message.is_generated for message in messages):
-                experience = _experience(session, messages, origin, branch, step, task)
-                task = experience.eid.task
-                yield experience
+                task = _task_of(session, messages, origin) if task is None else task
+                yield _experience(session, messages, origin, branch, step, task)
     if task is None:
         raise BadRecord(NO_ANSWER if session.failure is None else f"{NO_ANSWER}: {session.failure}")
 
 
+def _task_of(session: Session, messages: list[Message], origin: Origin) -> int | str | None:
+    """Return the task of a session, given the messages of its first experience."""
+    prompt, _ = split_at_answer(messages)
+    name = session.id if session.id is not None else label_of(origin)
+    return session_task(name, prompt if _has_prompt(prompt) else (), session.tools)
+
+
+def _has_prompt(prompt: list[Message]) -> bool:
+    return any(message.role != "system" for message in prompt)
+
+
 def _experience(
     session: Session, messages: list[Message], origin: Origin, branch: int, step: int, task: int | str | None
-) -> Experience:
+) -> Record:
     """Build an experience; `task` is that of the first one of the session."""
     prompt, completion = split_at_answer(messages)
     info = {"session_id": session.id, **session.info}
-    has_prompt = any(message.role != "system" for message in prompt)
-    if not has_prompt:
+    if not _has_prompt(prompt):
         info["prompt_missing"] = True
-    if task is None:
-        name = session.id if session.id is not None else label_of(origin)
-        task = session_task(name, prompt if has_prompt else (), session.tools)
     return build(
         session.format,
         origin,

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import PairwrightError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import run_of
@@ -39,7 +38,7 @@ def _is_turn(row: Json) -> bool:
     return row.get("type") == "assistant" and isinstance(row.get("message"), dict)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield an experience for each turn of the session and for each subagent."""
     rows = [mapping(row, f"[{n}]") for n, row in enumerate(items(value, "stream"))]
     session: Json = next((row for row in rows if row.get("subtype") == "init"), {})
@@ -79,7 +78,7 @@ def _agent_prompts(rows: list[Json]) -> dict[str, str]:
     return prompts
 
 
-def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, step: int) -> Experience:
+def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, step: int) -> Record:
     messages: list[Message] = []
     model = None
     for number, line in enumerate(_join(lines)):

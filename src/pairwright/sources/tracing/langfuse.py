@@ -15,13 +15,10 @@ observation of level ERROR is an error site.
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec.structs import replace
-
 from pairwright.errors import PairwrightError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.any_messages import (
     answers,
     conversation,
@@ -29,6 +26,7 @@ from pairwright.sources.shapes.any_messages import (
     decode_json_text,
     decode_output,
     instructions_in,
+    plain_messages,
     split_rendering,
     tools_in,
 )
@@ -68,19 +66,23 @@ def _is_observation(value: Any) -> bool:
     return isinstance(value, dict) and "type" in value and "startTime" in value
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Convert an export to a Trace and yield its experiences."""
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
-    observations = [mapping(o, f"observations[{n}]") for n, o in enumerate(_observations(export, trace))]
+    observations = [
+        item if type(item) is dict else mapping(item, f"observations[{number}]")
+        for number, item in enumerate(_observations(export, trace))
+    ]
     listed = [*optional_items(trace.get("scores"), "trace.scores")]
     if export is not trace:
         listed += optional_items(export.get("scores"), "scores")
     # Observations and their parents by id: scores and failures are looked up along these.
-    ids = {_id(observation): observation for observation in observations}
-    parents = {key: _text(observation.get("parentObservationId")) for key, observation in ids.items()}
+    names = [_text(observation.get("id")) or "" for observation in observations]
+    ids = dict(zip(names, observations, strict=True))
+    parents = {name: _text(observation.get("parentObservationId")) for name, observation in ids.items()}
     refused: list[str] = []
-    events = _events(trace, observations, ids, parents, refused)
+    events = _events(trace, list(zip(names, observations, strict=True)), ids, parents, refused)
     metadata = decode_json_text(trace.get("metadata"))
     info: Json = {ours: trace[theirs] for theirs, ours in _INFO.items() if trace.get(theirs)}
     read_out = Trace(
@@ -109,42 +111,42 @@ def _observations(export: Json, trace: Json) -> list[Any]:
 
 
 def _events(
-    trace: Json, observations: list[Json], ids: dict[str, Json], parents: dict[str, str | None], refused: list[str]
+    trace: Json,
+    observations: list[tuple[str, Json]],
+    ids: dict[str, Json],
+    parents: dict[str, str | None],
+    refused: list[str],
 ) -> list[ModelCall | ToolRun]:
     """Return the model calls and tool runs in order; raise BadRecord if there is no output at all."""
-    generations = {_id(observation): observation for observation in observations if _is_generation(observation)}
+    generations = {name: observation for name, observation in observations if observation.get("type") == "GENERATION"}
     # The Vercel AI SDK logs an operation around its calls; it stands for a call only where it has none inside.
     above = {parents.get(name) for name in generations}
     calls = [name for name, item in generations.items() if name not in above or not _is_operation(item)]
     # A generation inside another is the same call, logged by the framework and by the provider.
     wanted = outermost_of(calls, parents)
     events: list[ModelCall | ToolRun] = []
-    for observation in observations:
-        if _id(observation) in wanted:
-            parent = ids.get(parents.get(_id(observation)) or "", {})
+    for name, observation in observations:
+        if name in wanted:
+            parent = ids.get(parents.get(name) or "", {})
             try:
-                events += _calls(observation, parent)
+                events += _calls(name, observation, parent)
             except PairwrightError as error:  # the other calls of the trace may still be good
-                refused.append(f"observation {_id(observation)!r}: {error}")
-        elif (run := _tool_run(observation)) is not None:
+                refused.append(f"observation {name!r}: {error}")
+        elif (run := _tool_run(name, observation)) is not None:
             events.append(run)
     if wanted:
         return events
     # No generation: the widest input and output that were logged stand for the one call.
-    agents = [observation for observation in observations if observation.get("type") == "AGENT"]
-    roots = [observation for observation in observations if not observation.get("parentObservationId")]
+    agents = [observation for _, observation in observations if observation.get("type") == "AGENT"]
+    roots = [observation for _, observation in observations if not observation.get("parentObservationId")]
     for candidate in [
         *agents,
         *roots,
         {**trace, "input": _unquote(trace.get("input")), "output": _unquote(trace.get("output"))},
     ]:
         if candidate.get("output") is not None:
-            return [*_calls(candidate, {}), *events]
+            return [*_calls(_text(candidate.get("id")) or "", candidate, {}), *events]
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
-
-
-def _is_generation(observation: Json) -> bool:
-    return observation.get("type") == "GENERATION"
 
 
 def _is_operation(observation: Json) -> bool:
@@ -160,39 +162,55 @@ def _unquote(value: Any) -> Any:
     return value
 
 
-def _calls(observation: Json, parent: Json) -> list[ModelCall]:
+def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
     """Convert an observation to model calls, one per alternative answer."""
     attributes = _attributes(observation)
-    inputs, listed = _without_tool_schemas(decode_input(observation.get("input"), attributes.get("input.mime_type")))
-    output = decode_output(observation.get("output"), attributes.get("output.mime_type"))
-    messages = _input_messages(inputs, attributes)
+    inputs, output = observation.get("input"), observation.get("output")
+    # Text of plain messages needs no further decoding, and has no tools and no instructions in it.
+    messages = None if attributes else plain_messages(inputs)
+    answer = None if attributes else plain_messages(output)
+    tools: list[Json] = []
+    flat = False
+    if messages is None:
+        inputs, tools = _without_tool_schemas(decode_input(inputs, attributes.get("input.mime_type")))
+        messages = _input_messages(inputs, attributes)
+        # Where tools may stand, best first: messages, input, output, definitions, attributes of OpenTelemetry.
+        tools = tools or tools_in(inputs if isinstance(inputs, dict) else None)
+        flat = isinstance(inputs, str) and parent.get("type") == "AGENT"
+    else:
+        messages = split_rendering(messages)
+    if answer is None:
+        output = decode_output(output, attributes.get("output.mime_type"))
+        tools = tools or tools_in(output if isinstance(output, dict) else None)
+        flat = flat and isinstance(decode_json_text(output), str)
     if not messages or messages[0].role not in ("system", "developer"):
         messages = _instructions(observation, attributes) + messages
-    # Where tools may stand, best first: messages, input, output, definitions, attributes of OpenTelemetry.
-    tools = listed or tools_in(inputs if isinstance(inputs, dict) else None)
-    tools = tools or tools_in(output if isinstance(output, dict) else None) or _tool_definitions(observation)
-    if not tools:
+    tools = tools or _tool_definitions(observation)
+    if attributes and not tools:
         tools, _ = tools_of_attributes(attributes)
     usage = observation.get("usageDetails", observation.get("usage"))
     usage = usage if isinstance(usage, dict) else {}
-    counts = {f"{key}_tokens": usage.get(key) for key in ("input", "output")}
-    call = ModelCall(
-        id=_id(observation),
-        input=messages,
-        output=[],
-        tools=tools,
-        parent=_text(observation.get("parentObservationId")),
-        model=_text(observation.get("model")),
-        failure=_failure(observation, "exception"),
-        usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
-        # Plain text in and out below an agent: the calls log only the opening prompt, and the turns are rebuilt.
-        flat=isinstance(inputs, str) and isinstance(decode_json_text(output), str) and parent.get("type") == "AGENT",
-    )
-    # An empty answer is still a call: it may have failed.
-    alternatives = [add_finish_reason(one, attributes) for one in _answers(output, attributes)] or [[]]
-    if len(alternatives) == 1:
-        return [replace(call, output=alternatives[0])]
-    return [replace(call, output=one, notes={"choice": n}) for n, one in enumerate(alternatives)]
+    counts = {"input_tokens": usage.get("input"), "output_tokens": usage.get("output")}
+    alternatives = _answers(output, attributes) if answer is None else answers(output, "output")
+    if attributes:
+        alternatives = [add_finish_reason(one, attributes) for one in alternatives]
+    return [
+        ModelCall(
+            id=name,
+            input=messages,
+            output=one,
+            tools=tools,
+            parent=_text(observation.get("parentObservationId")),
+            model=_text(observation.get("model")),
+            failure=_failure(observation, "exception"),
+            usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
+            # Plain text in and out below an agent: the calls log only the opening prompt, and the turns are rebuilt.
+            flat=flat and answer is None,
+            notes={"choice": number} if len(alternatives) > 1 else {},
+        )
+        # An empty answer is still a call: it may have failed.
+        for number, one in enumerate(alternatives or [[]])
+    ]
 
 
 def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
@@ -247,6 +265,8 @@ def _instructions(observation: Json, attributes: Json) -> list[Message]:
 def _tool_definitions(observation: Json) -> list[Json]:
     """Return the schemas in `toolDefinitions`: a list, or objects or JSON text by name."""
     definitions = observation.get("toolDefinitions")
+    if definitions is None:
+        return []
     if isinstance(definitions, dict):
         named = [(name, decode_json_text(schema)) for name, schema in definitions.items()]
         return [{"name": name, **schema} for name, schema in named if isinstance(schema, dict)]
@@ -254,31 +274,37 @@ def _tool_definitions(observation: Json) -> list[Json]:
 
 
 def _attributes(observation: Json) -> Json:
+    if observation.get("metadata") is None:
+        return {}
     metadata = decode_json_text(observation.get("metadata"))
     attributes = metadata.get("attributes") if isinstance(metadata, dict) else None
     return attributes if isinstance(attributes, dict) else {}
 
 
-def _tool_run(observation: Json) -> ToolRun | None:
+def _tool_run(name: str, observation: Json) -> ToolRun | None:
     """Convert an observation to a tool run; None if it is not one."""
     attributes = _attributes(observation)
-    output = decode_json_text(observation.get("output"))
-    output = unwrap(output) if isinstance(output, dict) else output
-    message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
-    if observation.get("type") != "TOOL" and message is None and role_of_span(attributes) != "tool":
-        return None
-    failure = _failure(observation, "tool_error")
     result = observation.get("output")
-    if message is not None:
-        result = message.get("content")
-        if failure is None and message.get("status") == "error":
-            failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    call_id = message["tool_call_id"] if message is not None else None
+    failure = _failure(observation, "tool_error")
+    plain = plain_messages(result) if isinstance(result, str) and result[:1] == "{" else None
+    call_id = plain[0].tool_call_id if plain is not None else None
+    if plain is not None and call_id is not None:
+        result = plain[0].content
+    else:
+        output = decode_json_text(result)
+        output = unwrap(output) if isinstance(output, dict) else output
+        message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
+        if observation.get("type") != "TOOL" and message is None and role_of_span(attributes) != "tool":
+            return None
+        if message is not None:
+            call_id, result = message["tool_call_id"], message.get("content")
+            if failure is None and message.get("status") == "error":
+                failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
     call_id = call_id or _text(attributes.get("gen_ai.tool.call.id")) or _text(attributes.get("ai.toolCall.id"))
-    name = _text(attributes.get("gen_ai.tool.name")) or _text(attributes.get("ai.toolCall.name"))
+    tool = _text(attributes.get("gen_ai.tool.name")) or _text(attributes.get("ai.toolCall.name"))
     return ToolRun(
-        id=_id(observation),
-        name=name or _text(observation.get("name")) or "",
+        id=name,
+        name=tool or _text(observation.get("name")) or "",
         output=result,
         arguments=observation.get("input"),
         call_id=call_id,
@@ -300,10 +326,6 @@ def _score(score: Json) -> Score:
     if score.get("dataType") == "CATEGORICAL" or value is None:
         value = score.get("stringValue", value)
     return Score(_text(score.get("name")) or "score", value, _text(score.get("observationId")))
-
-
-def _id(observation: Json) -> str:
-    return _text(observation.get("id")) or ""
 
 
 def _text(value: Any) -> str | None:

@@ -12,11 +12,10 @@ are 1 and 0. Feedback that was overridden or has an error is left out; expectati
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.experience import Experience
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score, task_in
@@ -48,9 +47,10 @@ def _is_span(span: Any) -> bool:
     return isinstance(attributes, dict) and any(str(key).startswith("mlflow.span") for key in attributes)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Convert the spans of a trace to nodes and yield its experiences."""
     trace = mapping(value, "trace")
+    # Rows of `search_traces` have the fields of `info` at the top level.
     info = optional_mapping(trace.get("info"), "info") or trace
     nodes = [_node(mapping(span, f"spans[{n}]"), n) for n, span in enumerate(_spans(trace))]
     if not nodes:
@@ -66,7 +66,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         "session_id": metadata.get("mlflow.trace.session"),
         "expectations": expectations or None,
     }
-    trace_id = info.get("trace_id", info.get("request_id"))
+    trace_id = info.get("trace_id", info.get("request_id"))  # request_id: before version 3
     yield from read_trace(
         NAME,
         trace_of_nodes(
@@ -92,12 +92,14 @@ def _node(span: Json, number: int) -> Node:
     message = status.get("message", span.get("status_message"))
     role = _ROLES.get(str(_decode(attributes.get("mlflow.spanType"))), "other")
     failure = None
+    # STATUS_CODE_ERROR or plain ERROR, by version.
     if isinstance(code, str) and code.endswith("ERROR"):
         message = message if isinstance(message, str) else ""
         failure = Failure(failure_kind(message, "tool_error" if role == "tool" else "exception"), message)
     inputs = _decode(attributes.get("mlflow.spanInputs"))
     model = _decode(attributes.get("mlflow.llm.model"))
     return Node(
+        # Without an id the position serves: the span is still read, only no other can name it as parent.
         id=_text(span.get("span_id")) or _text(context.get("span_id")) or f"#{number}",
         parent=_text(parent),
         role=role,

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import PairwrightError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     BadRecord,
@@ -32,7 +31,7 @@ from pairwright.sources.fields import (
     optional_mapping,
     score,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
@@ -65,7 +64,7 @@ _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
 
 def read_candidates(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     """Yield one experience per TTC_END event of an item, and Rejected for those that are incomplete."""
     # By UUID, which START and END of a step share.
     starts = {p["UUID"]: p for p in payloads if event_of(p) == "TTC_START" and isinstance(p.get("UUID"), str)}
@@ -173,7 +172,7 @@ class _Turns(msgspec.Struct):
         return self.steps[turn]
 
 
-def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Experience:
+def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Record:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
     info: Json = {"step_name": name_of(payload), "uuid": payload.get("UUID")}
     info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
@@ -233,7 +232,7 @@ def matches(value: Any) -> bool:
     return isinstance(payload, dict) and isinstance(payload.get("event_type"), str)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of a list of steps or of workflow items."""
     listed = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
@@ -254,9 +253,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
             yield rejected(f"item {number}: {error}", origin)
 
 
-def _read_item(
-    item: Json, number: int, before: int, origin: Origin, options: Options
-) -> Iterator[Experience | Rejected]:
+def _read_item(item: Json, number: int, before: int, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Read one item as candidates if it has TTC events, else as a trajectory."""
     steps = items(decode_json_text(item.get("intermediate_steps")), "intermediate_steps")
     payloads: list[Json] = []
@@ -278,7 +275,7 @@ def _read_item(
 
 def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     """Convert the LLM and TOOL events of an item to a Trace and yield its experiences."""
     starts = {p["UUID"]: p for p in payloads if event_of(p) == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []

@@ -22,10 +22,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from pairwright.errors import PairwrightError
-from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import (
     answers,
     conversation,
@@ -81,7 +80,7 @@ def matches(value: Any) -> bool:
     return holds_spans(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experiences of each trace in a file."""
     traces = traces_in(value)
     if not traces:

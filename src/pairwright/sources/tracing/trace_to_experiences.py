@@ -22,12 +22,12 @@ from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
+from xxhash import xxh3_128_digest
 
 from pairwright.records.canonical import canonical_arguments, canonical_content, content_hash
-from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.fields import json_text
-from pairwright.sources.format import Options, Origin, Rejected, build
+from pairwright.sources.format import Options, Origin, Record, Rejected, build
 from pairwright.sources.shapes.any_messages import tool_content
 from pairwright.sources.shapes.tool_errors import error_sites, tool_names
 from pairwright.sources.shapes.traces import (
@@ -44,6 +44,8 @@ from pairwright.sources.shapes.traces import (
 
 _MAX_UNSEEN = 20
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
+# Digests of single messages, by the id of the object, which the entry keeps alive: each call repeats those before it.
+_Hashes = dict[int, tuple[Message, bytes]]
 
 
 class _Chain(msgspec.Struct, eq=False):
@@ -52,8 +54,9 @@ class _Chain(msgspec.Struct, eq=False):
     calls: list[ModelCall]
     prompt_length: int
     messages: list[Message]
-    digests: list[str]  # of every prefix of the messages; the last as the next call's input would repeat it
-    opening: str  # of the prompt
+    digests: list[bytes]  # of every prefix of the messages; the last as the next call's input would repeat it
+    opening: bytes  # of the prompt
+    hashes: _Hashes  # digests of single messages, of the whole trace
     runs: list[ToolRun] = []  # tool runs since the last call, of the same parent
     failures: list[tuple[int, Failure]] = []  # of calls, by the position of the last message that they were given
     results: dict[int, Failure] = {}  # of tool runs whose results were added here, by position
@@ -61,7 +64,7 @@ class _Chain(msgspec.Struct, eq=False):
     repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
 
 
-class _Seen(msgspec.Struct):
+class _TraceFindings(msgspec.Struct):
     """Trace-level data: scores, failures by call id, and failed tool runs that no message shows."""
 
     scores: ScoreIndex
@@ -69,23 +72,23 @@ class _Seen(msgspec.Struct):
     unseen: dict[str | None, list[Json]]  # by parent: the first failed tool runs that no message shows
 
     @classmethod
-    def in_trace(cls, trace: Trace, chains: list[_Chain]) -> "_Seen":
+    def in_trace(cls, trace: Trace, chains: list[_Chain]) -> "_TraceFindings":
         answered_ids = {
             message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"
         }
-        seen = cls(index_scores(trace.scores), {}, {})
+        findings = cls(index_scores(trace.scores), {}, {})
         for run in trace.events:
             if isinstance(run, ToolRun) and run.failure is not None:
-                seen.failures[run.call_id or run.id] = run.failure
-                unseen = seen.unseen.setdefault(run.parent, [])
+                findings.failures[run.call_id or run.id] = run.failure
+                unseen = findings.unseen.setdefault(run.parent, [])
                 if run.call_id not in answered_ids and run.id not in answered_ids and len(unseen) < _MAX_UNSEEN:
                     unseen.append({"tool": run.name, "kind": run.failure.kind, "text": run.failure.text})
-        return seen
+        return findings
 
 
 def read_trace(
     name: str, trace: Trace, origin: Origin, options: Options, *, position: int
-) -> Iterator[Experience | Rejected]:
+) -> Iterator[Record | Rejected]:
     """Yield the experiences of a trace; chains without an answer are yielded as Rejected.
 
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
@@ -98,8 +101,8 @@ def read_trace(
     chains = _chains(trace.events)
     for chain in chains:
         _answer_open_calls(chain, by_id)
-    seen = _Seen.in_trace(trace, chains)
-    steps: dict[str, int] = {}
+    findings = _TraceFindings.in_trace(trace, chains)
+    steps: dict[bytes, int] = {}
     for chain in chains:
         reason = _why_unusable(chain)
         if reason is not None:
@@ -107,7 +110,7 @@ def read_trace(
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=name)
             continue
         step = steps.setdefault(chain.opening, len(steps))
-        yield _experience(name, trace, chain, seen, origin, options, number, step)
+        yield _experience(name, trace, chain, findings, origin, options, number, step)
 
 
 def _why_unusable(chain: _Chain) -> str | None:
@@ -128,21 +131,22 @@ def _why_unusable(chain: _Chain) -> str | None:
 
 
 # Chains by the digest of their whole conversation, in the order in which they ended; a dict, since chains leave it.
-_Ends = dict[str, dict[_Chain, None]]
+_Ends = dict[bytes, dict[_Chain, None]]
 
 
 def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
     """Group model calls into chains, reconstructing those that do not log the whole conversation."""
     chains: list[_Chain] = []
     ends: _Ends = {}
-    openings: dict[tuple[str | None, str], _Chain] = {}  # by parent and first input, for calls that repeat it
+    openings: dict[tuple[str | None, bytes], _Chain] = {}  # by parent and first input, for calls that repeat it
     latest: dict[str | None, _Chain] = {}  # by parent: the chain of its last call
+    hashes: _Hashes = {}
     for event in events:
         if isinstance(event, ToolRun):
             if event.parent in latest:
                 latest[event.parent].runs.append(event)
             continue
-        digests = _digests(event.input)
+        digests = _digests(event.input, b"", hashes)
         repeats: _Chain | None = None
         chain, known = _find_chain(digests, ends)
         if chain is None and event.flat:
@@ -165,8 +169,9 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
                 calls=[],
                 prompt_length=len(event.input),
                 messages=[],
-                digests=[""],
+                digests=[b""],
                 opening=digests[-1],
+                hashes=hashes,
                 repeats=repeats,
             )
             chains.append(chain)
@@ -175,13 +180,13 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             answered = (n for n in range(known, len(event.input)) if event.input[n].is_generated)
             chain.prompt_length = next(answered, len(event.input))
             chain.opening = digests[chain.prompt_length]
-        _extend(chain, event, known)
+        _extend(chain, event, known, digests)
         ends.setdefault(chain.digests[-1], {})[chain] = None
         latest[event.parent] = chain
     return chains
 
 
-def _find_chain(digests: list[str], ends: _Ends) -> tuple[_Chain | None, int]:
+def _find_chain(digests: list[bytes], ends: _Ends) -> tuple[_Chain | None, int]:
     """Return the chain whose conversation is the longest prefix of the input, and the length of that prefix."""
     for length in range(len(digests) - 1, 0, -1):
         waiting = ends.get(digests[length])
@@ -200,7 +205,7 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
     ids = {tool_call.id for tool_call in last.tool_calls if tool_call.id is not None}
     known = 1 if call.input and call.input[0].role == "assistant" else 0
     # The whole is compared by the digest of the chain's last message, in the place where it stands.
-    if known and _digests(call.input[:1], chain.digests[-2])[-1] != chain.digests[-1]:
+    if known and _digests(call.input[:1], chain.digests[-2], chain.hashes)[-1] != chain.digests[-1]:
         return None
     results = call.input[known:]
     if not results or not all(message.role == "tool" and message.tool_call_id in ids for message in results):
@@ -208,14 +213,17 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
     return known
 
 
-def _extend(chain: _Chain, call: ModelCall, known: int) -> None:
-    """Add the new input and the output of a call to its chain."""
+def _extend(chain: _Chain, call: ModelCall, known: int, digests: list[bytes]) -> None:
+    """Add the new input and the output of a call to its chain; `digests` are those of the whole input."""
     first = len(chain.messages)
+    if chain.digests[-1] == digests[known]:  # the conversation so far, as the input repeats it
+        first += len(call.input) - known
+        chain.digests += digests[known + 1 :]
     chain.messages += call.input[known:]
     if call.failure is not None and chain.messages:
         chain.failures.append((len(chain.messages) - 1, call.failure))
     chain.messages += call.output
-    chain.digests += _digests(chain.messages[first:], chain.digests[-1])[1:]
+    chain.digests += _digests(chain.messages[first:], chain.digests[-1], chain.hashes)[1:]
     chain.calls.append(call)
     chain.runs = []
 
@@ -238,7 +246,7 @@ def _append_runs(chain: _Chain) -> None:
     chain.rebuilt = "from outputs and tool runs: the calls log only the opening prompt"
     chain.runs = []
     del chain.digests[first + 1 :]
-    chain.digests += _digests(chain.messages[first:], chain.digests[-1])[1:]
+    chain.digests += _digests(chain.messages[first:], chain.digests[-1], chain.hashes)[1:]
 
 
 def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
@@ -275,15 +283,15 @@ def _experience(
     name: str,
     trace: Trace,
     chain: _Chain,
-    seen: _Seen,
+    findings: _TraceFindings,
     origin: Origin,
     options: Options,
     run: int,
     step: int,
-) -> Experience:
+) -> Record:
     """Build the experience of a chain, with its scores, errors and usage."""
     tools = chain.calls[0].tools
-    components, more = nearest_scores(seen.scores, [call.id for call in chain.calls], trace.parents)
+    components, more = nearest_scores(findings.scores, [call.id for call in chain.calls], trace.parents)
     info: Json = {
         **trace.info,
         **({} if trace.id is None else {"trace_id": trace.id}),
@@ -300,7 +308,7 @@ def _experience(
     unseen = [
         failure
         for parent in dict.fromkeys(call.parent for call in chain.calls)
-        for failure in seen.unseen.get(parent, [])
+        for failure in findings.unseen.get(parent, [])
     ]
     if unseen:
         info["tool_failures"] = unseen
@@ -315,7 +323,7 @@ def _experience(
         tools=tools,
         reward=pick_reward(components, options.reward),
         reward_components=components,
-        errors=_errors(chain, seen),
+        errors=_errors(chain, findings),
         info=info,
         metrics=_usage(chain.calls),
         model_version=next((call.model for call in chain.calls if call.model is not None), None),
@@ -323,7 +331,7 @@ def _experience(
     )
 
 
-def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
+def _errors(chain: _Chain, findings: _TraceFindings) -> list[ErrorSite]:
     """Return the error sites of a chain: failed tool results, unknown tools and failed calls."""
     by_text: dict[str, Json] = {}
     if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
@@ -335,7 +343,7 @@ def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
     tools = list(by_text.values())
 
     def kind_of(position: int, message: Message) -> str | None:
-        failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")
+        failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
         return None if failure is None else failure.kind
 
     sites = error_sites(chain.messages, tools, kind_of)
@@ -345,12 +353,17 @@ def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
     return sorted(sites, key=lambda site: site.index)
 
 
-def _digests(messages: list[Message], start: str = "") -> list[str]:
+def _digests(messages: list[Message], start: bytes, hashes: _Hashes) -> list[bytes]:
     """Return the digest of every prefix of the messages, starting with `start`; ids and reasoning are ignored."""
     digests = [start]
     for message in messages:
-        calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
-        digests.append(content_hash(digests[-1], message.role, canonical_content(message.content), calls))
+        known = hashes.get(id(message))
+        if known is None:
+            calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
+            own = content_hash(message.role, canonical_content(message.content), calls)
+            known = hashes[id(message)] = message, bytes.fromhex(own)
+        start = xxh3_128_digest(start + known[1])
+        digests.append(start)
     return digests
 
 
