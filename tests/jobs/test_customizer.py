@@ -287,7 +287,7 @@ def test_unknown_keys_and_bad_values_are_refused(tmp_path, section, words):
 
 
 def test_the_configuration_of_the_page_loads(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "backends.md").read_text()
     (text,) = re.findall(r"```\n(backend:\n  name: nemo-customizer\n.*?)```", page, re.S)
     (tmp_path / "config.yaml").write_text(text)
     loaded = load_config(tmp_path / "config.yaml", environment={"HF_TOKEN": "secret"}).backend.nemo_customizer

@@ -347,7 +347,7 @@ def test_the_commands_submit_attach_and_diagnose(tmp_path, platform):
 
 
 def test_the_configuration_of_the_page_loads(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "backends.md").read_text()
     (text,) = re.findall(r"```\n(backend:\n  name: nemo-platform\n.*?)```", page, re.S)
     (tmp_path / "config.yaml").write_text(text)
     loaded = load_config(tmp_path / "config.yaml", environment={"NMP_API_TOKEN": "secret"}).backend.nemo_platform

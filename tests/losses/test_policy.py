@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from pairwright.errors import ConfigError
-from pairwright.losses import PolicyOptions, PolicyTokens, group_advantages, policy_loss
+from pairwright.losses import (
+    PolicyOptions,
+    PolicyTokens,
+    generalised_jsd,
+    group_advantages,
+    policy_loss,
+    teacher_advantages,
+)
 from pairwright.losses.advantages import token_advantages
 from pairwright.losses.policy import divergence
 
@@ -311,3 +318,19 @@ def test_a_sampling_ratio_is_bounded_counted_and_one_where_nothing_was_recorded(
     assert result.num_truncated == 1
     with pytest.raises(ConfigError, match="needs recorded log-probabilities"):
         policy_loss(four_tokens(), PolicyOptions(max_sampling_ratio=2.0))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_a_teachers_advantages_have_the_gradient_of_the_divergence_in_expectation(beta):
+    """Σ_y p_S(y) A(y) ∇ log p_S(y) over the whole vocabulary is −∇D, D from its own formula."""
+    generator = torch.Generator().manual_seed(3)
+    logits_V, teacher_V = (torch.randn(9, generator=generator, dtype=torch.float64) for _ in range(2))
+    logits_V.requires_grad_()
+    student_V, teacher_V = logits_V.log_softmax(-1), teacher_V.log_softmax(-1)
+    generalised_jsd(student_V[None], teacher_V[None], beta).sum().backward(retain_graph=True)
+    expected_V = logits_V.grad.clone()
+    logits_V.grad = None
+    advantages_V = teacher_advantages(teacher_V, student_V.detach(), beta=beta)
+    (-(student_V.detach().exp() * advantages_V * student_V).sum()).backward()
+    torch.testing.assert_close(logits_V.grad, expected_V, rtol=1e-9, atol=1e-12)
+    assert teacher_advantages(teacher_V, teacher_V, beta=beta).abs().max() < 1e-15  # nothing to learn where they agree

@@ -384,7 +384,7 @@ def test_length_weights_know_the_order_of_many_mixed_tokens():
 
 
 def test_every_loss_has_its_line_on_the_page():
-    page = Path(__file__).resolve().parents[2] / "docs" / "losses.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "losses.md"
     listed = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8").split("## Policy")[0], re.M)
     assert sorted(listed) == NAMES
 

@@ -85,11 +85,12 @@ def test_pairs_and_sequences_can_be_laid_out_with_shared_prompts_packed_or_padde
     shared = collate_trees([PAIR, alone])
     assert shared.input_ids.tolist() == [[1, 2, 7, 8, 9, 4, 5, 6]]
     assert shared.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
-    assert [segment.branches for segment in shared.segments] == [((2, 4), (4, 5)), ((6, 8),)]
+    assert shared.segments == ((0, 2, 5), (2, 4, 4), (4, 5, 5), (5, 8, 8))  # start, stop, end of what is below
+    assert shared.subtree_ends.tolist() == [[5, 5, 4, 4, 5, 8, 8, 8]]
     packed = collate_trees([alone, PAIR], "packed", row_length=6, pad_id=3)
     assert packed.input_ids.tolist() == [[1, 2, 7, 8, 9, 3], [4, 5, 6, 3, 3, 3]]
     assert packed.sequence_ids.tolist() == [[1, 1, 1, 1, 1, -1], [0, 0, 0, -1, -1, -1]]
-    assert (packed.source.tolist(), packed.branch.tolist()) == ([1, 2, 1, 6], [1, 1, 2, 0])
+    assert (packed.source.tolist(), packed.branch.tolist()) == ([6, 1, 2, 1], [0, 1, 1, 2])
     rows = collate_trees([PAIR, alone], "padded", multiple_of=8)
     assert rows.attention_mask.sum(axis=1).tolist() == [4, 3, 3]
     assert rows.input_ids.shape == (3, 8)
@@ -97,6 +98,17 @@ def test_pairs_and_sequences_can_be_laid_out_with_shared_prompts_packed_or_padde
         assert sorted(batch.target.tolist()) == [5, 7, 8, 9]
     with pytest.raises(ConfigError, match="row_length"):
         collate_trees([PAIR], "packed")
+
+
+def test_what_branches_of_any_tree_begin_with_stands_once_and_says_who_predicts_what() -> None:
+    runs = [sequence([1, 2, 7, 8], [0, 0, 1, 1]), sequence([1, 2, 7, 9, 3], [0, 0, 1, 0, 1]), sequence([1, 4], [0, 1])]
+    batch = collate_trees([PAIR, *runs])
+    assert batch.input_ids.tolist() == [[1, 2, 7, 8, 9, 3, 9, 4]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 2, 1]]
+    assert batch.target.tolist() == [7, 8, 9, 7, 8, 7, 3, 4]
+    assert batch.source.tolist() == [1, 2, 1, 1, 2, 1, 4, 0]
+    assert batch.node.tolist() == [2, 3, 6, 2, 3, 2, 5, 7]  # the 7 of three branches is one token
+    assert batch.branch.tolist() == [0, 0, 1, 2, 2, 3, 3, 4]
 
 
 def test_padded_trees_are_the_rows_of_the_preference_batch() -> None:

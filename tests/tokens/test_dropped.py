@@ -283,7 +283,9 @@ def test_a_python_list_is_no_prompt() -> None:
         with pytest.raises(Refusal, match="multimodal" if not allow_images else "as a Python list"):
             encode_chat(llama, [Message("user", [IMAGE]), Message("assistant", "ok")], allow_images=allow_images)
     with pytest.raises(Refusal, match="as a Python list"):
-        encode_chat(llama, [Message("user", [{"type": "text", "text": "x"}]), Message("assistant", "ok")])
+        encode_chat(llama, [Message("user", [{"type": "reference", "name": "x"}]), Message("assistant", "ok")])
+    sequence = encode_chat(llama, [Message("user", [{"type": "text", "text": "zqx"}]), Message("assistant", "ok")])
+    assert "zqx<|eot_id|>" in llama.decode(sequence.ids)
 
 
 @needs_shared

@@ -52,8 +52,11 @@ def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:
         assert encode_chat(ours, chat, tools) == sequence
     if any(message["content"] is None for message in chat) and "None" in render_or_nothing(hf, chat, tools):
         chat = [{**message, "content": message["content"] or ""} for message in chat]  # null is never printed by us
-    if case == "call, arguments as text" and sequence is not None and not render_or_nothing(hf, chat, tools):
-        chat = with_objects(chat)  # text that the template refuses is given to it as an object
+    # Null content and arguments as text that the template refuses are given to it as empty text and as an object.
+    empty = [{**message, "content": message["content"] or ""} for message in chat]
+    if sequence is not None and not render_or_nothing(hf, chat, tools):
+        forms = (empty, with_objects(chat), with_objects(empty)) if case == "call, arguments as text" else (empty,)
+        chat = next((form for form in forms if render_or_nothing(hf, form, tools)), chat)
     try:
         ids, mask = oracle(hf, chat, tools, stops)
     except Exception as caught:  # Inexact, or whatever the template raises in transformers

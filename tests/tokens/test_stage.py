@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from token_families import small_backend
 
@@ -12,6 +13,7 @@ from pairwright import EID, Experience, Message, Pair, Side, Table, TableError
 from pairwright.config import TokensConfig
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
+from pairwright.records.messages import TURN_WEIGHT
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.sequence import name_record
 from pairwright.tokens.stage import stage
@@ -331,3 +333,21 @@ def test_missing_reasoning_is_an_option_of_the_stage_and_of_its_cache(table, tok
     # Five experiences and a preference; recorded ids are taken as they are.
     assert [manifest["refused"].get("missing_reasoning", 0) for manifest in manifests] == [0, 6]
     assert manifests[1]["from_cache"] == 0
+
+
+def test_weights_of_turns_reach_the_cache_and_parts_without_the_column_are_read(tokenizer, tmp_path):
+    turn = Message("assistant", "two", extra={TURN_WEIGHT: 0.5})
+    with Table(tmp_path / "table") as table:
+        table.append([experience(1, completion=[turn]), experience(2)])
+    options = TokensConfig(tokenizer=str(tokenizer), workers=1)
+    encode_source(tmp_path / "table", tmp_path / "out", options)
+    weighted, plain = (sequence for _, _, sequence in read_sequences(tmp_path / "out"))
+    assert set(weighted.weights[weighted.mask].tolist()) == {0.5}
+    assert plain.weights is None
+    # As an earlier version wrote it.
+    for part in (tmp_path / "out").glob("sequences-*.parquet"):
+        pq.write_table(pq.read_table(part).drop_columns(["weights"]), part)
+    for mapped in (tmp_path / "out").glob("mapped-*.arrow"):
+        mapped.unlink()
+    assert [sequence.weights for _, _, sequence in read_sequences(tmp_path / "out")] == [None, None]
+    assert encode_source(tmp_path / "table", tmp_path / "out", options)["from_cache"] == 2

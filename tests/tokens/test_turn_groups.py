@@ -126,3 +126,49 @@ def test_only_the_last_turns_of_a_long_conversation_may_be_trained() -> None:
     every = encode_turns(tokenizer, chat, allow_dropped=True)
     some = encode_turns(tokenizer, chat, allow_dropped=True, train_from=len(chat) - 20)
     assert [trained(tokenizer, sequence) for sequence in some] == [trained(tokenizer, one) for one in every[-10:]]
+
+
+# Shows what stands in the history stripped, and the last turn as it is.
+STRIPPED = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if loop.last %}{{ m.content }}{% else %}{{ m.content | trim }}{% endif %}"
+    "{% if m.role == 'assistant' and loop.last %}<|eos|>{% else %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_MARKS = ("<|user|>", "<|assistant|>", "<|end|>", "<|eos|>")
+
+
+def build_talk(turns: int) -> Chat:
+    return [message for n in range(turns) for message in (user(f"question {n}"), answer(f"answer {n}"))]
+
+
+def count_renders(tokenizer: ChatTokenizer, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> int:
+    renders = []
+    render = Template.render
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Template, "render", lambda self, *args, **options: renders.append(1) or render(self, *args, **options)
+        )
+        encode_turns(tokenizer, chat)
+    return len(renders)
+
+
+def test_excerpts_of_one_shape_are_rendered_a_few_times_and_then_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_of(STRIPPED, "<|eos|>", _MARKS)
+    encode_turns(tokenizer, build_talk(40))  # learns the template
+    assert count_renders(tokenizer, build_talk(80), monkeypatch) == count_renders(
+        tokenizer, build_talk(40), monkeypatch
+    )
+
+
+@pytest.mark.parametrize("text", ["  padded", "padded\n", "\n\npadded ", "", "é <|end|> padded"])
+def test_a_text_unlike_those_before_it_is_rendered(text: str) -> None:
+    chat = build_talk(40)
+    for turn in (5, 31, 32, 55):  # the last and the first in the order of their excerpts, and two in a row
+        chat[turn] = {**chat[turn], "content": text + str(turn) if text else ""}
+    tokenizer = tokenizer_of(STRIPPED, "<|eos|>", _MARKS)
+    sequences = encode_turns(tokenizer, chat, allow_dropped=True)
+    whole = encode_turns(tokenizer_of(STRIPPED, "<|eos|>", _MARKS), chat, allow_dropped=True, verify="all")
+    assert list(map(compare, sequences)) == list(map(compare, whole))
+    assert len(sequences) == 40

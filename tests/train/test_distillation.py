@@ -11,8 +11,13 @@ from pairwright.store.table import Table
 from pairwright.tokens.batch.combine import Collator, Trace
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
-from pairwright.train.data import DataError, load_distill_data
+from pairwright.train.data import DataError
+from pairwright.train.distill_data import load_distill_data
 from pairwright.train.loop import Training
+
+
+def all_items(data):
+    return [data.items[position] for position in range(len(data.items))]
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +45,15 @@ def test_the_hints_are_those_of_the_function_that_the_configuration_names(model,
     settings = [Config.model_validate({"train": {"sdpo": section}}).train.sdpo for section in sections]
     options = TokensConfig(tokenizer=str(model))
     tokenizer = ChatTokenizer.from_folder(model)
-    data = load_distill_data(failed_runs, options, settings[0], lambda done, total: None)
+    data = load_distill_data(failed_runs, tmp_path / "taught", options, settings[0], lambda done, total: None)
     assert data.counts == {"without_hint": 0, "without_recovery": 0, "recorded": 0}
-    assert all("[Hint: count again after 4 messages]" in tokenizer.decode(item.teacher.ids) for item in data.items)
+    assert all("[Hint: count again after 4 messages]" in tokenizer.decode(item.teacher.ids) for item in all_items(data))
     with pytest.raises(DataError, match="'without_hint': 6"):  # the tool's message would only be said twice
-        load_distill_data(failed_runs, options, settings[1], lambda done, total: None)
-    data = load_distill_data(failed_runs, options, settings[2], lambda done, total: None)
-    assert all("[Hint: There is no such file or folder." in tokenizer.decode(item.teacher.ids) for item in data.items)
+        load_distill_data(failed_runs, tmp_path / "taught", options, settings[1], lambda done, total: None)
+    data = load_distill_data(failed_runs, tmp_path / "taught", options, settings[2], lambda done, total: None)
+    assert all(
+        "[Hint: There is no such file or folder." in tokenizer.decode(item.teacher.ids) for item in all_items(data)
+    )
 
 
 def test_recorded_log_probabilities_count_in_the_ratio_clip(model, tmp_path):
@@ -92,7 +99,7 @@ def test_the_collator_has_the_recorded_ids_that_the_trainer_has(model, tmp_path)
         table.append([experience])
     settings = Config().train.sdpo
     options = TokensConfig(tokenizer=str(model))
-    data = load_distill_data(tmp_path / "table", options, settings, lambda done, total: None)
+    data = load_distill_data(tmp_path / "table", tmp_path / "taught", options, settings, lambda done, total: None)
     batch = Collator(tokenizer, pad_id=0)([Trace(experience)]).distill
     assert batch.student_ids[0].tolist() == data.items[0].student.ids.tolist() == ids
     assert batch.teacher_ids[0].tolist() == data.items[0].teacher.ids.tolist()

@@ -4,13 +4,16 @@ import json
 
 import pytest
 
+from pairwright import Table
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.ledger.build_ledger import build_ledger
+from pairwright.pairs.decisions import ExclusionFile
 from pairwright.train import read_status, train
 from train.made_runs import make_failed_runs, make_pairs, make_runs
 
 
-def config(channel: str, where: str, **more) -> Config:
+def config(channel: str, where: str | None, **more) -> Config:
     channels = {"dpo": 0.0, channel: 1.0}
     return Config.model_validate(
         {"train": {"batch_size": 4, "threads": 1, "dump_batches": 99, "channels": channels, "where": where, **more}}
@@ -44,6 +47,17 @@ def test_experiences(model, tmp_path, channel):
     assert {(json.loads(uid)[1], json.loads(uid)[2]) for uid in trained_ids(tmp_path / "run")} == {
         (task, run) for task in (0, 2, 3) for run in (0, 1)
     }
+
+
+def test_experiences_that_a_person_excluded_are_not_trained_and_the_ledger_says_so(model, tmp_path):
+    runs = make_runs(tmp_path / "runs", num_tasks=2, num_runs=3)
+    uids = [experience.eid.uid for experience in Table(runs)]
+    ExclusionFile(runs).exclude("ada", uids[0], "the tool was down")
+    train(config("sft", None), model=model, experience=runs, output=tmp_path / "run")
+    assert read_status(tmp_path / "run").counts["sft"]["excluded by hand"] == 1
+    assert trained_ids(tmp_path / "run") == set(uids[1:])
+    (account,) = build_ledger("run", tmp_path / "run").accounts
+    assert {fate.name: fate.turns for fate in account.fates}["excluded by hand"] == 1
 
 
 def test_error_turns(model, tmp_path):

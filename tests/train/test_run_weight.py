@@ -10,7 +10,6 @@ from ledger.small_flows import dumped, make_model, train_on
 from pairwright.config.train_config import PolicyConfig
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Message
-from pairwright.tokens.batch.collate import as_tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.channels import _likely_of_runs
@@ -28,7 +27,7 @@ def data() -> PolicyData:
     """One group: run a is three sequences with reward 1, run b one with reward 0."""
     sequences = [sequence(length) for length in (2, 3, 4, 5)]
     return PolicyData(
-        ids=["a", "a", "a", "b"], sequences=sequences, trees=list(map(as_tree, sequences)),
+        ids=["a", "a", "a", "b"], sequences=sequences, lengths=np.array([2, 3, 4, 5]),
         rewards=np.array([1, 1, 1, 0], np.float32), groups=np.zeros(4, np.int64), counts={},
     )  # fmt: skip
 

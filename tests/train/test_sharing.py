@@ -10,6 +10,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
@@ -87,24 +88,18 @@ def fork(trees: list[Tree], vocabulary: int) -> list[Tree]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_what_all_prompts_begin_with_is_computed_once_and_changes_nothing(kind, group_size, tmp_path, monkeypatch):
+def test_what_all_prompts_begin_with_is_computed_once_and_changes_nothing(kind, group_size, tmp_path):
     model = read_weights(make_model(tmp_path, kind)).eval()
     padded = Policy(model, prefix_sharing=False)
     trees = fork(made_trees(padded.num_embeddings), padded.num_embeddings)
     expected, expected_grads = gradients(padded, trees)
-    shared = Policy(model)
-    plans = []
-    monkeypatch.setattr(
-        "pairwright.train.model.policy_model.Plan", lambda *words, **more: plans.append(more) or Plan(*words, **more)
-    )
-    logps, grads = gradients(shared, trees)
-    assert plans == [{"trunk": 21}]
+    logps, grads = gradients(Policy(model), trees)
     torch.testing.assert_close(logps, expected, atol=1e-5, rtol=1e-5)
     for name, gradient in expected_grads.items():
         torch.testing.assert_close(grads[name], gradient, atol=1e-5, rtol=1e-4)
 
 
-def test_pairs_of_one_prompt_keep_its_last_token_each(tmp_path):
+def test_pairs_of_one_prompt_score_as_they_do_alone(tmp_path):
     policy = Policy(read_weights(make_model(tmp_path, "llama")).eval())
     first = made_trees(policy.num_embeddings)[0]
     trees = [first, first, Tree(first.prompt, first.branches[::-1], first.masks[::-1])]
@@ -135,6 +130,8 @@ def test_log_probabilities_are_those_of_transformers_own_forward(kind, tmp_path)
     [
         Qwen3Config(**SHAPE, head_dim=8),
         MistralConfig(**SHAPE, sliding_window=5),
+        Gemma2Config(**SHAPE, head_dim=8, sliding_window=5, attn_logit_softcapping=2.0),
+        GptOssConfig(**SHAPE, head_dim=8, sliding_window=5, num_local_experts=4, num_experts_per_tok=2),
         Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=5),
         CohereConfig(**SHAPE, logit_scale=0.25),
         MixtralConfig(**SHAPE, num_local_experts=4),
@@ -155,7 +152,6 @@ def test_models_of_other_families_share_and_agree(config, group_size):
 @pytest.mark.parametrize(
     "config",
     [
-        Gemma2Config(**SHAPE, head_dim=8),
         MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2, initializer_range=0.2),
         BloomConfig(vocab_size=90, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2),
     ],
@@ -174,8 +170,11 @@ def test_a_model_that_cannot_share_falls_back_and_says_why(config):
 
 def test_attention_that_has_something_unknown_refuses():
     q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(CannotShare, match="softcap"):
-        tree_attention(None, q, q, q, None, plan=Plan((), "cpu"), softcap=30.0)
+    plan = Plan((), np.zeros(0), np.zeros(0), "cpu")
+    with pytest.raises(CannotShare, match="position_bias"):
+        tree_attention(None, q, q, q, None, plan=plan, position_bias=q)
+    with pytest.raises(CannotShare, match="dropout"):
+        tree_attention(None, q, q, q, None, plan=plan, dropout=0.1)
     with pytest.raises(CannotShare, match="mask of its own"):
         tree_attention(None, q, q, q, None)
 

@@ -192,3 +192,30 @@ def test_labels_by_group_compare_with_the_mean_and_leave_flat_groups_out(model, 
     flat = make_thumbs(tmp_path / "thumbs", 4)
     with pytest.raises(PairwrightError, match="in no group do the rewards differ"):
         train(config, model=model, experience=flat, output=tmp_path / "flat")
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        # Two tasks with the same prompt and answers, rewards 1, ½, 0 and 1, 1, 0.
+        ({"label_by": "group"}, {"desirable": 3, "undesirable": 3}),
+        ({"label_by": "best"}, {"desirable": 3, "undesirable": 3}),
+        ({"label_by": "best-worst"}, {"desirable": 3, "undesirable": 2, "without_label": 1}),
+        # The answers of rewards 1 and 0 stand in both tasks; the one of ½ is good in the second and bad in the first.
+        ({"label_by": "best", "unique": True}, {"desirable": 2, "undesirable": 2, "repeated": 2}),
+    ],
+)
+def test_labels_are_those_of_the_group_and_what_is_repeated_counts_once(options, counts, model, tmp_path):
+    with Table(tmp_path / "runs") as table:
+        table.append(
+            Experience(
+                eid=EID(batch=0, task=task, run=run), kind="single_turn", prompt=[Message("user", "say red")],
+                completion=[Message("assistant", text)], reward=reward,
+            )
+            for task, middle in enumerate((0.5, 1.0))
+            for run, (text, reward) in enumerate([("it is red", 1.0), ("red", middle), ("no, blue!", 0.0)])
+        )  # fmt: skip
+    config = settings(channels=KTO, max_steps=1, kto=options)
+    train(config, model=model, experience=tmp_path / "runs", output=tmp_path / "run")
+    expected = dict.fromkeys(("without_label", "repeated", "equal_rewards"), 0) | counts
+    assert {name: read_status(tmp_path / "run").counts["kto"].get(name, 0) for name in expected} == expected

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pairwright.generate.prefix_tree import Budget, Node
 
 _SMALLEST = 32
+_COPIED_ROWS = 128
 Numbers = NDArray[np.int64]
 
 
@@ -68,9 +69,14 @@ class SlotClass:
             self._resize(max(self.count + number, self.num_slots + self.num_slots // 2))
 
     def copy(self, source: Numbers, target: Numbers, length: int) -> None:
-        if len(source):
-            for tensor in (self.keys, self.values):
-                tensor[:, target, :, :length] = tensor[:, source, :, :length]
+        import torch
+
+        pairs = (torch.from_numpy(source).split(_COPIED_ROWS), torch.from_numpy(target).split(_COPIED_ROWS))
+        for tensor in (self.keys, self.values) if len(source) else ():
+            for layer in tensor[:, :, :, :length]:
+                # a few rows at a time: the copy in between stays in the CPU's cache
+                for rows, places in zip(*pairs, strict=True):
+                    layer[places] = layer.index_select(0, rows)
 
     def shrink(self, count: int) -> None:
         """Leave the slots from `count` on; they stay for the next rows until memory is needed."""

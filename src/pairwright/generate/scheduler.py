@@ -7,6 +7,7 @@ group has no row at all, the youngest rows go back to the queue with the tokens 
 Requests belong to groups (one per client, for example). Groups take turns when requests are admitted.
 """
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,9 @@ class OpenChoice:
 
     def __init__(self, ticket: Ticket, index: int, limit: int) -> None:
         self.ticket, self.index, self.limit = ticket, index, limit
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
+        # arrays, not lists: the garbage collector does not look at them, and there may be thousands
+        self.tokens: array[int] = array("q")
+        self.logprobs: array[float] = array("f")
         self.top: list[tuple[tuple[int, float], ...]] | None = None  # lists that few need are made when they are
         self.finish: Finish | None = None
         self.stop: int | str | None = None
@@ -87,7 +89,7 @@ class Scheduler:
         max_choices: int,
     ) -> None:
         self._runner, self._context, self._decode = runner, context, decode
-        self._stop_ids = stop_ids
+        self._stop_ids = np.array(sorted(stop_ids), np.int64)
         self._max_choices = max_choices
         self._queues: OrderedDict[Hashable, deque[_Entry]] = OrderedDict()
         self._fills: dict[bytes, tuple[Any, list[_Entry]]] = {}  # prompts in work, by their tokens
@@ -96,7 +98,8 @@ class Scheduler:
         self._entries: list[_Entry] = []  # of the open choices below, one for each
         self._open: list[OpenChoice] = []
         self._row = np.zeros(0, np.int64)
-        self._arrays = _SamplingArrays.of([])
+        self._last = np.zeros(0, np.int64)  # the token that was drawn last
+        self._arrays = _ChoiceArrays.of([])
         self._logits: Any = None
         self._num_tickets = 0
 
@@ -125,8 +128,8 @@ class Scheduler:
         self._admit()
         parent, last = self._next_rows()
         self._logits, prompts = self._runner.advance(parent, last)
-        for prompt in prompts:
-            self._open_rows(prompt)
+        if prompts:
+            self._open_rows(prompts)
         if self._open:
             self._draw()
         complete, self._complete = self._complete, []
@@ -234,10 +237,9 @@ class Scheduler:
         while True:
             if not self._open:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
-            last = np.fromiter((choice.tokens[-1] for choice in self._open), np.int64, len(self._open))
             size = self._logits.shape[-1]
             # (row, token) as one number
-            keys, row = np.unique(self._row * size + last, return_inverse=True)
+            keys, row = np.unique(self._row * size + self._last, return_inverse=True)
             parent, token = np.divmod(keys, size)
             if len(keys) == 1 or self._runner.fits(parent):
                 self._row = row
@@ -245,15 +247,22 @@ class Scheduler:
             # memory is short: the youngest half of the rows goes back to the queue
             self._put_back(row >= len(keys) // 2)
 
-    def _open_rows(self, prompt: Any) -> None:
-        """The choices of a complete prompt begin to be written, from the row after all others."""
-        _, entries = self._fills.pop(self._fill_keys.pop(prompt))
-        row = int(self._row.max()) + 1 if len(self._row) else 0
-        for entry in entries:
-            self._open += entry.choices
-            self._entries += [entry] * len(entry.choices)
-            self._row = np.concatenate([self._row, np.full(len(entry.choices), row)])
-            self._arrays = self._arrays.join(_SamplingArrays.of(entry.choices))
+    def _open_rows(self, prompts: list[Any]) -> None:
+        """The choices of complete prompts begin to be written, from the rows after all others."""
+        entries, rows = [], []
+        first = int(self._row.max()) + 1 if len(self._row) else 0
+        for row, prompt in enumerate(prompts, first):
+            _, of_prompt = self._fills.pop(self._fill_keys.pop(prompt))
+            entries += of_prompt
+            rows += [row] * len(of_prompt)
+        counts = [len(entry.choices) for entry in entries]
+        choices = [choice for entry in entries for choice in entry.choices]
+        self._open += choices
+        self._entries += [entry for entry in entries for _ in entry.choices]
+        self._row = np.concatenate([self._row, np.repeat(np.array(rows, np.int64), counts)])
+        # drawn before it is read
+        self._last = np.concatenate([self._last, np.zeros(len(choices), np.int64)])
+        self._arrays = self._arrays.join(_ChoiceArrays.of(choices))
 
     def _keep(self, is_open: NDArray[np.bool_]) -> None:
         """Drop choices; a prompt whose last choice has gone is forgotten."""
@@ -261,10 +270,11 @@ class Scheduler:
         places = np.nonzero(is_open)[0].tolist()
         self._open = [self._open[place] for place in places]
         self._entries = [before[place] for place in places]
-        self._row = self._row[is_open]
+        self._row, self._last = self._row[is_open], self._last[is_open]
         self._arrays = self._arrays.select(is_open)
         rest = set(map(id, self._entries))
-        for entry in {id(entry): entry for entry in before}.values():
+        closed = (before[place] for place in np.nonzero(~is_open)[0].tolist())
+        for entry in {id(entry): entry for entry in closed}.values():
             if id(entry) not in rest:
                 self._runner.forget(entry.tokens)
 
@@ -278,24 +288,27 @@ class Scheduler:
         uniform = uniforms(arrays.seed, arrays.index, arrays.position)
         tokens = draw(logits, Drawers(self._row, uniform, arrays.temperature, arrays.top_p, arrays.top_k))
         arrays.position += 1
+        self._last = tokens
         rows, ids = (torch.from_numpy(values).to(logits.device) for values in (self._row, tokens))
         logprobs = (logits[rows, ids] - logits.logsumexp(-1)[rows]).tolist()
-        tops = self._top_logprobs() if arrays.num_top.any() else None
-        is_open = np.ones(len(self._open), bool)
-        stop_ids = self._stop_ids
-        for place, (choice, token, logprob) in enumerate(zip(self._open, tokens.tolist(), logprobs, strict=True)):
+        for choice, token, logprob in zip(self._open, tokens.tolist(), logprobs, strict=True):
             choice.tokens.append(token)
             choice.logprobs.append(logprob)
-            if tops is not None:
+        if arrays.num_top.any():
+            for choice, top in zip(self._open, self._top_logprobs(), strict=True):
                 choice.top = choice.top or []
-                choice.top.append(tops[place])
-            if token in stop_ids:
-                choice.finish, choice.stop = "stop", token
-            elif len(choice.tokens) >= choice.limit:
+                choice.top.append(top)
+        is_stop = np.isin(tokens, self._stop_ids)
+        is_open = ~is_stop & (arrays.position < arrays.limit)
+        # choices that end, and those whose text is watched, which may end by it
+        for place in np.nonzero(~is_open | arrays.has_text)[0].tolist():
+            choice = self._open[place]
+            if is_stop[place]:
+                choice.finish, choice.stop = "stop", choice.tokens[-1]
+            elif not is_open[place]:
                 choice.finish = "length"
-            ticket = choice.ticket
-            if ticket.on_piece is not None or ticket.request.sampling.stop:
-                self._add_text(choice, token, logprob)
+            if arrays.has_text[place]:
+                self._add_text(choice, choice.tokens[-1], logprobs[place])
             if choice.finish is not None:
                 is_open[place] = False
                 self._end(choice)
@@ -359,8 +372,8 @@ class Scheduler:
             text = self._decode(visible, choice.ticket.request.sampling.skip_special_tokens)
         return Choice(
             index=choice.index,
-            tokens=np.array(choice.tokens, np.int32),
-            logprobs=np.array(choice.logprobs, np.float32),
+            tokens=np.frombuffer(choice.tokens, np.int64).astype(np.int32),
+            logprobs=np.frombuffer(choice.logprobs, np.float32).copy(),
             text=text,
             finish_reason=choice.finish,
             stop=choice.stop,
@@ -403,8 +416,8 @@ class Scheduler:
 
 
 @dataclass
-class _SamplingArrays:
-    """Sampling settings of the open choices, one entry each, and the position of their next token."""
+class _ChoiceArrays:
+    """Settings of the open choices, one entry each, and the position of their next token."""
 
     seed: NDArray[np.uint64]
     index: Numbers
@@ -413,9 +426,11 @@ class _SamplingArrays:
     top_k: Numbers
     num_top: Numbers
     position: Numbers
+    limit: Numbers
+    has_text: NDArray[np.bool_]  # its text is streamed, or ends at a text
 
     @classmethod
-    def of(cls, choices: Sequence[OpenChoice]) -> "_SamplingArrays":
+    def of(cls, choices: Sequence[OpenChoice]) -> "_ChoiceArrays":
         samplings = [choice.ticket.request.sampling for choice in choices]
         return cls(
             np.array([item.seed for item in samplings], np.uint64),
@@ -425,11 +440,13 @@ class _SamplingArrays:
             np.array([item.top_k for item in samplings], np.int64),
             np.array([item.top_logprobs for item in samplings], np.int64),
             np.array([len(choice.tokens) for choice in choices], np.int64),
+            np.array([choice.limit for choice in choices], np.int64),
+            np.array([bool(choice.ticket.on_piece or choice.ticket.request.sampling.stop) for choice in choices], bool),
         )
 
-    def select(self, is_open: NDArray[np.bool_]) -> "_SamplingArrays":
-        return _SamplingArrays(*(values[is_open] for values in vars(self).values()))
+    def select(self, is_open: NDArray[np.bool_]) -> "_ChoiceArrays":
+        return _ChoiceArrays(*(values[is_open] for values in vars(self).values()))
 
-    def join(self, other: "_SamplingArrays") -> "_SamplingArrays":
+    def join(self, other: "_ChoiceArrays") -> "_ChoiceArrays":
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _SamplingArrays(*(np.concatenate(pair) for pair in pairs))
+        return _ChoiceArrays(*(np.concatenate(pair) for pair in pairs))

@@ -35,6 +35,7 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.dump_batches": train.dump_batches > 0,
         "train.where": train.where is not None,
         "train.run_weight": train.run_weight != "sequence",
+        "train.shuffle_by": train.shuffle_by is not None,
         **more,
     }
     keys = [key for key, is_asked in asked.items() if is_asked]

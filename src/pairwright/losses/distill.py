@@ -60,11 +60,13 @@ def distill_loss(
     *,
     targets_K: Tensor | None = None,
     old_logps_K: Tensor | None = None,
+    weights_K: Tensor | None = None,
 ) -> DistillLosses:
     """The loss of each position from the logits of both.
 
     `targets_K` are the tokens that stand there, needed for the importance ratio and for `entropy_weight`;
-    `old_logps_K` their recorded log-probabilities (NaN where there is none: a ratio of 1).
+    `old_logps_K` their recorded log-probabilities (NaN where there is none: a ratio of 1). `weights_K` says how much
+    each position counts: divide by their sum, not by their number.
     """
     # At least float32, whatever the model has; the teacher is a constant.
     wide = torch.promote_types(student_KV.dtype, torch.float32)
@@ -80,6 +82,7 @@ def distill_loss(
         loss_K = divergence_K.clamp(max=options.token_clip)  # the gradient of a clamped value is 0
     weight_K = _weight(student_KV, targets_K, old_logps_K, options)
     loss_K = loss_K if weight_K is None else weight_K * loss_K
+    loss_K = loss_K if weights_K is None else weights_K.to(loss_K.dtype) * loss_K
     return DistillLosses(loss_K=loss_K, divergence_K=divergence_K.detach(), num_clipped=num_clipped)
 
 

@@ -89,14 +89,22 @@ def masked_logps_stats(
     return logps_N, TokenStats(*stats_4N)
 
 
-def sum_by_sequence(logps_N: Tensor, sequence_N: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+def sum_by_sequence(
+    logps_N: Tensor, sequence_N: Tensor, num_sequences: int, weights_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Sums (S,) of the values of each sequence and how many there are (S,); `sequence_N` says whose each one is.
+
+    With weights, a value counts by its weight in both.
 
     >>> sum_by_sequence(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([0, 0, 2]), 3)
     (tensor([-3.,  0., -4.]), tensor([2., 0., 1.]))
+    >>> sum_by_sequence(torch.tensor([-1.0, -2.0]), torch.tensor([0, 0]), 1, torch.tensor([1.0, 0.5]))
+    (tensor([-2.]), tensor([1.5000]))
     """
-    sums_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, logps_N)
-    counts_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(logps_N))
+    # In the dtype of the values: a float64 sum stays one.
+    weights_N = torch.ones_like(logps_N) if weights_N is None else weights_N.to(logps_N.dtype)
+    sums_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, weights_N * logps_N)
+    counts_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, weights_N)
     return sums_S, counts_S.detach()
 
 

@@ -43,6 +43,8 @@ class PolicyTokens:
     """How much each sequence counts, in the sum and in what it is divided by; None counts all alike."""
     sampling_logps_N: Tensor | None = None
     """`max_sampling_ratio`: the recorded log-probabilities, where `old_logps_N` are the trainer's own; NaN as above."""
+    weights_N: Tensor | None = None
+    """How much each token counts, in its sequence's sum and in what that is divided by; None counts all alike."""
 
 
 class PolicyOptions(Options, PolicyTerms):
@@ -189,20 +191,25 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025). sequence_sum: every
     sequence counts by its length (LUSPO, with ratios of sequences).
     """
-    sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences)
+    sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences, tokens.weights_N)
     weights_S = torch.ones_like(sums_S) if tokens.weights_S is None else tokens.weights_S
     num_sequences = (counts_S > 0).sum()
     weight_sum = (weights_S * (counts_S > 0)).sum().to(loss_N.dtype)
     if options.aggregation == "token":
         total, normaliser = (weights_S * sums_S).sum(), (weights_S * counts_S).sum()
     elif options.aggregation == "sequence":
-        total, normaliser = (weights_S * sums_S / counts_S.clamp(min=1)).sum(), weight_sum
+        total, normaliser = (weights_S * sums_S / _at_least(counts_S)).sum(), weight_sum
     elif options.aggregation == "sequence_sum":
         total, normaliser = (weights_S * sums_S).sum(), weight_sum
     else:
         # A token counts the same whatever the length of its sequence.
         total, normaliser = (weights_S * sums_S).sum(), weight_sum * options.constant_length
     return total, normaliser, int(num_sequences)
+
+
+def _at_least(counts_S: Tensor) -> Tensor:
+    """What a sum is divided by: 1 where there is nothing, so that 0 stays 0."""
+    return torch.where(counts_S > 0, counts_S, torch.ones_like(counts_S))
 
 
 def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:

@@ -318,8 +318,8 @@ def _derive(log_ratio_B: Tensor, options: PreferenceTerms) -> Tensor:
 
 
 def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
-    # An empty side has a sum of 0: divided by 1, not by 0, its gradient stays finite.
-    return values_B / num_B.clamp(min=1) if average else values_B
+    # An empty side has a sum of 0: divided by 1, not by 0, its gradient stays finite. Weights may sum to less than 1.
+    return values_B / torch.where(num_B > 0, num_B, torch.ones_like(num_B)) if average else values_B
 
 
 def _require(name: str, field: str, value: Tensor | None) -> Tensor:

@@ -145,9 +145,18 @@ def encode_located(
     rendered, regions = located.rendered, located.regions
     boundaries = "split" if located.is_spoken else boundaries
     encoded, num_controls = encode_text(
-        tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens, encoder=encoder
+        tokenizer,
+        rendered,
+        regions,
+        boundaries=boundaries,
+        controls=control_tokens,
+        encoder=encoder,
+        num_shared=located.shared.chars,
     )
-    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, painter)
+    coat = None
+    if encoder is not None and painter is not None:
+        coat = painter.paint(encoded, rendered.pieces, chat, encoder.num_same, located.shared.pieces)
+    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, coat)
     report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
 
@@ -188,35 +197,36 @@ class PrefixPainter:
     """Paints sequences of which each begins like the one before it: what they have in common is painted once."""
 
     def __init__(self) -> None:
-        self._ids = np.zeros(0, dtype=np.int32)
-        self._starts = np.zeros(0, dtype=np.int32)
         self._pieces: list[Piece] = []
         self._coat = _new_coat(0)
 
-    def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat) -> _Coat:
-        """Every token, by the pieces that wrote its text."""
-        size = min(len(encoded.ids), len(self._ids))
-        differs = (encoded.ids[:size] != self._ids[:size]) | (encoded.starts[:size] != self._starts[:size])
-        same = int(np.argmax(differs)) if differs.any() else size
-        num_pieces = _count_same(pieces, self._pieces)
+    def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat, num_same: int, num_shared: int) -> _Coat:
+        """Every token, by the pieces that wrote its text. The first `num_same` tokens and at least `num_shared` pieces
+        are those of the sequence before. The next sequence overwrites what is given."""
+        same, size = num_same, len(encoded.ids)
+        num_pieces = _count_same(pieces, self._pieces, num_shared)
         # Tokens before the first piece that is new, with one to spare: a token may hold text of two pieces.
         if num_pieces < len(pieces):
             same = min(same, int(np.searchsorted(encoded.reach, np.int32(pieces[num_pieces].start), side="right")))
         if num_pieces < len(self._pieces):
             end = np.int32(self._pieces[num_pieces].start)
-            same = min(same, int(np.searchsorted(self._starts[:same], end, side="left")))
+            same = min(same, int(np.searchsorted(encoded.starts[:same], end, side="left")))
         same = max(same - 1, 0)
-        coat = _new_coat(len(encoded.ids))
-        coat.message[:same] = self._coat.message[:same]
-        coat.paint[:same] = self._coat.paint[:same]
-        coat.generated[:same] = self._coat.generated[:same]
+        if size > len(self._coat.message):
+            larger = _new_coat(max(size, 2 * len(self._coat.message)))
+            larger.message[:same] = self._coat.message[:same]
+            larger.paint[:same] = self._coat.paint[:same]
+            larger.generated[:same] = self._coat.generated[:same]
+            self._coat = larger
+        coat = _Coat(self._coat.message[:size], self._coat.paint[:size], self._coat.generated[:size])
+        coat.message[same:], coat.paint[same:], coat.generated[same:] = -1, 0, Paint.GENERATED
         # Pieces that reach past the tokens that stay.
         edge = int(encoded.starts[same]) if same else 0
         first = bisect_left(pieces, edge, key=_start_of)
         while first and pieces[first - 1].end >= edge:
             first -= 1
         _paint_pieces(coat, encoded, [p for p in pieces[first:] if p.end > p.start], chat, low_limit=same)
-        self._ids, self._starts, self._pieces, self._coat = encoded.ids, encoded.starts, pieces, coat
+        self._pieces = pieces
         return coat
 
 
@@ -224,9 +234,10 @@ def _start_of(piece: Piece) -> int:
     return piece.start
 
 
-def _count_same(left: list[Piece], right: list[Piece]) -> int:
-    """How many pieces two lists have in common at the start."""
-    low, high = 0, min(len(left), len(right))
+def _count_same(left: list[Piece], right: list[Piece], low: int) -> int:
+    """How many pieces two lists have in common at the start; `low` of them are known."""
+    high = min(len(left), len(right))
+    low = min(low, high)
     while low < high:  # by halving: slices of equal pieces are compared fast
         middle = (low + high + 1) // 2
         low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
@@ -257,11 +268,14 @@ def paint_tokens(
     rendered: Rendered,
     regions: list[Region],
     chat: Chat,
-    painter: PrefixPainter | None = None,
+    coat: _Coat | None = None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Mask, message and paint of every token, by where its text comes from."""
-    coat = (painter or PrefixPainter()).paint(encoded, rendered.pieces, chat)
-    message_index, paint = (coat.message.copy(), coat.paint.copy()) if painter else (coat.message, coat.paint)
+    """Mask, message and paint of every token, by where its text comes from; `coat` is what is painted already."""
+    if coat is None:
+        coat = PrefixPainter().paint(encoded, rendered.pieces, chat, 0, 0)
+        message_index, paint = coat.message, coat.paint
+    else:
+        message_index, paint = coat.message.copy(), coat.paint.copy()
     mask = np.zeros(len(encoded.ids), dtype=bool)
     # Regions come last: what they cover is the turn's, whichever piece wrote its text.
     for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):

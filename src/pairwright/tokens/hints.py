@@ -68,6 +68,18 @@ class HintCounts(msgspec.Struct, frozen=True):
     without_recovery: int = 0
 
 
+class Aid(msgspec.Struct, frozen=True):
+    """What the teacher reads beside the conversation: text at the end of messages, and the turns that are taught."""
+
+    added: Mapping[int, str]
+    targets: frozenset[int]
+
+
+def aid_of(hints: Sequence[Hint]) -> Aid:
+    """Each hint at the end of the message before its turn; these turns are taught."""
+    return Aid({hint.target - 1: addendum(hint.text) for hint in hints}, frozenset(hint.target for hint in hints))
+
+
 def find_sites(messages: Sequence[Message], is_error: Callable[[int, Message], str | None]) -> list[ErrorSite]:
     """Sites by predicate: the kind of error that a message shows, or None."""
     sites = []
@@ -112,12 +124,12 @@ def find_hints(
     return [hints[target] for target in sorted(hints)], HintCounts(**counts)
 
 
-def add_hint(message: Message, hint: str) -> Message:
-    """The hint as an addendum to a user's or tool's message: a system role in mid-dialogue is often refused."""
+def add_text(message: Message, text: str) -> Message:
+    """Text at the end of a user's or tool's message: a system role in mid-dialogue is often refused."""
     if isinstance(message.content, list):
-        parts = [*message.content, {"type": "text", "text": addendum(hint)}]
+        parts = [*message.content, {"type": "text", "text": text}]
         return msgspec.structs.replace(message, content=parts)
-    return msgspec.structs.replace(message, content=(message.content or "") + addendum(hint))
+    return msgspec.structs.replace(message, content=(message.content or "") + text)
 
 
 def addendum(hint: str) -> str:
@@ -243,7 +255,8 @@ class HintJudge:
 
     def __call__(self, messages: Sequence[Message], site: ErrorSite) -> str | None:
         config = self._config
-        transcript = "\n".join(f"[{message.role}] {_format_message(message)}" for message in messages[: site.index + 1])
+        shown = [(message.role, _shorten(format_message(message))) for message in messages[: site.index + 1]]
+        transcript = "\n".join(f"[{role}] {text}" for role, text in shown)
         mark = content_hash(transcript)[:8]  # what is quoted cannot know it, so it cannot end its own quotation
         ask = Ask(
             messages=(Message("user", _question(site.available_tools, mark, transcript)),),
@@ -291,9 +304,18 @@ def _question(tools: Sequence[str], mark: str, transcript: str) -> str:
     )
 
 
-def _format_message(message: Message) -> str:
+def format_message(message: Message) -> str:
+    """Text and tool calls of a message as text.
+
+    >>> from pairwright.records.messages import ToolCall
+    >>> format_message(Message("assistant", "Wait.", tool_calls=[ToolCall(name="clock", arguments="{}")]))
+    'Wait.\\ncalls clock({})'
+    """
     calls = "".join(f"\ncalls {call.name}({call.arguments})" for call in message.tool_calls)
-    text = f"{message.text}{calls}"
+    return f"{message.text}{calls}"
+
+
+def _shorten(text: str) -> str:
     if len(text) <= _MAX_CHARACTERS:
         return text
     half = _MAX_CHARACTERS // 2

@@ -2,12 +2,13 @@
 
 Templates disagree on a few things, which are found out once by rendering a small conversation each way. Arguments: most
 want an object (and write it as JSON), some want text. The content beside tool calls: some want it null, some fail on
-null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts, no text.
+null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts, no text;
+many read text and no list, there parts of text become one text, as inference servers have it.
 Ids of calls: Mistral's demand nine letters or digits, so longer ones become short, call and result alike. Reasoning:
 some write an empty thinking block before text that has one of its own (Kimi); there it becomes a field.
 
-Records are converted. Chat dicts stay as they are, except where a template would drop what they hold, print a null, or
-refuse their ids.
+Records are converted. Chat dicts stay as they are, except where a template would drop what they hold, print or refuse a
+null, or refuse their ids or parts.
 """
 
 import hashlib
@@ -38,7 +39,6 @@ class Forms(msgspec.Struct, frozen=True):
     empty        the content beside calls where there is no text: None or ""
     drops_text   arguments given as JSON text would not be rendered, as an object they are
     needs_text   arguments given as an object are refused, as JSON text they are not
-    prints_null  null content beside calls is printed, "" is not
     wants_parts  content given as text is not rendered, as a list of parts it is
     short_ids    ids of calls other than nine letters or digits are refused
     thought_tags  tags of a thinking block that is written twice, empty and then as it is, where text begins with one
@@ -48,7 +48,6 @@ class Forms(msgspec.Struct, frozen=True):
     empty: str | None = None
     drops_text: bool = False
     needs_text: bool = False
-    prints_null: bool = False
     wants_parts: bool = False
     short_ids: bool = False
     thought_tags: Tags | None = None
@@ -68,7 +67,7 @@ def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: 
             move_thought(message, forms.thought_tags) if message.get("role") == "assistant" else message
             for message in chat
         ]
-    return _fit_chat(chat, forms)
+    return _fit_chat(_join_parts(tokenizer, tokenizer.renderer(tools), chat), forms)
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
@@ -79,8 +78,8 @@ def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[J
         calls = message.get("tool_calls")
         if not isinstance(calls, list) or not calls:
             continue
-        if forms.prints_null and message.get("content", "") is None:
-            message["content"] = ""
+        if message.get("content", "") is None:
+            message["content"] = forms.empty
         for call in calls if forms.drops_text or forms.needs_text else ():
             function = call.get("function", call) if isinstance(call, dict) else {}
             arguments = function.get("arguments") if isinstance(function, dict) else None
@@ -88,7 +87,7 @@ def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[J
                 function["arguments"] = _decode_object(arguments)
             elif forms.needs_text and isinstance(arguments, dict):
                 function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-    return _fit_chat(chat, forms)
+    return _fit_chat(_join_parts(tokenizer, tokenizer.renderer(tools), chat), forms)
 
 
 def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
@@ -97,6 +96,40 @@ def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
             if isinstance(message.get("content"), str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
     return (chat, _shorten_ids(chat)) if forms.short_ids else (chat, 0)
+
+
+def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Chat:
+    """Content in parts as text, where all parts are text and the template reads no parts in messages of that role.
+    Several parts are joined by a line break, as vLLM does; not those of the model, which wrote no line break there."""
+    for number, message in enumerate(chat):
+        parts, role = message.get("content"), message.get("role")
+        if not isinstance(parts, list) or not parts or not isinstance(role, str):
+            continue
+        is_text = all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts)
+        is_text = is_text and all(part.keys() <= {"type", "text"} for part in parts)
+        if not is_text or (role == "assistant" and len(parts) > 1):
+            continue
+        key = ("text_only", renderer.hash, role)
+        if key not in tokenizer.learnt:
+            tokenizer.learnt[key] = _reads_text_only(renderer, role, find_forms(tokenizer, renderer))
+        if tokenizer.learnt[key]:
+            chat[number] = {**message, "content": "\n".join(part["text"] for part in parts)}
+    return chat
+
+
+def _reads_text_only(renderer: Renderer, role: str, forms: Forms) -> bool:
+    """Whether a message of that role is rendered with text, and not with a part of that text."""
+    message: Json = {"role": role, "content": "zqu"}
+    before: Chat = [] if role in ("user", "system", "developer") else [_USER]
+    after: Chat = [_USER] if role in ("system", "developer") else []
+    if role == "tool":
+        arguments: object = {"zqa": "zqx"} if forms.arguments == "object" else '{"zqa": "zqx"}'
+        call = {"id": "zq0000000", "type": "function", "function": {"name": "zqf", "arguments": arguments}}
+        before.append({"role": "assistant", "content": forms.empty, "tool_calls": [call]})
+        message |= {"tool_call_id": "zq0000000", "name": "zqf"}
+    place = len(before)
+    as_text = _render(renderer, [*before, message, *after])
+    return not _is_missing(as_text, place) and _is_missing(_render(renderer, [*before, _parts(message), *after]), place)
 
 
 def _decode_object(text: str) -> Any:
@@ -170,7 +203,7 @@ def _try_forms(renderer: Renderer) -> Forms:
     as_text = renders["text", empty]
     drops_text = arguments == "object" and bool(whole) and (as_text is None or "zqx" not in as_text.text)
     needs_text = arguments == "text" and bool(whole) and renders["object", empty] is None
-    return Forms(arguments, empty, drops_text, needs_text, prints_null, wants_parts, short_ids)
+    return Forms(arguments, empty, drops_text, needs_text, wants_parts, short_ids)
 
 
 _USER: Json = {"role": "user", "content": "zqu"}
@@ -212,10 +245,11 @@ def _render_call(
     return _render(renderer, [*chat, result]) or (_render(renderer, chat) if name != _LONG_ID else None)
 
 
-def _is_missing(rendered: Rendered | None) -> bool:
-    """Is the content of the user's message not in the text?"""
+def _is_missing(rendered: Rendered | None, number: int = 0) -> bool:
+    """Is the content of a message, the first by default, not in the text?"""
     return rendered is None or not any(
-        piece.field == CONTENT and "zqu" in rendered.text[piece.start : piece.end] for piece in rendered.pieces
+        piece.message == number and piece.field == CONTENT and "zqu" in rendered.text[piece.start : piece.end]
+        for piece in rendered.pieces
     )
 
 

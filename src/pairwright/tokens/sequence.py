@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 
 from pairwright.errors import RecordError
 from pairwright.records.arrays import Array, as_array, same_array
+from pairwright.records.messages import Message, weight_of
 from pairwright.tokens.refusals import Refusal
 
 
@@ -90,6 +91,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "message_index": np.dtype("int32"),
     "paint": np.dtype("int8"),
     "logprobs": np.dtype("float32"),
+    "weights": np.dtype("float32"),
 }
 
 
@@ -104,13 +106,14 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     message_index: Array
     paint: Array
     logprobs: Array | None = None
+    weights: Array | None = None  # how much each trained token counts in the loss; None counts all alike
     report: Report = Report()
 
     def __post_init__(self) -> None:
         shape = (len(self.ids),)
         for name, dtype in _DTYPES.items():
             value = getattr(self, name)
-            if value is None and name == "logprobs":
+            if value is None and name in ("logprobs", "weights"):
                 continue
             # Most arrays come as they should be: the check is cheaper than a conversion.
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape and value.flags.c_contiguous:
@@ -126,7 +129,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __eq__(self, other: object) -> bool:
         if type(other) is not Sequence:
             return NotImplemented
-        names = ("ids", "mask", "message_index", "paint", "logprobs")
+        names = ("ids", "mask", "message_index", "paint", "logprobs", "weights")
         same: Any = all(same_array(getattr(self, name), getattr(other, name)) for name in names)
         return bool(same) and self.report == other.report
 
@@ -166,6 +169,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             message_index=self.message_index[positions],
             paint=self.paint[positions],
             logprobs=None if self.logprobs is None else self.logprobs[positions],
+            weights=None if self.weights is None else self.weights[positions],
             report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
         )
 
@@ -173,6 +177,21 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def name_record(sequence: Sequence, uid: str) -> Sequence:
     """The same sequence, with the id of the experience that it is of."""
     return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, uid=uid))
+
+
+def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
+    """The same sequence with the weights of its messages at their trained tokens, where one of them has another than 1.
+
+    >>> half = Message("assistant", "no", extra={"turn_weight": 0.5})
+    >>> sequence = Sequence(ids=[1, 2, 3], mask=[0, 1, 1], message_index=[0, 1, 2], paint=[0] * 3)
+    >>> weigh_turns(sequence, [Message("user", "hi"), half, Message("assistant", "yes")]).weights
+    array([0. , 0.5, 1. ], dtype=float32)
+    """
+    weights = np.array([*map(weight_of, messages), 1.0], np.float32)  # the last one: -1 is the template's
+    if (weights == 1).all() or (weights[sequence.message_index[sequence.mask]] == 1).all():
+        return sequence
+    own = np.where(sequence.mask, weights[sequence.message_index], np.float32(0))
+    return msgspec.structs.replace(sequence, weights=own)
 
 
 # Truncation: sequences are cut between turns, never through one, and the tokens that go are counted.

@@ -1,8 +1,9 @@
-"""Student and teacher: the same completion ids, once as it happened and once with hints in the context.
+"""Student and teacher: the same completion ids, once as it happened and once with more in the context.
 
-The teacher's context differs only by the hints; the completions are not rendered again but copied id by id, and the
-alignment is a list of index pairs for which `student.ids[s] == teacher.ids[t]` is checked. A template that rewrites
-history gives one item for each group of turns that share a context. What is too long is cut at the same place in both.
+The teacher's context differs only by what is added to messages (hints, a run that succeeded, feedback); the
+completions are not rendered again but copied id by id, and the alignment is a list of index pairs for which
+`student.ids[s] == teacher.ids[t]` is checked. A template that rewrites history gives one item for each group of turns
+that share a context. What is too long is cut at the same place in both.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.tokens.encode import encode_located, prepare_chat
-from pairwright.tokens.hints import Hint, add_hint, addendum
+from pairwright.tokens.hints import Aid, Hint, add_text, aid_of
 from pairwright.tokens.recorded import (
     RecordedTurn,
     build_from_arrays,
@@ -36,7 +37,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_va
 
 
 class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """`student_index[k]` and `teacher_index[k]` are the same token of a hinted turn."""
+    """`student_index[k]` and `teacher_index[k]` are the same token of a turn that is taught."""
 
     student: Sequence
     teacher: Sequence
@@ -52,17 +53,17 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def student_mask(self) -> Array:
-        """True at the student's tokens of hinted turns."""
+        """True at the student's tokens of turns that are taught."""
         return np.isin(np.arange(len(self.student)), self.student_index)
 
     @property
     def teacher_mask(self) -> Array:
-        """True at the teacher's tokens of hinted turns."""
+        """True at the teacher's tokens of these turns."""
         return np.isin(np.arange(len(self.teacher)), self.teacher_index)
 
     @property
     def targets(self) -> list[int]:
-        """The hinted turns."""
+        """The turns that are taught."""
         turns: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
         return turns
 
@@ -100,7 +101,7 @@ def encode_distillation(
 def encode_distillations(
     tokenizer: Any,
     messages: Items[Message],
-    hints: Items[Hint],
+    hints: Items[Hint] | Aid,
     tools: Items[Json] | None = None,
     *,
     train_from: int = 0,
@@ -111,36 +112,39 @@ def encode_distillations(
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Distillation]:
-    """A conversation with hints: one item for each group of turns with one context that has a hinted turn.
+    """A conversation with hints, or another aid: one item for each group of turns with one context that has a turn
+    that is taught.
 
     `recorded`: what was sampled, where it is known, and `student` the whole recorded sequence; else the student is
     rendered and split at the turns, so that no token reaches across the start of one. A conversation that `is_cut`
     ends without a stop token.
     """
-    if not hints:
+    ready, aid = chat_tokenizer(tokenizer), hints if isinstance(hints, Aid) else aid_of(hints)
+    if not aid.targets:
         raise Refusal("not_generated", "there is no hint to distil")
-    ready = chat_tokenizer(tokenizer)
+    # Text of runs and tools is hostile: it may not end the message that we put it into.
+    if controls := [token for token in ready.special for text in aid.added.values() if token in text]:
+        raise Refusal("control_tokens", f"the teacher's text contains {controls[0]!r}")
     schemas = ready.schemas(tools)
     chat, generated, _ = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     # Recorded turns are the trained ones, else every turn that was generated after the prompt.
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
-    hinted = {hint.target: hint for hint in hints}  # recovery turn -> its hint
-    if not any(turn in hinted for turn in turns):
+    if not any(turn in aid.targets for turn in turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
-    # The teacher reads the same conversation with each hint at the end of the message before its turn.
+    # The teacher reads the same conversation with more at the end of some messages.
     hinted_messages = list(messages)
-    for hint in hints:
-        hinted_messages[hint.target - 1] = add_hint(hinted_messages[hint.target - 1], hint.text)
+    for index, text in aid.added.items():
+        hinted_messages[index] = add_text(hinted_messages[index], text)
     hinted_chat = prepare_chat(ready, hinted_messages, schemas, allow_images=allow_images).chat
     groups = locate_groups(ready, chat, schemas, turns, require_stop=not recorded)
     items = []
     for part, located in groups:
-        if any(region.message in hinted for region in located.regions):
-            located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
+        if any(region.message in aid.targets for region in located.regions):
+            located = _check_dropped(located, aid, is_recorded=bool(recorded), allow=allow_dropped)
             if not recorded:
-                trained = [region for region in located.regions if region.message in hinted]
+                trained = [region for region in located.regions if region.message in aid.targets]
                 part_trained = located._replace(regions=trained)
                 refuse_missing_reasoning(ready, part, schemas, part_trained, missing_reasoning)
             own = _build_student(
@@ -153,19 +157,19 @@ def encode_distillations(
                 # only the group with the end of the conversation can be cut short
                 is_cut=is_cut and len(part) == len(chat),
             )
-            items.append(_build_item(ready, own, hinted_chat[: len(part)], schemas, located, hinted, recorded))
+            items.append(_build_item(ready, own, hinted_chat[: len(part)], schemas, located, aid, recorded))
     return items
 
 
-def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded: bool, allow: bool) -> Located:
-    """Only hinted turns are trained: the other turns are context. A hint has to be in what is rendered."""
-    dropped = tuple(item for item in located.dropped if item[0] in hinted)
+def _check_dropped(located: Located, aid: Aid, *, is_recorded: bool, allow: bool) -> Located:
+    """Only the targets are trained: the other turns are context. What is added has to be in what is rendered."""
+    dropped = tuple(item for item in located.dropped if item[0] in aid.targets)
     if not is_recorded:
         refuse_dropped(dropped, allow=allow)
     # Templates drop old reasoning on purpose: in the context only other fields count as missing.
-    context = tuple(item for item in located.dropped if item[0] not in hinted and item[1] != "reasoning")
+    context = tuple(item for item in located.dropped if item[0] not in aid.targets and item[1] != "reasoning")
     prompt_dropped = (*located.prompt_dropped, *context)
-    unseen = [message for message, name in prompt_dropped if message + 1 in hinted and name == "content"]
+    unseen = [message for message, name in prompt_dropped if message in aid.added and name == "content"]
     if unseen and not allow:
         raise Refusal("dropped", "the template does not render the message with the hint", message=unseen[0])
     return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
@@ -194,7 +198,7 @@ def _build_student(
 def distill_experience(
     tokenizer: ChatTokenizer,
     experience: Experience,
-    hints: Items[Hint],
+    hints: Items[Hint] | Aid,
     *,
     recorded: Literal["use", "ignore"] = "use",
     record_kwargs: Literal["use", "ignore"] = "use",
@@ -202,7 +206,8 @@ def distill_experience(
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Distillation]:
-    """The hinted turns of an experience. Recorded ids are the student's sequence, and the completion's ids in both."""
+    """The turns of an experience that hints, or another aid, are for. Recorded ids are the student's sequence, and the
+    completion's ids in both."""
     refuse_media_inputs(experience, allow=allow_images)
     messages, tools = experience.messages, list(experience.tools) or None
     if record_kwargs == "use":
@@ -230,7 +235,7 @@ def _build_item(
     hinted_chat: Chat,
     tools: list[Json] | None,
     located: Located,
-    hinted: Mapping[int, Hint],
+    aid: Aid,
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
     turns = [region.message for region in located.regions]
@@ -242,9 +247,9 @@ def _build_item(
     hinted_located = last_group(tokenizer, hinted_chat, tools, turns, require_stop=False)
     if [region.message for region in hinted_located.regions] != turns:
         raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
-    added = {target - 1: addendum(hint.text) for target, hint in hinted.items() if target < len(hinted_chat)}
+    added = {index: text for index, text in aid.added.items() if index < len(hinted_chat) - 1}
     teacher = build_from_turns(tokenizer, hinted_chat, tools, hinted_located, sampled, added=added)
-    return _align(student, teacher, [turn for turn in turns if turn in hinted])
+    return _align(student, teacher, [turn for turn in turns if turn in aid.targets])
 
 
 # Truncation: student and teacher are cut at the same place, never through a trained turn.

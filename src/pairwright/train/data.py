@@ -1,12 +1,13 @@
-"""What is trained on: encoded pairs, scored sequences, hinted error turns; each with what its loss needs.
+"""What is trained on: encoded pairs and scored sequences, each with what its loss needs. Tokens lie in mapped files.
 
 Nothing is left out silently: what was refused by the tokens stage, or is unscored, is in `counts`.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,24 @@ import polars as pl
 import torch
 
 from pairwright.config.sections import TokensConfig
-from pairwright.config.train_config import DistillConfig
+from pairwright.config.train_config import PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
-from pairwright.losses.advantages import token_advantages
+from pairwright.losses.advantages import teacher_advantages, token_advantages
+from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
+from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
 from pairwright.pairs.selection import Curriculum, read_curriculum
+from pairwright.paths import Place
 from pairwright.records.arrays import Array
 from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
 from pairwright.store.columns import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
-from pairwright.tokens.hints import Hinter
-from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
-from pairwright.tokens.stage.cache import CachedPairs, read_pairs, read_refusals, read_sequences
+from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
 from pairwright.tokens.stage.stage import encode_source, read_encoded
-from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
-from pairwright.tokens.tokenizer import load_tokenizer
 
 # Signals of single tokens: advantages that were recorded, and rewards of tokens or steps.
 
@@ -71,19 +71,21 @@ class TokenSignals:
         return by_place
 
 
-def read_token_signals(table: Table, sequences: dict[str, Sequence], *, teacher_weight: float = 0.0) -> TokenSignals:
-    """The signals of the runs of a table, for the sequences that are trained of them.
+def read_token_signals(
+    table: Table, sequences: Items[Sequence], places: dict[str, int], options: PolicyConfig
+) -> TokenSignals:
+    """The signals of the runs of a table, for the sequences that are trained of them: `places` has where they are.
 
     With `teacher_weight`, what a recorded teacher says of each token comes first. What was recorded and is not used is
     counted.
     """
     signals = TokenSignals()
     counts: Counter[str] = Counter()
-    for run in table.records(where=pl.col("num_tokens").is_not_null()) if sequences else ():
-        sequence = sequences.get(run.eid.uid)
-        if sequence is None or run.tokens is None:
+    for run in table.records(where=pl.col("num_tokens").is_not_null()) if places else ():
+        place = places.get(run.eid.uid)
+        if place is None or run.tokens is None:
             continue
-        taught = _teacher_advantages(run, teacher_weight)
+        sequence, taught = sequences[place], _teacher_advantages(run, options)
         unused = {"teacher_logprobs": run.teacher_logprobs if taught is None else None, "returns": run.returns}
         counts.update(f"{name}_unused" for name, array in unused.items() if array is not None)
         counts["custom_fields_unused"] += bool(run.custom_fields)
@@ -104,28 +106,30 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence], *, teacher_
             continue
         target = signals.rewards if advantages is None else signals.advantages
         target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
-    if teacher_weight and sequences and not signals.advantages:
+    if options.teacher_weight and places and not signals.advantages:
         raise DataError(
-            f"{table.path}: train.grpo.teacher_weight is {teacher_weight:g}, and no run has teacher_logprobs and "
-            f"logprobs, one value a token of its recorded ids: record them, or set it to 0"
+            f"{table.path}: train.grpo.teacher_weight is {options.teacher_weight:g}, and no run has teacher_logprobs "
+            f"and logprobs, one value a token of its recorded ids: record them, or set it to 0"
         )
     signals.counts.update(+counts)
     return signals
 
 
-def _teacher_advantages(run: Experience, weight: float) -> Array | None:
+def _teacher_advantages(run: Experience, options: PolicyConfig) -> Array | None:
     """How much likelier the teacher found each token than the policy that sampled it; None where that is not known."""
     teacher, sampled = run.teacher_logprobs, run.logprobs
-    if not weight or teacher is None or sampled is None or teacher.ndim != 1:
+    if not options.teacher_weight or teacher is None or sampled is None or teacher.ndim != 1:
         return None
-    difference: Array = weight * (teacher.astype(np.float32) - sampled.astype(np.float32))
-    return difference
+    # Copies: arrays of a record may be read-only.
+    both = (torch.tensor(values.astype(np.float32)) for values in (teacher, sampled))
+    advantages: Array = options.teacher_weight * teacher_advantages(*both, beta=options.teacher_beta).numpy()
+    return advantages
 
 
 # The data of the channels.
 
 Show = Callable[[int, int], None]
-NUM_RECENT = 2048  # pairs whose trees are kept in memory
+NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
 FILTERED = "filtered by --where"  # rows for which `train.where` does not hold
 # Field of a sequence's report -> its name in `counts`.
 LOSSES = {
@@ -140,6 +144,32 @@ UNUSED = {
     "returns": "",
     "custom_fields": "",
 }
+
+
+Looked = tuple[Tree, Array | None]  # a tree, and the weights of its trained tokens
+
+
+def find_weights(sequences: Items[Sequence], start: int) -> Array | None:
+    """The weights of the trained tokens from `start` on, end to end; None where no sequence has some."""
+    if all(sequence.weights is None for sequence in sequences):
+        return None
+    return np.concatenate(
+        [
+            np.ones(int(sequence.mask[start:].sum()), np.float32)
+            if sequence.weights is None
+            else sequence.weights[start:][sequence.mask[start:]]
+            for sequence in sequences
+        ]
+    )
+
+
+def join_weights(weights: Items[Array | None], counts: Items[int]) -> torch.Tensor | None:
+    """Weights of the trained tokens of several items, of which each has so many; None where no item has some."""
+    if all(one is None for one in weights):
+        return None
+    # Items without weights count as if all of theirs were 1.
+    filled = [np.ones(num, np.float32) if one is None else one for one, num in zip(weights, counts, strict=True)]
+    return torch.from_numpy(np.concatenate(filled))
 
 
 class DataError(PairwrightError):
@@ -158,7 +188,8 @@ class PairData:
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
-    _recent: dict[int, Tree] = field(default_factory=dict)
+    tasks: Array | None = None  # the number of each pair's task
+    _recent: dict[int, Looked] = field(default_factory=dict)
 
     @cached_property
     def _outside(self) -> set[int]:
@@ -166,11 +197,21 @@ class PairData:
         return set(range(len(self.pairs))).difference(self.train.tolist(), self.validation.tolist())
 
     def tree(self, position: int) -> Tree:
-        """The pair at a position. What an update has looked at is kept for its next looks."""
+        """The pair at a position."""
+        return self._look(position)[0]
+
+    def token_weights(self, position: int) -> Array | None:
+        """How much each trained token counts, first those of the chosen side; None where all count alike."""
+        return self._look(position)[1]
+
+    def _look(self, position: int) -> Looked:
+        # What an update has looked at is kept for its next looks.
         if position not in self._recent:
             if len(self._recent) >= NUM_RECENT:
                 self._recent.clear()
-            self._recent[position] = as_tree(self.pairs[position])
+            pair = self.pairs[position]
+            weights = find_weights([pair.chosen, pair.rejected], pair.prompt_length)
+            self._recent[position] = as_tree(pair), weights
         return self._recent[position]
 
     def list_held(self, position: int) -> list[Held]:
@@ -185,8 +226,12 @@ class PairData:
         ]
 
     def is_full(self, position: int) -> bool:
-        """Whether something is trained on both sides."""
-        return all(mask.any() for mask in self.tree(position).masks)
+        """Whether something that counts is trained on both sides."""
+        tree, weights = self._look(position)
+        counts = [int(mask.sum()) for mask in tree.masks]
+        if weights is None or not all(counts):
+            return all(counts)
+        return bool(weights[: counts[0]].any() and weights[counts[0] :].any())
 
     @property
     def fingerprint(self) -> str:
@@ -206,13 +251,38 @@ class PolicyData:
     """
 
     ids: list[str]
-    sequences: list[Sequence]
-    trees: list[Tree]
+    sequences: Items[Sequence]
+    lengths: Array  # (N,) tokens of each
     rewards: Array
     groups: Array
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
+    curriculum: Curriculum | None = None
+    _recent: dict[int, Looked] = field(default_factory=dict)
+
+    def tree(self, position: int) -> Tree:
+        """The run at a position."""
+        return self._look(position)[0]
+
+    def token_weights(self, position: int) -> Array | None:
+        """How much each trained token counts; None where all count alike."""
+        return self._look(position)[1]
+
+    def num_counted(self, position: int) -> float:
+        """Trained tokens, each by its weight."""
+        tree, weights = self._look(position)
+        return float(tree.masks[0].sum() if weights is None else weights.sum())
+
+    def _look(self, position: int) -> Looked:
+        # What an update has looked at is kept for its next looks.
+        if position not in self._recent:
+            if len(self._recent) >= NUM_RECENT:
+                self._recent.clear()
+            sequence = self.sequences[position]
+            tree = as_tree(sequence)
+            self._recent[position] = tree, find_weights([sequence], len(tree.prompt))
+        return self._recent[position]
 
     def weigh(self, by: str) -> Array:
         """The weight (N,) of each sequence: 1, or by "run" its share of the run that it is a part of."""
@@ -221,22 +291,21 @@ class PolicyData:
 
     @property
     def fingerprint(self) -> str:
-        lengths = [len(sequence) for sequence in self.sequences]
-        return content_hash(self.ids, lengths, self.rewards.tolist(), self.signals.fingerprint)
+        parts = [self.ids, self.lengths.tolist(), self.rewards.tolist(), self.signals.fingerprint]
+        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
 
 
-@dataclass(frozen=True)
-class DistillData:
-    """Error turns: the student's sequence, the hinted teacher's, and which tokens are the same."""
+class _Chosen(Items[Sequence]):
+    """Some of the sequences of a folder, read from its mapped file when they are asked for."""
 
-    ids: list[str]
-    items: list[Distillation]
-    counts: dict[str, int]
-    refusals: dict[str, str] = field(default_factory=dict)
+    def __init__(self, cached: CachedSequences, places: list[int]) -> None:
+        self._cached, self._places = cached, places
 
-    @property
-    def fingerprint(self) -> str:
-        return content_hash(self.ids, [len(item.student_index) for item in self.items])
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._cached[self._places[position]]
 
 
 def load_pairs(
@@ -250,7 +319,9 @@ def load_pairs(
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
     # One row for each pair id, joined in the order of the cache; `row` is the place in the table.
-    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage"]).with_row_index("row")
+    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage", "tid"]).with_row_index(
+        "row"
+    )
     narrow = narrow.unique("id", keep="first")
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
@@ -258,7 +329,7 @@ def load_pairs(
     # (N,) over the encoded pairs: held out for validation, and wanted by `where`.
     held = (rows["split"] == "validation").to_numpy()
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
-    wanted = _match_pairs(source, where, pairs.ids)
+    wanted = match_pairs(source, where, pairs.ids)
     if where is not None:
         counts[FILTERED] = int((~wanted).sum())
     if not (wanted & ~held).any():
@@ -278,6 +349,7 @@ def load_pairs(
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
         refusals=read_refusals(tokens),
         curriculum=read_curriculum(source, rows["curriculum_stage"]),
+        tasks=rows["tid"].rank("dense").to_numpy(),
     )
 
 
@@ -290,7 +362,7 @@ def load_policy_data(
     scored: bool = True,
     where: str | None = None,
     is_encoded: bool = False,
-    teacher_weight: float = 0.0,
+    policy: PolicyConfig | None = None,
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
@@ -300,95 +372,37 @@ def load_policy_data(
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
-    filtered = _find_excluded(table, where)
-    counts |= {FILTERED: len(filtered)} if where is not None else {}
-    # Rows with a side belong to preferences: only runs are wanted here.
-    encoded = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
+    left_out = find_left_out(table, where)
+    counts.update(left_out.values())
+    cached = CachedSequences(tokens)  # those with a side belong to preferences
+    encoded = [(place, uid) for place, uid in enumerate(cached.ids) if uid not in left_out]
     signals = TokenSignals()
     if scored:
-        signals = read_token_signals(table, dict(encoded), teacher_weight=teacher_weight)
-    ids, sequences, values, groups = [], [], [], []
+        last = {uid: place for place, uid in encoded}
+        signals = read_token_signals(table, _Chosen(cached, list(range(len(cached)))), last, policy or PolicyConfig())
+    places, values, groups = [], [], []
     number_of: dict[str, int] = {}  # groups are numbered as they come
-    for uid, sequence in encoded:
+    for place, uid in encoded:
         group, reward = rewards[uid]
         if reward is None and not signals.has(uid):
             counts["unscored"] += 1
             if scored:
                 continue
-        ids.append(uid)
-        sequences.append(sequence)
+        places.append(place)
         values.append(np.nan if reward is None else reward)
         groups.append(number_of.setdefault(group, len(number_of)))
-    if not sequences:
+    if not places:
         raise DataError(f"{source}: no {'scored ' if scored else ''}run to train on: {dict(counts)}")
     return PolicyData(
-        ids=ids,
-        sequences=sequences,
+        ids=[cached.ids[place] for place in places],
+        sequences=_Chosen(cached, places),
+        lengths=cached.lengths[places],
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
         counts={**counts, **signals.counts, **_losses(manifest)},
-        trees=[as_tree(sequence) for sequence in sequences],
         refusals=read_refusals(tokens),
         signals=signals,
     )
-
-
-def load_distill_data(
-    source: Path, options: TokensConfig, settings: DistillConfig, show: Show, *, where: str | None = None
-) -> DistillData:
-    """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
-    if options.tools_as_text != "off":
-        raise DataError("tokens.tools_as_text: hints are not written into such text: leave out the channel sdpo")
-    tokenizer = load_tokenizer(options)
-    hinter = Hinter(settings)
-    ids: list[str] = []
-    items: list[Distillation] = []
-    counts: Counter[str] = Counter()
-    refused: dict[str, str] = {}
-    table = Table(source, create=False)
-    total = table.count()
-    filtered = _find_excluded(table, where)
-    counts |= {FILTERED: len(filtered)} if where is not None else {}
-    for number, experience in enumerate(table.records()):
-        show(number, total)
-        if experience.eid.uid in filtered:
-            continue
-        hints, num_hints = hinter(experience.messages, experience.errors)
-        counts["without_hint"] += num_hints.without_hint
-        counts["without_recovery"] += num_hints.without_recovery
-        # Turns of the prompt are context: a hint for one of them trains nothing.
-        hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
-        if not hints:
-            continue
-        try:
-            distillations = distill_experience(
-                tokenizer,
-                experience,
-                hints,
-                recorded=options.recorded,
-                record_kwargs=options.record_kwargs,
-                missing_reasoning=options.missing_reasoning,
-                allow_dropped=options.allow_dropped,
-                allow_images=options.allow_images,
-            )
-            if options.max_length is not None:
-                cut = partial(truncate_distillation, keep_first=options.keep_first)
-                distillations = [cut(item, options.max_length, options.truncation) for item in distillations]
-        except Refusal as refusal:
-            _stop_for_inputs(source, {refusal.reason: 1})
-            counts[f"refused: {refusal.reason}"] += 1
-            refused[experience.eid.uid] = refusal.reason
-            continue
-        for name, counted in LOSSES.items():
-            if num_lacking := sum(bool(getattr(item.student.report, name)) for item in distillations):
-                counts[counted] += num_lacking
-        counts["recorded"] += sum(item.student.report.source == "recorded" for item in distillations)
-        ids += [experience.eid.uid] * len(distillations)
-        items += distillations
-    hinter.close()
-    if not items:
-        raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
-    return DistillData(ids, items, dict(counts), refused)
 
 
 def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is_encoded: bool) -> dict[str, Any]:
@@ -396,11 +410,11 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
     if is_encoded:
         return read_encoded(source, tokens, options)
     manifest = encode_source(source, tokens, options, progress=show)
-    _stop_for_inputs(source, manifest["refused"])
+    stop_for_inputs(source, manifest["refused"])
     return manifest
 
 
-def _stop_for_inputs(source: Path, refused: dict[str, int]) -> None:
+def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:
     """Recorded inputs beside the tokens are half of what the model was given: no channel uses them, so none trains."""
     if num := refused.get("multi_modal_inputs"):
         raise DataError(
@@ -414,11 +428,35 @@ def _losses(manifest: dict[str, Any]) -> dict[str, int]:
     return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
 
 
-def _match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
+def find_stages(source: Path, ids: list[str], conditions: Items[str], epochs: int, *, has_pairs: bool) -> Curriculum:
+    """The curriculum of conditions: the stage of each id is the first condition that holds for its row."""
+    match = match_pairs if has_pairs else _match_runs
+    # From the last condition to the first, so that the first one that holds stays.
+    stages = np.full(len(ids), len(conditions))
+    for number in reversed(range(len(conditions))):
+        condition = conditions[number]
+        # "true" names no column, which a condition has to.
+        is_met = slice(None) if condition == "true" else match(source, condition, ids, option="train.stages")
+        stages[is_met] = number
+    if num_outside := int((stages == len(conditions)).sum()):
+        raise DataError(
+            f"train.stages: {num_outside:,} of {len(ids):,} rows of {source} meet none of the conditions: add a "
+            "last one that all meet, such as 'true', or leave them out with train.where"
+        )
+    return Curriculum("stages", stages, epochs)
+
+
+def _match_runs(source: Path, where: str, ids: list[str], *, option: str) -> Array:
+    condition = parse_where(where, option=option)
+    wanted = {uid for batch in Table(source, create=False).scan(condition, ["uid"]) for uid in batch[0].to_pylist()}
+    return np.array([uid in wanted for uid in ids], np.bool_)
+
+
+def match_pairs(source: Path, where: str | None, ids: list[str], *, option: str = "train.where") -> Array:
     """For each of the ids of a pairs table, whether the condition holds for its first row."""
     if where is None:
         return np.ones(len(ids), np.bool_)
-    condition = parse_where(where, PAIR_SCHEMA, option="train.where")
+    condition = parse_where(where, PAIR_SCHEMA, option=option)
     path = source / FILE_NAME if source.is_dir() else source
     # Only the columns that the condition names are read.
     columns = list(dict.fromkeys(["id", *condition.meta.root_names()]))
@@ -427,9 +465,11 @@ def _match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
     return np.array([name in wanted for name in ids], np.bool_)
 
 
-def _find_excluded(table: Table, where: str | None) -> set[str]:
-    """The ids of the experiences for which the condition does not hold."""
-    if where is None:
-        return set()
-    condition = parse_where(where, option="train.where").not_()
-    return {uid for batch in table.scan(condition, ["uid"]) for uid in batch.column(0).to_pylist()}
+def find_left_out(table: Table, where: str | None) -> dict[str, str]:
+    """The ids of the experiences that a person has excluded or that the condition leaves out, with the reason."""
+    check_exclusions([table])
+    left_out: dict[str, str] = {}
+    if where is not None:
+        condition = parse_where(where, option="train.where").not_()
+        left_out = {uid: FILTERED for batch in table.scan(condition, ["uid"]) for uid in batch.column(0).to_pylist()}
+    return left_out | dict.fromkeys(read_exclusions(table.path), Reason.EXCLUDED.value)

@@ -56,7 +56,7 @@ def train(
         tokens: Encoded sequences, if they are not `data`: they are trained as they are.
         reference_cache: Folder in which the reference's log-probabilities are kept, by default one in `output`. With
             the same model, sequences and precision they are found again, whatever else changes.
-        loss: Preference loss, by its name in docs/losses.md.
+        loss: Preference loss, by its name in docs/reference/losses.md.
         seed: Seed of the order and of dropout.
         resume: Continue from the newest checkpoint.
         progress: True prints progress to stderr; a function is called with the events of the loop.

@@ -120,14 +120,14 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
                 history=backend.nemo_customizer.use_full_message_history,
             )
         except PairwrightError as error:
-            yield wrong("dataset", str(error), "docs/exports.md says what each trainer can hold")
+            yield wrong("dataset", str(error), "docs/reference/exports.md says what each trainer can hold")
             return
     odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
         yield wrong(
             "dataset",
             f"as {target}: {dataset}",
-            "docs/exports.md has the reasons; the local backend has no such limits",
+            "docs/reference/exports.md has the reasons; the local backend has no such limits",
         )
     else:
         yield fine("dataset", f"as {target}: {dataset}")

@@ -7,8 +7,6 @@ out as the sequences have it: position t is True where ids[t] was generated.
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +16,13 @@ from msgspec.structs import force_setattr
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.arrays import Array, to_torch
 from pairwright.tokens.batch.bins import packing
+from pairwright.tokens.batch.token_tree import (
+    DistinctTokens,
+    Segment,
+    build_token_tree,
+    list_segments,
+    sequence_key,
+)
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.sequence import Origin, Sequence
 from pairwright.tokens.teacher_sequences import Distillation
@@ -99,31 +104,24 @@ class Tree(msgspec.Struct, frozen=True, eq=False):
     def num_tokens(self) -> int:
         return len(self.prompt) + sum(len(branch) for branch in self.branches)
 
-
-@dataclass(frozen=True)
-class Segment:
-    """Where a tree stands in a batch: its prompt, then its branches, as (start, end) in the flattened rows."""
-
-    prompt: tuple[int, int]
-    branches: tuple[tuple[int, int], ...]
-
     @property
-    def start(self) -> int:
-        return self.prompt[0]
-
-    @property
-    def end(self) -> int:
-        return self.branches[-1][1] if self.branches else self.prompt[1]
+    def sequences(self) -> list[Array]:
+        """Each branch with the prompt before it; the prompt alone where there is no branch."""
+        return [np.concatenate([self.prompt, branch]) for branch in self.branches] or [self.prompt]
 
 
 class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Trees in rows, and which position predicts which trained token.
 
     input_ids, attention_mask, position_ids  (B, T); positions of every branch continue those of its prompt
-    sequence_ids  (B, T) the number of the tree that a token is of, -1 for padding: for block-diagonal attention
-    segments      where each tree stands; a branch attends to its prompt and to itself, nothing else
+    sequence_ids  (B, T) the number of the tree that a token is of (of one of them, where several share it), -1 for
+                  padding: for block-diagonal attention of rows in which trees are not shared
+    subtree_ends  (B, T) where what continues a token ends in the flattened rows: `q` attends to `k` where
+                  k <= q < subtree_ends[k]
+    segments      the unbranched runs of tokens, which attention is computed by
     source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
     target        (N,) ... this token ...
+    node          (N,) ... which stands at this position: several branches may train one token ...
     branch        (N,) ... of this branch, counted over all trees
     rows          which trace and turns each branch is of; "" and () where the items do not say
     """
@@ -132,9 +130,11 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     attention_mask: Array
     position_ids: Array
     sequence_ids: Array
+    subtree_ends: Array
     segments: tuple[Segment, ...]
     source: Array
     target: Array
+    node: Array
     branch: Array
     num_branches: int
     rows: tuple[Origin, ...] = ()
@@ -162,6 +162,15 @@ def as_tree(item: Tree | EncodedPair | Sequence) -> Tree:
     return Tree(item.chosen.ids[:start], branches, masks, tuple(side.origin for side in sides))
 
 
+def count_distinct(trees: Items[Tree]) -> int:
+    """Tokens of the prefix tree of all branches: what the "shared" layout has."""
+    tokens = DistinctTokens()
+    for tree in trees:
+        for ids in tree.sequences:
+            tokens.add(sequence_key(ids))
+    return tokens.count
+
+
 def collate_trees(
     items: Items[Tree | EncodedPair | Sequence],
     layout: Layout = "shared",
@@ -172,8 +181,9 @@ def collate_trees(
 ) -> TreeBatch:
     """Pairs, sequences or trees as one batch; the trainer's batches are made here.
 
-    layout       "shared": all trees end to end in one row, each prompt once; "packed": the same in rows of
-                 `row_length`; "padded": each branch in a row of its own with its prompt before it, for any model
+    layout       "shared": one row, the prefix tree of all branches, in which each distinct token stands once; "packed":
+                 trees end to end in rows of `row_length`, each with one copy of what its own branches share;
+                 "padded": each branch in a row of its own with its prompt before it, for any model
     multiple_of  rows are padded to a multiple of this length
 
     >>> tree = Tree(prompt=[5, 6], branches=([7, 8], [9]), masks=([True, True], [True]))
@@ -186,19 +196,20 @@ def collate_trees(
     [[5, 6, 7, 8], [5, 6, 9, 0]]
     """
     trees = [as_tree(item) for item in items]
+    numbers = range(len(trees))
+    # The trees that share a prefix tree, in the rows that these stand in.
+    rows = [[list(numbers)]]
     if layout == "padded":
         trees = [
             Tree(tree.prompt, (branch,), (mask,), (row,))
             for tree in trees
             for branch, mask, row in zip(tree.branches, tree.masks, _rows_of(tree), strict=True)
         ]
-        rows = [[number] for number in range(len(trees))]
+        rows = [[[number]] for number in range(len(trees))]
     elif layout == "packed":
         if row_length is None:
             raise ConfigError("row_length: expected the length of a row, which packed rows need")
-        rows = packing([tree.num_tokens for tree in trees], row_length)
-    else:
-        rows = [list(range(len(trees)))]
+        rows = [[[number] for number in row] for row in packing([tree.num_tokens for tree in trees], row_length)]
     return _fill(trees, rows, pad_id=pad_id, multiple_of=multiple_of, row_length=row_length or 0)
 
 
@@ -206,51 +217,60 @@ def _rows_of(tree: Tree) -> tuple[Origin, ...]:
     return tree.rows or (Origin("", ()),) * len(tree.branches)
 
 
-def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of: int, row_length: int) -> TreeBatch:
-    """The trees of each row end to end."""
-    longest = max([sum(trees[number].num_tokens for number in row) for row in rows] + [row_length])
+def _fill(
+    trees: list[Tree], rows: list[list[list[int]]], *, pad_id: int, multiple_of: int, row_length: int
+) -> TreeBatch:
+    """The prefix trees of each row end to end."""
+    grown = [
+        [build_token_tree([ids for number in group for ids in trees[number].sequences]) for group in row]
+        for row in rows
+    ]
+    longest = max([sum(len(tree.ids) for tree in row) for row in grown] + [row_length])
     width = -(-longest // multiple_of) * multiple_of
     # All rows end to end, (B·T,): a position in them is an index into the flattened hidden states.
     input_ids = np.full(len(rows) * width, pad_id, np.int64)
     position_ids, sequence_ids = np.zeros_like(input_ids), np.full_like(input_ids, -1)
-    # Branches are counted over all trees: first_branch[n] is the number of the first branch of tree n.
-    first_branch = list(accumulate((len(tree.branches) for tree in trees), initial=0))
+    subtree_ends = np.arange(1, len(input_ids) + 1)  # of padding: nothing continues it
     segments: list[Segment] = []
-    nothing = np.zeros(0, np.int64)  # so that a batch without trained tokens can be concatenated
-    source, target, owner = [nothing], [nothing], [nothing]
-    for row_number, row in enumerate(rows):
+    paths: dict[int, list[Array]] = {}  # number of a tree -> where its branches stand, with their prompt
+    for row_number, (row, trees_of_row) in enumerate(zip(rows, grown, strict=True)):
         at = row_number * width
-        for number in row:
-            tree = trees[number]
-            start, prompt_end = at, at + len(tree.prompt)
-            input_ids[start:prompt_end] = tree.prompt
-            position_ids[start:prompt_end] = np.arange(len(tree.prompt))
-            at, spans = prompt_end, []
-            for branch, (ids, mask) in enumerate(zip(tree.branches, tree.masks, strict=True), first_branch[number]):
-                trained = np.flatnonzero(mask)
-                # A token is predicted by the position before it; the first one of every branch by the last one of the
-                # prompt, which stands elsewhere in the row for all branches but the first.
-                source.append(np.where(trained == 0, prompt_end - 1, at + trained - 1))
-                target.append(ids[trained])
-                owner.append(np.full(len(trained), branch))
-                spans.append((at, at + len(ids)))
-                input_ids[at : at + len(ids)] = ids
-                # Every branch continues the positions of its prompt, as if it were the only one.
-                position_ids[at : at + len(ids)] = len(tree.prompt) + np.arange(len(ids))
-                at += len(ids)
-            sequence_ids[start:at] = number
-            segments.append(Segment((start, prompt_end), tuple(spans)))
+        for group, tree in zip(row, trees_of_row, strict=True):
+            stop = at + len(tree.ids)
+            owner = np.repeat(group, [len(trees[number].branches) or 1 for number in group])
+            input_ids[at:stop], position_ids[at:stop] = tree.ids, tree.positions
+            sequence_ids[at:stop], subtree_ends[at:stop] = owner[tree.owners], tree.ends + at
+            segments += [
+                Segment(*(place + at for place in segment)) for segment in list_segments(tree.positions, tree.ends)
+            ]
+            branches = iter(tree.paths)
+            for number in group:
+                paths[number] = [next(branches) + at for _ in trees[number].sequences]
+            at = stop
+    nothing = np.zeros(0, np.int64)  # so that a batch without trained tokens can be concatenated
+    source, target, node, branch, num_branches = [nothing], [nothing], [nothing], [nothing], 0
+    for number, item in enumerate(trees):
+        for ids, mask, path in zip(item.branches, item.masks, paths[number], strict=False):
+            trained = np.flatnonzero(mask)
+            # A token is predicted by the one before it in its sequence, wherever that stands in the row.
+            source.append(path[len(item.prompt) + trained - 1])
+            node.append(path[len(item.prompt) + trained])
+            target.append(ids[trained])
+            branch.append(np.full(len(trained), num_branches))
+            num_branches += 1
     shape = len(rows), width
     return TreeBatch(
         input_ids=input_ids.reshape(shape),
         attention_mask=(sequence_ids >= 0).astype(np.int64).reshape(shape),
         position_ids=position_ids.reshape(shape),
         sequence_ids=sequence_ids.reshape(shape),
+        subtree_ends=subtree_ends.reshape(shape),
         segments=tuple(segments),
         source=np.concatenate(source),
         target=np.concatenate(target),
-        branch=np.concatenate(owner),
-        num_branches=first_branch[-1],
+        node=np.concatenate(node),
+        branch=np.concatenate(branch),
+        num_branches=num_branches,
         rows=tuple(row for tree in trees for row in _rows_of(tree)),
     )
 
@@ -307,6 +327,8 @@ class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rejected_attention_mask: Array
     rejected_mask: Array
     prompt_lengths: Array
+    chosen_weights: Array | None = None
+    rejected_weights: Array | None = None
     chosen_rows: tuple[Origin, ...] = ()
     rejected_rows: tuple[Origin, ...] = ()
 
@@ -320,6 +342,7 @@ class PolicyBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rewards: Array
     advantages: Array
     logprobs: Array | None = None
+    weights: Array | None = None
     rows: tuple[Origin, ...] = ()
 
 
@@ -361,8 +384,17 @@ def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: i
         sequences = [getattr(pair, name) for pair in pairs]
         arrays = _pad_sequences(sequences, pad_id, multiple_of)
         sides |= zip((f"{name}_ids", f"{name}_attention_mask", f"{name}_mask"), arrays, strict=True)
+        sides[f"{name}_weights"] = _pad_weights(sequences, arrays[0].shape[1])
         sides[f"{name}_rows"] = tuple(sequence.origin for sequence in sequences)
     return PreferenceBatch(**sides, prompt_lengths=np.array([pair.prompt_length for pair in pairs], dtype=np.int64))
+
+
+def _pad_weights(sequences: Items[Sequence], length: int) -> Array | None:
+    """How much each token counts (B, T); None where all trained ones count alike."""
+    if all(sequence.weights is None for sequence in sequences):
+        return None
+    rows = [sequence.mask if sequence.weights is None else sequence.weights for sequence in sequences]
+    return pad_rows([np.asarray(row, np.float32) for row in rows], 0, dtype="float32", length=length)
 
 
 def collate_policy(
@@ -407,6 +439,7 @@ def collate_policy(
         # (B, T) = (B, T) mask times (B, 1) advantage of the row
         advantages=mask * np.array(values, dtype=np.float32)[:, None],
         logprobs=logprobs,
+        weights=_pad_weights(sequences, ids.shape[1]),
         rows=tuple(sequence.origin for sequence in sequences),
     )
 

@@ -124,9 +124,8 @@ def _media_types(value: Any) -> Iterator[str]:
                     yield from _media_types(item)
 
 
-def find_dropped_context(rendered: Rendered, number: int, message: Json) -> Fields:
-    """What is not rendered of one message that is not trained."""
-    own = [place for place, piece in enumerate(rendered.pieces) if piece.message == number]
+def find_dropped_context(rendered: Rendered, own: list[int], number: int, message: Json) -> Fields:
+    """What is not rendered of one message that is not trained; `own` are the numbers of its pieces."""
     return tuple((number, name) for name in _find_dropped_context(rendered, own, message))
 
 
@@ -172,6 +171,10 @@ def _is_text_missing(rendered: Rendered, own: list[int], field: int, text: str) 
     if size >= len(text):  # the usual case, without a look at the text
         return False
     squeezed = _squeeze(text)
+    shown = (
+        rendered.text[pieces[number].start : pieces[number].end] for number in own if pieces[number].field == field
+    )
+    size = len(_squeeze("".join(shown)))
     if size >= len(squeezed):
         return False
     if not own or size < len(_TAG.sub("", squeezed)):

@@ -49,6 +49,13 @@ class Region(NamedTuple):
     stop: str | None
 
 
+class Shared(NamedTuple):
+    """How much of a rendered conversation is that of the group of turns before it: characters and pieces."""
+
+    chars: int = 0
+    pieces: int = 0
+
+
 class Located(NamedTuple):
     """A rendered conversation with the regions of its trained turns."""
 
@@ -62,6 +69,7 @@ class Located(NamedTuple):
     stop_added: tuple[int, ...] = ()
     rewritten_ids: int = 0
     is_spoken: bool = False  # the turn is joined to its prompt, not rendered with it
+    shared: Shared = Shared()
 
 
 def locate(
@@ -157,7 +165,8 @@ class Finder:
             self._probed += 1
             learnt = probe(self._tokenizer, self._renderer, self._chat, self._tools, turn)
             if isinstance(learnt, Unfit):
-                self._unfit.add(key)
+                if isinstance(self._learnt[key], Unfit):
+                    self._unfit.add(key)
                 return learnt
             region = _place_turn(self._rendered, own, turn, learnt)
         if region is None or not isinstance(learnt, Turn):
@@ -197,6 +206,10 @@ class Finder:
             for number, piece in enumerate(self._rendered.pieces):
                 self._known_pieces.setdefault(piece.message, []).append(number)
         return self._known_pieces
+
+    def is_known_unfit(self, turn: int) -> bool:
+        """Whether turns of this shape were tried before, as a skeleton and in a conversation, and did not fit."""
+        return self.shape_of(turn) in self._unfit
 
     def shape_of(self, turn: int) -> tuple[Any, ...]:
         """The shapes of the messages around a turn, and its place among them."""

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 Controls = Literal["keep", "escape", "refuse"]
 _BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
+_NEAR = 1024  # tokens in which a cut is looked for at once
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
 
@@ -41,47 +42,99 @@ class Part(NamedTuple):
 class PrefixEncoder:
     """Encodes texts of which each begins like the one before it, as the prompts of one run do: the common part once.
 
-    Exact, since the text is cut right after a special token, which no merge reaches across. A tokenizer that treats the
-    start of a text specially, or whose special tokens take white space around them, encodes every text as a whole.
+    Exact, since the text is cut right after an added token, which no merge reaches across. A tokenizer that treats the
+    start of a text specially, or with an added token that takes white space around it, encodes every text as a whole.
+    `num_same` counts the tokens that what was last given has in common with what was given before it.
     """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._text = ""
-        self._ids = np.zeros(0, dtype=np.int32)
-        self._offsets = np.zeros((0, 2), dtype=np.int32)
+        self._size = 0  # tokens of the last text
+        self._prefix = 0  # of these, the ones that the text before it has as well
+        self._same_as_last = 0  # tokens of the last text as they were given: all, or those before a split
+        # The last text, token by token; later texts overwrite what they do not share.
+        self._ids, self._starts, self._ends, self._reach = (np.zeros(0, dtype=np.int32) for _ in range(4))
+        self._is_control = np.zeros(0, dtype=bool)
+        self.num_same = 0
         self._hard = np.zeros(0, dtype=bool)  # ids that a text may be cut after
-        if not _adds_prefix(tokenizer):
+        added = tokenizer.backend.get_added_tokens_decoder()
+        takes_more = any(token.lstrip or token.rstrip or token.single_word for token in added.values())
+        if not _adds_prefix(tokenizer) and not takes_more:
             self._hard = np.zeros(len(tokenizer.is_control), dtype=bool)
-            for number, token in tokenizer.backend.get_added_tokens_decoder().items():
-                takes_more = token.lstrip or token.rstrip or token.single_word or token.normalized
-                self._hard[number] = token.special and not takes_more
+            self._hard[[number for number, token in added.items() if not token.normalized]] = True
 
-    def encode(self, text: str) -> Offset:
-        """As `ChatTokenizer.encode`."""
-        number = self._count_shared(text)
-        cut = int(self._offsets[number - 1, 1]) if number else 0
-        ids, offsets = self._tokenizer.encode(text[cut:])
-        if number:
-            ids = np.concatenate([self._ids[:number], ids])
-            offsets = np.concatenate([self._offsets[:number], offsets + np.int32(cut)])
-        self._text, self._ids, self._offsets = text, ids, offsets
-        return ids, offsets
+    def encode(self, text: str, num_shared: int = 0) -> Encoded:
+        """The whole text; the first `num_shared` characters are known to be those of the text before. All arrays but
+        `ids` are overwritten by the next text."""
+        number = self._count_shared(text, num_shared)
+        cut = int(self._ends[number - 1]) if number else 0
+        tail = index_tokens(self._tokenizer, *self._tokenizer.encode(text[cut:]), is_split=False)
+        size = number + len(tail.ids)
+        if size > len(self._ids):
+            self._grow(max(size, 2 * len(self._ids)), number)
+        shift = np.int32(cut)
+        self._ids[number:size] = tail.ids
+        self._is_control[number:size] = tail.is_control
+        for array, values in ((self._starts, tail.starts), (self._ends, tail.ends), (self._reach, tail.reach)):
+            np.add(values, shift, out=array[number:size])
+        self.num_same = min(number, self._same_as_last)
+        self._text, self._size, self._prefix, self._same_as_last = text, size, number, size
+        return Encoded(
+            self._ids[:size].copy(),
+            self._starts[:size],
+            self._ends[:size],
+            self._reach[:size],
+            self._is_control[:size],
+            is_split=False,
+        )
 
-    def _count_shared(self, text: str) -> int:
+    def split(self, cuts: list[int]) -> Encoded:
+        """The last text, with no token across these positions."""
+        number = self._prefix
+        cut = int(self._ends[number - 1]) if number else 0
+        if cuts[0] < cut:
+            number = cut = 0
+        tail = _encode_in_parts(self._tokenizer, self._text[cut:], [edge - cut for edge in cuts], [])
+        ids = np.concatenate([self._ids[:number], tail[0]])
+        before = np.stack([self._starts[:number], self._ends[:number]], axis=1)
+        self._same_as_last = number
+        self.num_same = min(number, self.num_same)
+        return index_tokens(self._tokenizer, ids, np.concatenate([before, tail[1] + np.int32(cut)]), is_split=True)
+
+    def forget(self) -> None:
+        """A text was encoded by other means: the next one begins anew."""
+        self._text, self._size, self._prefix, self._same_as_last, self.num_same = "", 0, 0, 0, 0
+
+    def _grow(self, capacity: int, number: int) -> None:
+        """Room for more tokens; the first `number` of them stay."""
+
+        def grow(array: NDArray[Any]) -> NDArray[Any]:
+            larger = np.zeros(capacity, dtype=array.dtype)
+            larger[:number] = array[:number]
+            return larger
+
+        self._ids, self._starts, self._ends = grow(self._ids), grow(self._starts), grow(self._ends)
+        self._reach, self._is_control = grow(self._reach), grow(self._is_control)
+
+    def _count_shared(self, text: str, low: int) -> int:
         """How many tokens of the last text stay: up to the last hard cut in what both texts have in common."""
-        if not len(self._hard) or not len(self._ids):
+        if not len(self._hard) or not self._size:
             return 0
-        low, high = 0, min(len(text), len(self._text))
+        high = min(len(text), len(self._text))
         while low < high and text[low : low + _BLOCK] == self._text[low : low + _BLOCK]:
             low = min(low + _BLOCK, high)
         high = min(low + _BLOCK, high)
         while low < high:  # the longest common beginning, by halving
             middle = (low + high + 1) // 2
             low, high = (middle, high) if text[low:middle] == self._text[low:middle] else (low, middle - 1)
-        inside = int(np.searchsorted(self._offsets[:, 1], np.int32(low), side="right"))
-        hard = np.flatnonzero(self._hard[self._ids[:inside]])
-        return int(hard[-1]) + 1 if len(hard) else 0
+        inside = int(np.searchsorted(self._ends[: self._size], np.int32(low), side="right"))
+        # From the end: the last hard cut is near it.
+        for stop in range(inside, 0, -_NEAR):
+            hard = np.flatnonzero(self._hard[self._ids[max(stop - _NEAR, 0) : stop]])
+            if len(hard):
+                return max(stop - _NEAR, 0) + int(hard[-1]) + 1
+        return 0
 
 
 def encode_text(
@@ -92,17 +145,25 @@ def encode_text(
     boundaries: Literal["whole", "split"],
     controls: Controls,
     encoder: PrefixEncoder | None = None,
+    num_shared: int = 0,
 ) -> tuple[Encoded, int]:
-    """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate."""
+    """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate. Of
+    the text that `encoder` had before, the first `num_shared` characters are known to be the same."""
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:
+        if encoder is not None:
+            encoder.forget()
         cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
         parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
         return index_tokens(tokenizer, *parts, is_split=True), len(escaped)
-    tokens = (encoder or tokenizer).encode(rendered.text)
-    encoded = index_tokens(tokenizer, *tokens, is_split=False)
+    if encoder is not None:
+        encoded = encoder.encode(rendered.text, num_shared)
+    else:
+        encoded = index_tokens(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
     if boundaries == "split":
         cuts = [edge for region in regions for edge in (region.start, region.end) if _is_inside(encoded, edge)]
+        if cuts and encoder is not None:
+            return encoder.split(cuts), 0
         if cuts:
             return index_tokens(tokenizer, *_encode_in_parts(tokenizer, rendered.text, cuts, []), is_split=True), 0
     return encoded, 0

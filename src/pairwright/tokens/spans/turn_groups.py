@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.dropped import WHOLE, Fields, find_dropped_context, find_left_out
+from pairwright.tokens.spans.excerpt_patterns import ExcerptPatterns
 from pairwright.tokens.spans.probes import Unfit
 from pairwright.tokens.spans.regions import (
     Finder,
     Located,
     Region,
+    Shared,
     Verify,
     has_tested_word,
     locate,
@@ -38,6 +40,7 @@ _PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued", "no
 _MANY = 8  # turns from which on excerpts pay
 # Messages of the model or a user before a turn that its excerpt begins with: as many as a template turns out to need.
 _STEPS, _MAX_STEPS = 2, 6
+_REPEATED = 16  # messages after which none repeats another
 
 
 def locate_groups(
@@ -50,14 +53,19 @@ def locate_groups(
     verify: Verify = "quick",
 ) -> list[Group]:
     """The conversation up to the last turn of each group, with the regions of the group's turns."""
-    try:
-        return [(chat, locate(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify))]
-    except Refusal as refusal:
-        if refusal.reason not in _PER_TURN:
-            raise
     renderer = tokenizer.renderer(tools)
-    if len(turns) >= _MANY and verify == "quick" and _has_local_history(tokenizer, renderer, tools):
-        groups = _locate_by_excerpts(tokenizer, chat, tools, turns, require_stop=require_stop)
+    shapes: dict[int, Any] = {}
+    is_long = len(turns) >= _MANY and verify == "quick"
+    # A turn of a shape that never fitted into one sequence with others is not tried once more.
+    finder = Finder(tokenizer, renderer, None, chat, tools, shapes=shapes) if is_long else None
+    if finder is None or not any(map(finder.is_known_unfit, turns)):
+        try:
+            return [(chat, locate(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify))]
+        except Refusal as refusal:
+            if refusal.reason not in _PER_TURN:
+                raise
+    if is_long and _has_local_history(tokenizer, renderer, tools):
+        groups = _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=require_stop)
         if groups is not None and _is_verified(tokenizer, renderer, chat, tools, groups):
             return groups
     return _locate_whole(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify)
@@ -167,11 +175,17 @@ class _Excerpt(NamedTuple):
 
 
 def _locate_by_excerpts(
-    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, turns: list[int], *, require_stop: bool
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: list[int],
+    shapes: dict[int, Any],
+    *,
+    require_stop: bool,
 ) -> list[Group] | None:
-    """As `_locate_whole`; None where an excerpt does not join the group before it."""
+    """As `_locate_whole`; None where an excerpt does not join the group before it. `shapes`: those of the messages."""
     outline = _Outline(chat)
-    shapes: dict[int, Any] = {}
+    patterns = ExcerptPatterns(tokenizer.renderer(tools), chat[: turns[-1] + 1], tools, shapes)
     key = ("excerpt_steps", tokenizer.renderer(tools).hash)
     first_size = tokenizer.learnt.setdefault(key, _STEPS)
 
@@ -180,7 +194,12 @@ def _locate_by_excerpts(
         inside = left if excerpt.is_whole else left[bisect_right(left, excerpt.origins[excerpt.tail]) :]
         shift = 0 if excerpt.is_whole else excerpt.origins[-1] + 1 - len(excerpt.origins)
         sub_turns = [turn - shift for turn in inside]
-        return excerpt, last_group(tokenizer, excerpt.chat, tools, sub_turns, require_stop=require_stop, shapes=shapes)
+        key = patterns.key_of(excerpt.chat, sub_turns)
+        located = patterns.predict(key, excerpt.chat, excerpt.origins)
+        if located is None:
+            located = last_group(tokenizer, excerpt.chat, tools, sub_turns, require_stop=require_stop, shapes=shapes)
+            patterns.learn(key, excerpt.chat, excerpt.origins, located)
+        return excerpt, located
 
     items: list[tuple[list[int], int, _Excerpt, Located]] = []
     left = list(turns)
@@ -197,14 +216,14 @@ def _locate_by_excerpts(
             items.append((left, size, excerpt, located))
             left = rest
         groups: list[Group] = []
-        dropped_of: dict[int, Fields] = {}  # of messages in the context, what is not rendered
+        dropped = _DroppedContext()
         for left, size, excerpt, located in reversed(items):
             before = groups[-1][1] if groups else None
             num_turns = len(located.regions)
-            while (joined := _join_excerpt(excerpt, located, before, chat, dropped_of)) is None:
+            while (joined := _join_excerpt(excerpt, located, before, chat, dropped)) is None:
                 if size == first_size < _MAX_STEPS:
                     tokenizer.learnt[key] = first_size + 1
-                    return _locate_by_excerpts(tokenizer, chat, tools, turns, require_stop=require_stop)
+                    return _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=require_stop)
                 size *= 2
                 excerpt, located = find(left, size)
                 if len(located.regions) != num_turns:
@@ -246,14 +265,49 @@ class _Outline:
         return _Excerpt([self._chat[number] for number in origins], origins, len(head))
 
 
+class _DroppedContext:
+    """What is not rendered of the messages before a group of turns; each message is looked at once."""
+
+    def __init__(self) -> None:
+        self.fields: list[tuple[int, str]] = []  # by message
+        self._size = 0  # messages that were looked at
+
+    def note(self, fields: Fields, size: int) -> None:
+        """A whole render says it of its first messages."""
+        self.fields = [item for item in fields if 0 <= item[0] < size]
+        self._size = size
+
+    def look(self, rendered: Rendered, chat: Chat, size: int) -> None:
+        """At the messages up to a number that were not looked at before."""
+        if self._size >= size:
+            return
+        own = _pieces_by_message(rendered.pieces, self._size)
+        for message in range(self._size, size):
+            self.fields += find_dropped_context(rendered, own.get(message, []), message, chat[message])
+        self._size = size
+
+
+def _pieces_by_message(pieces: list[Piece], start: int) -> dict[int, list[int]]:
+    """Message -> numbers of its pieces, ascending, of the messages from `start` on; looked for from the end, since a
+    message may be repeated shortly after it (a call's name in the header of its result)."""
+    own: dict[int, list[int]] = {}
+    for number in range(len(pieces) - 1, -1, -1):
+        message = pieces[number].message
+        if message < start - _REPEATED:
+            break
+        if message >= start:
+            own.setdefault(message, []).insert(0, number)
+    return own
+
+
 def _join_excerpt(
-    excerpt: _Excerpt, located: Located, before: Located | None, chat: Chat, dropped_of: dict[int, Fields]
+    excerpt: _Excerpt, located: Located, before: Located | None, chat: Chat, dropped: _DroppedContext
 ) -> Located | None:
     """The group in the whole conversation: the beginning as the group before it has it, then the excerpt. None where
     the two differ in the steps that both have."""
     origins = excerpt.origins
     if excerpt.is_whole:
-        _note_dropped(located.prompt_dropped, located.regions, len(origins), dropped_of)
+        dropped.note(located.prompt_dropped, min((region.message for region in located.regions), default=len(origins)))
         return located
     if before is None:
         return None
@@ -275,11 +329,9 @@ def _join_excerpt(
     ]
     first = origins[located.rendered.pieces[mine].message]
     own = tuple((origins[message], field) for message, field in located.prompt_dropped if message != WHOLE)
-    for message in range(first):
-        if message not in dropped_of:
-            dropped_of[message] = find_dropped_context(rendered, message, chat[message])
+    dropped.look(rendered, chat, first)
     whole = tuple(item for item in located.prompt_dropped if item[0] == WHOLE)
-    earlier = tuple(item for message in range(first) for item in dropped_of[message])
+    earlier = tuple(item for item in dropped.fields if item[0] < first)
     return located._replace(
         rendered=rendered,
         regions=regions,
@@ -287,14 +339,8 @@ def _join_excerpt(
         rewritten=tuple(origins[message] for message in located.rewritten),
         prompt_dropped=whole + earlier + tuple(item for item in own if item[0] >= first),
         stop_added=tuple(origins[message] for message in located.stop_added),
+        shared=Shared(len(rendered.text) - len(located.rendered.text) + located.rendered.pieces[mine].start, theirs),
     )
-
-
-def _note_dropped(prompt_dropped: Fields, regions: list[Region], size: int, dropped_of: dict[int, Fields]) -> None:
-    """Keep what a whole render leaves out of the messages before its turns."""
-    first = min((region.message for region in regions), default=size)
-    for message in range(first):
-        dropped_of[message] = tuple(item for item in prompt_dropped if item[0] == message)
 
 
 def _find_cut(excerpt: _Excerpt, rendered: Rendered, before: Located, chat: Chat) -> tuple[int, int] | None:
@@ -356,7 +402,9 @@ def _has_local_history(tokenizer: ChatTokenizer, renderer: Renderer, tools: list
 
 def _is_local_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None) -> bool:
     turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
-    groups = _locate_by_excerpts(tokenizer, chat, tools, turns, require_stop=False)
+    shapes: dict[int, Any] = {}
+    Finder(tokenizer, renderer, None, chat, tools, shapes=shapes)
+    groups = _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=False)
     if groups is None:
         return True  # noticed in each conversation
     try:

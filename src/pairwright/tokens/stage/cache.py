@@ -5,8 +5,8 @@
     OUT/mapped-<hash>.arrow      the rows of these items once more, laid out for memory mapping; may be deleted
 
 The Parquet files may hold more than the items of the last run (another length, a source that has changed since): what
-is read is the last run's, in the order of its source. `read_pairs` gives arrays that lie in the mapped file, so memory
-does not grow with the number of pairs.
+is read is the last run's, in the order of its source. `read_pairs` and `CachedSequences` give arrays that lie in the
+mapped file, so memory does not grow with their number.
 """
 
 from collections import Counter
@@ -48,12 +48,13 @@ SCHEMA = pa.schema(
         ("message_index", pa.list_(pa.int32())),
         ("paint", pa.list_(pa.int8())),
         ("logprobs", pa.list_(pa.float32())),
+        ("weights", pa.list_(pa.float32())),
         ("report", pa.string()),
         ("refusal", pa.string()),
         ("detail", pa.string()),
     ]
 )
-_ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs")  # columns with a value for each token
+_ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs", "weights")  # columns with a value for each token
 # Columns of the mapped file.
 _MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAYS, "report")
 _decode_report = msgspec.json.Decoder(Report).decode
@@ -74,7 +75,8 @@ def scan_cache(output: Place) -> pl.LazyFrame:
     """Every row there is, whatever it was encoded for."""
     # The empty table has the schema, for a folder without parts.
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
-    return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))])
+    # Parts that were written before a column existed have no values in it.
+    return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))], how="diagonal")
 
 
 def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
@@ -152,6 +154,27 @@ class CachedPairs:
         return self._rows.frame.filter(pl.col("side") == name)
 
 
+class CachedSequences:
+    """The sequences of one side by position, read when they are asked for: "" for those of runs.
+
+    ids       the ids of their items, in the order of the source; an item may have several sequences
+    lengths   (N,) tokens of each
+    """
+
+    def __init__(self, output: Path, side: str = "") -> None:
+        self._rows = _Rows(output)
+        frame = self._rows.frame.filter(pl.col("side") == side)
+        self.ids: list[str] = frame["id"].to_list()
+        self.lengths: Array = frame["num_tokens"].to_numpy()
+        self._places: Array = frame["row"].to_numpy()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> Sequence:
+        return self._rows.sequence(int(self._places[position]))
+
+
 class _Rows:
     """The rows of the last run in a memory-mapped file; `frame` lists them in the order of the source."""
 
@@ -223,7 +246,11 @@ def _write_mapped(path: Path, output: Path) -> None:
     schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for part in _list_parts(output):
-            table = pq.read_table(part, columns=[*_MAPPED, "refusal"], use_threads=False)
+            written = set(pq.read_schema(part).names)
+            names = [name for name in (*_MAPPED, "refusal") if name in written]
+            table = pq.read_table(part, columns=names, use_threads=False)
+            for name in set(_MAPPED) - written:  # the part is older than the column
+                table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
             is_wanted = [
                 key in wanted and refusal is None
                 for key, refusal in zip(table["key"].to_pylist(), table["refusal"].to_pylist(), strict=True)

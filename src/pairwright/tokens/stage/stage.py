@@ -37,7 +37,7 @@ from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.sequence import Sequence, name_record, truncate
+from pairwright.tokens.sequence import Sequence, name_record, truncate, weigh_turns
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
 from pairwright.tokens.stage.items import Item, Source
 from pairwright.tokens.stage.pair_items import encode_pair_items
@@ -161,6 +161,8 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
             rows.append(_refusal_row(item, encoded))
             continue
         chosen, rejected = map(name_record, (encoded.chosen, encoded.rejected), item.uids)
+        chosen = weigh_turns(chosen, item.prompt + item.chosen)
+        rejected = weigh_turns(rejected, item.prompt + item.rejected)
         sides = ("chosen", chosen), ("rejected", rejected)
         rows += [_row(item, side, 0, sequence) | {"prompt_length": encoded.prompt_length} for side, sequence in sides]
     return rows
@@ -187,6 +189,7 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
     if options.max_length is not None:
         cut = (options.max_length, options.truncation)
         sequences = [truncate(sequence, *cut, keep_first=options.keep_first) for sequence in sequences]
+    sequences = [weigh_turns(sequence, experience.messages) for sequence in sequences]
     return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
 
 
@@ -231,6 +234,7 @@ def _row(item: Item, side: str, number: int, sequence: Sequence) -> Json:
         "message_index": sequence.message_index,
         "paint": sequence.paint,
         "logprobs": sequence.logprobs,
+        "weights": sequence.weights,
         "report": msgspec.json.encode(sequence.report).decode(),
     }
 

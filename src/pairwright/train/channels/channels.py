@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from pairwright.records.canonical import content_hash
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
-from pairwright.train.batch_schedule import Order
+from pairwright.train.batch_schedule import Limits, Order, tree_batches
 from pairwright.train.channels.distillation import DistillChannel, open_teacher
 from pairwright.train.channels.likelihood import LikelihoodChannel, Likely
 from pairwright.train.channels.policy_gradient import PolicyChannel
@@ -34,10 +35,11 @@ from pairwright.train.data import (
     DataError,
     PairData,
     PolicyData,
-    load_distill_data,
+    find_stages,
     load_pairs,
     load_policy_data,
 )
+from pairwright.train.distill_data import distill_runs, load_distill_data
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash
@@ -52,11 +54,11 @@ class Channel(Protocol):
 
     name: str
     weight: float
-    order: Order
-    validation: Array
+    order: Order  # which items each batch has
+    validation: Array  # items that are held out
     counts: dict[str, int]
-    notes: list[str]
-    reference: ReferenceLogps | None
+    notes: list[str]  # for the log of the run
+    reference: ReferenceLogps | None  # set before the first update where `needs_reference`
 
     @property
     def needs_reference(self) -> bool: ...
@@ -85,18 +87,6 @@ class Channel(Protocol):
     def refusals(self) -> dict[str, str]:
         """What could not be encoded: id -> reason."""
         ...
-
-
-class Limits:
-    """How much of a batch is in memory at once."""
-
-    def __init__(self, settings: TrainConfig) -> None:
-        self.tokens = settings.micro_batch_tokens
-        self._items, self._parts = settings.micro_batch_size, settings.gradient_accumulation_steps
-
-    def items(self, num_all: int) -> int | None:
-        # Items of a part: the batch divided into so many parts, rounded up, or a fixed number.
-        return -(-num_all // self._parts) if self._parts else self._items
 
 
 class TokenFolders:
@@ -137,8 +127,11 @@ def use_tokens(
         pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
-    # Sequences of pairs serve dpo and sft; those of runs serve grpo and kto, and sft where no pairs do.
-    if not (uses_pairs if held == "pairs" else weights.grpo or weights.kto or (weights.sft and not uses_pairs)):
+    # Sequences of pairs serve dpo and sft; those of runs serve grpo and kto, sdpo where another model teaches, and sft
+    # where no pairs do.
+    uses_runs = weights.grpo or weights.kto or (weights.sft and not uses_pairs)
+    uses_runs = uses_runs or (weights.sdpo and not config.train.sdpo.context)
+    if not (uses_pairs if held == "pairs" else uses_runs):
         raise ConfigError(
             f"tokens: {tokens} has the sequences of {held}, but no channel with a weight trains on them; "
             "see train.channels, or train without --tokens"
@@ -169,13 +162,17 @@ def load_channels(
     if not ranks.is_first:
         ranks.wait()  # released by the wait of the first process below
     channels: list[Any] = []
-    limits = Limits(settings)
+    limits = Limits(settings, shares=policy.can_share)
     pair_data: PairData | None = None
+    units: Array | None = None  # what each item is shuffled with
     if pairs is not None and (weights.dpo or weights.sft):
         pair_data = load_pairs(pairs, options=options, show=show, where=settings.where, **folders.of("pairs"))
+        pair_data = _add_stages(pair_data, pairs, settings, pair_data.pairs.ids, has_pairs=True)
+        units = pair_data.tasks if settings.shuffle_by == "group" else None
     if weights.dpo:
         data = _require(pair_data, "dpo", "--pairs")
-        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train, data), limits))
+        order = _order(config, data.train, data, units)
+        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
     if weights.sft:
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
@@ -183,27 +180,31 @@ def load_channels(
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
             parts = [load_runs(source, **folders.of(name)) for name, source in sources.items()]
+            parts[0] = _add_stages(parts[0], experience, settings, parts[0].ids)
             likely = _likely_of_runs(parts, settings.run_weight)
+            units = _number_units(parts[0], settings.shuffle_by or "run")
         likely = _require(likely, "sft", "--pairs or --experience")
-        channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
-    # Pairs come first, so channels[0] trains the curriculum.
-    if pair_data is not None and pair_data.curriculum is not None:
-        channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
+        order = _order(config, likely.train, likely, units)
+        channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
         load_scored = partial(load_policy_data, options=options, show=show, where=settings.where)
-        runs = load_scored(source, teacher_weight=settings.grpo.teacher_weight, **folders.of("runs"))
-        order_of, run_weight = partial(_order, config), settings.run_weight
+        runs = load_scored(source, policy=settings.grpo, **folders.of("runs"))
+        runs = _add_stages(runs, source, settings, runs.ids)
+        order_of, run_weight = partial(_order, config, data=runs), settings.run_weight
         if weights.grpo:
-            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, order_of, limits, run_weight=run_weight))
+            draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "group"))
+            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits, run_weight=run_weight))
         if weights.kto:
-            channels.append(UnpairedChannel(runs, settings.kto, weights.kto, order_of, limits, run_weight=run_weight))
+            draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "run"))
+            channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits, run_weight=run_weight))
     if weights.sdpo:
         source = _require(experience, "sdpo", "--experience")
-        hinted = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
-        order = _order(config, np.arange(len(hinted.items)))
-        channels.append(DistillChannel(hinted, settings.sdpo, weights.sdpo, order, limits))
-        folders.encoded.append("hinted turns")
+        taught = _load_taught(source, output / "taught", settings, options, show, folders, is_ready=not ranks.is_first)
+        order = _order(config, np.arange(len(taught.items)), taught)
+        channels.append(DistillChannel(taught, settings.sdpo, weights.sdpo, order, limits))
+    # The first channel decides how long an epoch is.
+    channels[0].notes += _describe_curriculum(channels[0].data.curriculum, channels[0].order, settings)
     channels[0].notes += folders.describe()
     if ranks.is_first:
         ranks.wait()
@@ -216,6 +217,27 @@ def load_channels(
     _check_vocabulary(channels, policy, model)
     _compute_references(channels, policy, initial, cache, settings, ranks, progress)
     return channels
+
+
+def _load_taught(
+    source: Path,
+    output: Path,
+    settings: TrainConfig,
+    options: TokensConfig,
+    show: Callable[[int, int], None],
+    folders: TokenFolders,
+    *,
+    is_ready: bool,
+) -> Any:
+    """What a teacher is asked about: turns or runs with more to read, or the runs as they are."""
+    where = settings.where
+    if settings.sdpo.context:
+        taught = load_distill_data(source, output, options, settings.sdpo, show, where=where, is_ready=is_ready)
+        folders.encoded.append("what is taught")
+    else:
+        load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=where)
+        taught = distill_runs(load_runs(source, **folders.of("runs")))
+    return _add_stages(taught, source, settings, taught.ids)
 
 
 def token_options(config: Config, model: Path) -> TokensConfig:
@@ -252,7 +274,7 @@ def _compute_references(
     if lacking:
         scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
         scorer.model.eval()
-        mine = ranks.share(lacking)
+        mine = ranks.share_neighbours(lacking)
         done = 0
 
         def advance(more: int) -> None:
@@ -260,29 +282,13 @@ def _compute_references(
             done += more
             show(done, len(mine))
 
-        batches = _batches(mine, settings.micro_batch_tokens)
+        batches = tree_batches(mine, Limits(settings, shares=scorer.can_share))
         known.add(scorer, batches, ranks, lambda: [lacking[0]()], advance, cache.check_stop)
         scorer.settle()
         ranks.wait()
         known.refresh()
     for channel in wanting:
         channel.reference = known
-
-
-def _batches(makers: Items[Callable[[], Tree]], max_tokens: int) -> Any:
-    """Trees in batches of about so many tokens, made when they are needed."""
-    batch: list[Tree] = []
-    size = 0
-    for make in makers:
-        tree = make()
-        # A tree that is too large is a batch of its own.
-        if batch and size + tree.num_tokens > max_tokens:
-            yield batch
-            batch, size = [], 0
-        batch.append(tree)
-        size += tree.num_tokens
-    if batch:
-        yield batch
 
 
 def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None:
@@ -306,40 +312,63 @@ def _likely_of_pairs(data: PairData) -> Likely:
         pair = data.tree(item)
         return Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
 
+    def token_weights(item: int) -> Array | None:
+        weights = data.token_weights(item)
+        return None if weights is None else weights[: int(data.tree(item).masks[0].sum())]
+
     return Likely(
         tree=tree,
         num_tokens=lambda item: int(data.pairs.lengths[item, 0]),
         identity=lambda item: data.pairs.ids[item],
         list_held=lambda item: data.list_held(item)[:1],
+        token_weights=token_weights,
         weights=data.weights,
         train=data.train,
         validation=data.validation,
         counts=data.counts,
         refusals=data.refusals,
         fingerprint=data.fingerprint,
+        curriculum=data.curriculum,
     )
 
 
 def _likely_of_runs(parts: list[PolicyData], run_weight: str) -> Likely:
     """Runs of a table, and where there is a second one, its runs for validation."""
-    trees = [tree for part in parts for tree in part.trees]
     ids = [name for part in parts for name in part.ids]
-    sequences = [sequence for part in parts for sequence in part.sequences]
+    lengths = np.concatenate([part.lengths for part in parts])
     num_train = len(parts[0].ids)  # the first part is trained, the second validates
+
+    def find(item: int) -> tuple[PolicyData, int]:
+        return (parts[0], item) if item < num_train else (parts[1], item - num_train)
+
+    def tree(item: int) -> Tree:
+        part, place = find(item)
+        return part.tree(place)
+
+    def token_weights(item: int) -> Array | None:
+        part, place = find(item)
+        return part.token_weights(place)
+
+    def list_held(item: int) -> list[Held]:
+        part, place = find(item)
+        return [_make_held(ids[item], part.sequences[place])]
+
     return Likely(
-        tree=lambda item: trees[item],
-        num_tokens=lambda item: trees[item].num_tokens,
+        tree=tree,
+        num_tokens=lambda item: int(lengths[item]),
         identity=lambda item: ids[item],
-        list_held=lambda item: [_make_held(ids[item], sequences[item])],
+        list_held=list_held,
+        token_weights=token_weights,
         weights=np.concatenate([part.weigh(run_weight) for part in parts]),
         train=np.arange(num_train),
-        validation=np.arange(num_train, len(trees)),
+        validation=np.arange(num_train, len(ids)),
         counts={
             **parts[0].counts,
             **{f"validation: {name}": count for part in parts[1:] for name, count in part.counts.items()},
         },
         refusals=parts[0].refusals,
         fingerprint=content_hash([part.fingerprint for part in parts]),
+        curriculum=parts[0].curriculum,
     )
 
 
@@ -348,30 +377,62 @@ def _make_held(name: str, sequence: Sequence) -> Held:
     return Held(name, "", sequence.ids, sequence.mask, sequence.message_index, not_selected=left_out)
 
 
-def _order(config: Config, items: Array, pairs: PairData | None = None) -> Order:
-    """The order of items. A curriculum of `pairs` is never shuffled away: its stages decide what an epoch has, and
-    without stages the order of the table stays."""
-    settings, curriculum = config.train, None if pairs is None else pairs.curriculum
+class Staged(Protocol):
+    """Data that may have a curriculum."""
+
+    @property
+    def curriculum(self) -> Curriculum | None: ...
+
+
+def _add_stages(data: Any, source: Path, settings: TrainConfig, ids: list[str], *, has_pairs: bool = False) -> Any:
+    """The data with the curriculum of `train.stages`, where there is one."""
+    if not settings.stages:
+        return data
+    if data.curriculum is not None:
+        raise ConfigError(
+            f"train.stages: the pairs have a curriculum of their own ({data.curriculum.name}): leave it out"
+        )
+    return replace(
+        data, curriculum=find_stages(source, ids, settings.stages, settings.stage_epochs, has_pairs=has_pairs)
+    )
+
+
+def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> Order:
+    """The order of items. A curriculum of their data is never shuffled away: its stages decide what an epoch has, and
+    without stages the order of the table stays. `units` has a number for each item of the data."""
+    settings, curriculum = config.train, None if data is None else data.curriculum
+    units = None if units is None else units[items]
     if curriculum is None:
-        return Order(items, settings.batch_size, config.seed, settings.shuffle)
+        return Order(items, settings.batch_size, config.seed, settings.shuffle, units=units)
     if curriculum.stages is None:
         return Order(items, settings.batch_size, config.seed, shuffle=False)
     stages, interval = curriculum.stages[items], curriculum.interval
-    return Order(items, settings.batch_size, config.seed, settings.shuffle, stages=stages, interval=interval)
+    return Order(
+        items, settings.batch_size, config.seed, settings.shuffle, stages=stages, interval=interval, units=units
+    )
 
 
-def _curriculum_note(curriculum: Curriculum, order: Order, settings: TrainConfig) -> str:
-    """What a curriculum makes of a run: how many pairs its epochs have, and which are never reached."""
+def _number_units(data: PolicyData, by: str) -> Array | None:
+    """The number of what each sequence is shuffled with: its run, or its group; None where it goes by itself."""
+    if by == "item":
+        return None
+    return data.groups if by == "group" else np.unique(data.ids, return_inverse=True)[1]
+
+
+def _describe_curriculum(curriculum: Curriculum | None, order: Order, settings: TrainConfig) -> list[str]:
+    """What a curriculum makes of a run: how many items its epochs have, and which are never reached."""
+    if curriculum is None:
+        return []
     if curriculum.stages is None:
-        return f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"
-    # Pairs that the last epoch has: stages only grow.
+        return [f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"]
+    # What the last epoch has: stages only grow.
     total, reached = len(order.items), len(order.active(settings.epochs - 1))
-    note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} pairs, "
+    note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} items, "
     note += f"the last {reached:,}"
     if reached < total:
         last = int(order.stages.max()) * curriculum.interval + 1 if order.stages is not None else 1
         note += f"; {total - reached:,} are never trained: all are in from epoch {last} on"
-    return note
+    return [note]
 
 
 def _require(value: Any, channel: str, option: str) -> Any:

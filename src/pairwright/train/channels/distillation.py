@@ -1,10 +1,10 @@
-"""The distillation channel: the student learns, without the hint, the distribution that the teacher has with it.
+"""The distillation channel: the student learns, in its own context, the distribution that the teacher has in another.
 
-    K  tokens of hinted turns      V  vocabulary
+    K  tokens of turns that are taught      V  vocabulary
 
-Student and teacher stand on different contexts and the same completion; rows are aligned by index
-(tokens/teacher_sequences.py). Logits are made at those rows only, a few hundred at a time, and made again in the
-backward pass.
+Student and teacher stand on different contexts, or are different models, and have the same completion; rows are
+aligned by index (tokens/teacher_sequences.py). Logits are made at those rows only, a few hundred at a time, and made
+again in the backward pass.
 """
 
 from contextlib import nullcontext
@@ -19,18 +19,21 @@ from torch.utils.checkpoint import checkpoint
 from pairwright.config.train_config import DistillConfig, TrainConfig
 from pairwright.ledger.trained import Held
 from pairwright.losses.distill import DistillLosses, distill_loss
+from pairwright.paths.model_folders import find_model
 from pairwright.records.arrays import Array
-from pairwright.tokens.batch.collate import Tree, tree_of
+from pairwright.tokens.batch.collate import Tree, count_distinct, tree_of
 from pairwright.tokens.sequence import Origin
 from pairwright.tokens.teacher_sequences import Distillation
-from pairwright.train.batch_schedule import Order, micro_batches
-from pairwright.train.data import DistillData
+from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.train.batch_schedule import Limits, Order
+from pairwright.train.data import DataError
+from pairwright.train.distill_data import DistillData
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, follow, open_policy
 
-ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
 
 
 class DistillChannel:
@@ -38,12 +41,12 @@ class DistillChannel:
     has_validation = False
     needs_reference = False
 
-    def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Any) -> None:
+    def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Limits) -> None:
         self.options, self._ema_rate = options, options.ema_rate
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = np.zeros(0, np.int64)
         self.reference = None
-        self.counts, self.notes = data.counts, [f"sdpo: {len(data.items)} hinted turns"]
+        self.counts, self.notes = data.counts, [_describe(data, options)]
         self._kind = options.teacher
         self.teacher: Policy | None = None  # a second model, where `open_teacher` has one
 
@@ -55,12 +58,11 @@ class DistillChannel:
         return []
 
     def total(self, items: Array) -> float:
-        """Rows of the batch."""
-        return float(sum(len(self.data.items[item].student_index) for item in items))
+        """Rows of the batch, by weight."""
+        return float(sum(_get_weights(self.data.items[item]).sum() for item in items))
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
-        sizes = [len(self.data.items[item].student) + len(self.data.items[item].teacher) for item in items]
-        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+        return self._limits.cut(items, num_all, self._trees_of)
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         pass
@@ -68,8 +70,6 @@ class DistillChannel:
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         chosen = [self.data.items[item] for item in items]
         students, teachers = [_student_tree(item) for item in chosen], [_teacher_tree(item) for item in chosen]
-        # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
-        student_KH, target_K, _, _ = policy.compute_hidden(students)
         teacher = policy if self.teacher is None else self.teacher
 
         # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
@@ -77,17 +77,28 @@ class DistillChannel:
             is_adapter_off = self._kind == "initial" and self.teacher is None
             return policy.without_adapter() if is_adapter_off else nullcontext()
 
-        with torch.no_grad(), bare():
-            teacher_KH, _, _, _ = teacher.compute_hidden(teachers)
+        # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
+        if self._kind == "same" and policy.can_share and _is_cheaper_together(students, teachers):
+            both_H, both, _, _ = policy.compute_hidden([*students, *teachers])
+            # Students come first; both halves have K rows.
+            student_KH, teacher_KH = both_H.chunk(2)
+            teacher_KH, target_K = teacher_KH.detach(), both[: len(student_KH)]
+        else:
+            student_KH, target_K, _, _ = policy.compute_hidden(students)
+            with torch.no_grad(), bare():
+                teacher_KH, _, _, _ = teacher.compute_hidden(teachers)
+        # (K,) log-probabilities recorded when the tokens were sampled, NaN where there are none.
         recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
+        weights_K = torch.from_numpy(np.concatenate([_get_weights(item) for item in chosen])).to(policy.device)
         sums = dict.fromkeys(("loss", "divergence", "clipped"), torch.zeros((), device=policy.device))
         for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # once at least: all processes use the head
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
             # Logits (rows, V) are not kept: the backward pass computes them again.
+            known = target_K[rows], recorded_K[rows], weights_K[rows]
             losses: DistillLosses = checkpoint(
-                self._rows, policy, student_KH[rows], teacher_KV, target_K[rows], recorded_K[rows], use_reentrant=False
+                self._rows, policy, student_KH[rows], teacher_KV, *known, use_reentrant=False
             )
             sums["loss"] = sums["loss"] + losses.loss_K.sum()
             sums["divergence"] = sums["divergence"] + losses.divergence_K.sum()
@@ -129,12 +140,38 @@ class DistillChannel:
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
 
+    def _trees_of(self, item: int) -> list[Tree]:
+        return [_student_tree(self.data.items[item]), _teacher_tree(self.data.items[item])]
+
     def _rows(
-        self, policy: Policy, student_KH: Tensor, teacher_KV: Tensor, target_K: Tensor, recorded_K: Tensor
+        self,
+        policy: Policy,
+        student_KH: Tensor,
+        teacher_KV: Tensor,
+        target_K: Tensor,
+        recorded_K: Tensor,
+        weights_K: Tensor,
     ) -> DistillLosses:
+        # Models of one vocabulary may have more rows of embeddings than tokens, and not the same number of them.
+        student_KV = policy.logits(student_KH)
+        size = min(student_KV.shape[-1], teacher_KV.shape[-1])
         return distill_loss(
-            policy.logits(student_KH), teacher_KV, self.options, targets_K=target_K, old_logps_K=recorded_K
+            student_KV[:, :size],
+            teacher_KV[:, :size],
+            self.options,
+            targets_K=target_K,
+            old_logps_K=recorded_K,
+            weights_K=weights_K,
         )
+
+
+OWN_TEACHERS = ("initial", "same", "ema")
+
+
+def _describe(data: DistillData, options: DistillConfig) -> str:
+    what = "hinted turns" if "hints" in options.context else "sequences"
+    reads = f", which reads {' and '.join(options.context)}" if options.context else ""
+    return f"sdpo: {len(data.items)} {what}, teacher {options.teacher}{reads}"
 
 
 def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Ranks) -> Policy | None:
@@ -142,11 +179,36 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
     kind, is_adapter = settings.sdpo.teacher, policy.model is not policy.plain
     if kind == "same" or (kind == "initial" and is_adapter):
         return None
-    teacher = open_policy(model, settings, ranks, is_trained=kind == "ema")
+    # Any other word is the folder or the Hub id of a model.
+    folder = model if kind in OWN_TEACHERS else find_model(kind)
+    if folder is not model:
+        _check_same_tokens(model, folder)
+    teacher = open_policy(folder, settings, ranks, is_trained=kind == "ema")
     teacher.model.eval()
     if kind == "ema":
         follow(teacher, policy, 1.0)  # adapters begin at random: at the policy's own
     return teacher
+
+
+def _check_same_tokens(model: Path, teacher: Path) -> None:
+    """A distribution over other tokens cannot be compared."""
+    ours, theirs = (ChatTokenizer.from_folder(folder).backend.get_vocab() for folder in (model, teacher))
+    if ours != theirs:
+        # One token that only one of them has, or that has two numbers.
+        differ = sorted(ours.items() ^ theirs.items())[:1]
+        example = f"{differ[0][0]!r} is {ours.get(differ[0][0])} and {theirs.get(differ[0][0])}"
+        raise DataError(
+            f"train.sdpo.teacher: {teacher} has other tokens than {model} ({example}): "
+            "a teacher needs the vocabulary of the student"
+        )
+
+
+def _is_cheaper_together(students: list[Tree], teachers: list[Tree]) -> bool:
+    """Whether one pass over both costs less than two: what they share, up to the hints, is computed once, but the
+    backward pass, about as much as two forward passes, goes over the teacher's tokens, too."""
+    alone, others = count_distinct(students), count_distinct(teachers)
+    # In forward passes: 3 a token with gradients, 1 without.
+    return 3 * count_distinct([*students, *teachers]) < 3 * alone + others
 
 
 def _student_tree(item: Distillation) -> Tree:
@@ -161,3 +223,9 @@ def _get_logps(item: Distillation) -> Array:
     if item.student.logprobs is None:
         return np.full(len(item.student_index), np.nan, np.float32)
     return item.student.logprobs[item.student_index].astype(np.float32)
+
+
+def _get_weights(item: Distillation) -> Array:
+    if item.student.weights is None:
+        return np.ones(len(item.student_index), np.float32)
+    return item.student.weights[item.student_index]

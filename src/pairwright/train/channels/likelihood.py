@@ -1,12 +1,12 @@
 """The sft channel: sequences trained by their likelihood alone: the chosen sides of pairs, or the runs of a table.
 
-Every trained token counts alike: the loss is the mean over the tokens of the whole batch, by the weight of their
-sequence.
+The loss is the mean over the tokens of the whole batch, by the weight of their sequence, and their own where they have
+one.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
+from pairwright.pairs.selection import Curriculum
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Order, micro_batches
+from pairwright.train.batch_schedule import Limits, Order
+from pairwright.train.data import join_weights
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.policy_model import Policy
@@ -26,23 +28,41 @@ from pairwright.train.model.policy_model import Policy
 class Likely:
     """Sequences by position: what to train on, with its weight."""
 
-    tree: Callable[[int], Tree]
+    tree: Callable[[int], Tree]  # of an item: its prompt and one branch
     num_tokens: Callable[[int], int]
     identity: Callable[[int], str]
     list_held: Callable[[int], list[Held]]
+    token_weights: Callable[[int], Array | None]  # of its trained tokens; None where all count alike
     weights: Array  # (N,) over all items
     train: Array  # positions to train on
     validation: Array  # positions that are held out
     counts: dict[str, int]
-    refusals: dict[str, str]
+    refusals: dict[str, str]  # id -> why it could not be encoded
     fingerprint: str
+    curriculum: Curriculum | None = None
+
+
+class Weighted(Protocol):
+    """Data whose trained tokens may have weights."""
+
+    @property
+    def tree(self) -> Callable[[int], Tree]: ...
+    @property
+    def token_weights(self) -> Callable[[int], Array | None]: ...
+
+
+def weigh_tokens(data: Weighted, items: Array, policy: Policy) -> Tensor | None:
+    """The weights (N,) of the trained tokens of items, as a policy scores them; None where all count alike."""
+    counts = [sum(int(mask.sum()) for mask in data.tree(item).masks) for item in items]
+    weights_N = join_weights([data.token_weights(item) for item in items], counts)
+    return None if weights_N is None else weights_N.to(policy.device)
 
 
 class LikelihoodChannel:
     name = "sft"
     needs_reference = False
 
-    def __init__(self, data: Likely, weight: float, order: Order, limits: Any) -> None:
+    def __init__(self, data: Likely, weight: float, order: Order, limits: Limits) -> None:
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = data.validation
         self.counts = data.counts
@@ -62,12 +82,14 @@ class LikelihoodChannel:
 
     def total(self, items: Array) -> float:
         """Trained tokens of the batch, by weight."""
-        return float(sum(self.data.weights[item] * self.data.tree(item).masks[0].sum() for item in items))
+        return float(sum(self.data.weights[item] * self._count(item) for item in items))
+
+    def _count(self, item: int) -> float:
+        weights = self.data.token_weights(item)
+        return float(self.data.tree(item).masks[0].sum() if weights is None else weights.sum())
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
-        # Tokens of prompt and completion: all of them are in memory during a pass.
-        sizes = [self.data.num_tokens(item) for item in items]
-        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         pass
@@ -75,7 +97,8 @@ class LikelihoodChannel:
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
-        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
+        weights_N = weigh_tokens(self.data, items, policy)
+        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, weights_N)
         # A sequence's weight times the sum over its tokens; `total` is the same sum of weights over the whole batch.
         weight_S = torch.from_numpy(np.asarray(self.data.weights[items])).to(policy.device)
         num_tokens = float(sum(tree.num_tokens for tree in trees))
@@ -83,7 +106,7 @@ class LikelihoodChannel:
         sums: Sums = {
             "nll": (-float(sums_S.detach().sum()), float(num_S.sum())),
             "num_tokens": (num_tokens, 0.0),
-            "mask_fraction": (float(num_S.sum()), num_tokens),
+            "mask_fraction": (float(len(scored.logps_N)), num_tokens),
             "trained_tokens": (float(len(scored.logps_N)), 0.0),
         }
         return -(weight_S * sums_S).sum() / max(total, 1e-12), sums

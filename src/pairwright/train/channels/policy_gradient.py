@@ -20,7 +20,8 @@ from pairwright.losses.advantages import group_advantages
 from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Order, micro_batches
+from pairwright.train.batch_schedule import Limits, Order
+from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
@@ -38,7 +39,7 @@ class PolicyChannel:
         options: PolicyConfig,
         weight: float,
         order: Callable[[Array], Order],
-        limits: Any,
+        limits: Limits,
         *,
         run_weight: str = "sequence",
     ) -> None:
@@ -62,7 +63,7 @@ class PolicyChannel:
             is_active[item] = trained.any()
             self._advantages[item] = trained.mean() if len(trained) else 0.0
         active = np.flatnonzero(is_active)
-        self._active = set(active.tolist())
+        self._active = set(active.tolist())  # for `list_held`, which asks item by item
         if not len(active):
             raise PairwrightError(
                 f"grpo: {grouped.num_groups} groups, and in none do the rewards differ: nothing to learn from"
@@ -79,7 +80,7 @@ class PolicyChannel:
         for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
             if num:
                 self.counts[name] = self.counts.get(name, 0) + num
-        missing = sum(data.sequences[item].logprobs is None for item in active)
+        missing = sum(data.sequences[int(item)].logprobs is None for item in active)
         note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
         self.notes = [note] if missing else []
 
@@ -94,14 +95,12 @@ class PolicyChannel:
 
     def reference_trees(self) -> list[Any]:
         # `item=item` binds the item of this iteration.
-        return [
-            (self.data.trees[item].num_tokens, lambda item=item: self.data.trees[item]) for item in self.order.items
-        ]
+        return [(int(self.data.lengths[item]), lambda item=item: self.data.tree(item)) for item in self.order.items]
 
     def total(self, items: Array) -> float:
         """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
-        # Number of trained tokens of each sequence.
-        counts = np.array([self.data.trees[item].masks[0].sum() for item in items])
+        # Trained tokens of each sequence, by weight.
+        counts = np.array([self.data.num_counted(item) for item in items])
         weights = self._weights[items]
         if self.options.aggregation == "token":
             return float((weights * counts).sum())
@@ -109,14 +108,13 @@ class PolicyChannel:
         return float((weights * (counts > 0)).sum() * scale)
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
-        sizes = [self.data.trees[item].num_tokens for item in items]
-        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         pass
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
-        trees = [self.data.trees[item] for item in items]
+        trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
         reference_N = None
         if self.reference is not None:
@@ -132,6 +130,7 @@ class PolicyChannel:
             sampling_logps_N=recorded_N if is_truncated else None,
             ref_logps_N=reference_N if self.options.kl_weight else None,
             weights_S=torch.from_numpy(self._weights[items]).to(policy.device),
+            weights_N=weigh_tokens(self.data, items, policy),
         )
         losses = policy_loss(tokens, self.options)
         num, rewards = float(losses.num_tokens), self.data.rewards[items]
@@ -140,6 +139,7 @@ class PolicyChannel:
             "grpo/clipped": (float(losses.num_clipped_low + losses.num_clipped_high), num),
             "grpo/unrecorded": (float(losses.num_unrecorded), num),
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
+            # NaN where a run is trained by the rewards of its tokens and has none itself.
             "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
             "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
             "trained_tokens": (float(len(scored.logps_N)), 0.0),
@@ -173,11 +173,11 @@ class PolicyChannel:
         return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
+        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
 
     def _advantage(self, item: int) -> Array:
         """The advantage of each trained token of the run."""
-        tree = self.data.trees[item]
+        tree = self.data.tree(item)
         mask = tree.masks[0]
         if item in self._by_token:
             return self._by_token[item][len(tree.prompt) :][mask]
@@ -186,7 +186,7 @@ class PolicyChannel:
     def _get_logps(self, item: int) -> Array:
         """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
         # Arrays are of the whole sequence; the tree's mask is of what follows its prompt.
-        tree, known = self.data.trees[item], self.data.sequences[item].logprobs
+        tree, known = self.data.tree(item), self.data.sequences[item].logprobs
         mask = tree.masks[0]
         if known is None:
             return np.full(int(mask.sum()), np.nan, np.float32)

@@ -25,9 +25,10 @@ from pairwright.losses.preference import (
 from pairwright.losses.transport import Partners
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Order, even_parts, micro_batches
+from pairwright.train.batch_schedule import Limits, Order, even_parts
+from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.channels.unpaired_channel import find_reference_point
-from pairwright.train.data import PairData
+from pairwright.train.data import PairData, join_weights
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import trainable
@@ -42,7 +43,7 @@ class PreferenceChannel:
 
     name = "dpo"
 
-    def __init__(self, data: PairData, options: PreferenceConfig, weight: float, order: Order, limits: Any) -> None:
+    def __init__(self, data: PairData, options: PreferenceConfig, weight: float, order: Order, limits: Limits) -> None:
         self.options = options
         self.kind = check_preference(options.losses, self.options)
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
@@ -82,8 +83,7 @@ class PreferenceChannel:
         return float(sum(self.data.weights[item] for item in items if self.data.is_full(item)))
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
-        sizes = [self.data.num_tokens(item) for item in items]
-        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         """What the losses need to know of the whole update."""
@@ -118,6 +118,7 @@ class PreferenceChannel:
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         """The part's share of the batch's loss, and what it measured."""
         logps, plain_S, scored = self._score(policy, items)
+        # 0 where no loss needs partners: `_partners` is empty then, and the places are not used.
         places = torch.tensor([self._places.get(int(item), 0) for item in items], device=policy.device)
         logps = replace(
             logps,
@@ -135,13 +136,17 @@ class PreferenceChannel:
         """What the losses compare, plain sums (S,) of the branches, and the scored tokens."""
         trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
-        weight_N = self._length_weights(scored)
-        sums_S, num_S = _sums(scored, weight_N)
-        # Plain sums are for the NLL and for metrics, weighted ones for the preference loss.
-        plain_S, _ = (sums_S, num_S) if weight_N is None else _sums(scored)
+        # Weights of the data count everywhere, those of LD-DPO in the preference loss alone, and not as numbers.
+        weights_N, desensitised_N = weigh_tokens(self.data, items, policy), self._length_weights(scored)
+        plain_S, num_S = _sums(scored.logps_N, scored, weights_N)
+        sums_S = plain_S
+        if desensitised_N is not None:
+            sums_S, _ = _sums(scored.logps_N * desensitised_N, scored, weights_N)
         known_S = None
         if self.kind.needs_reference:
-            known_S, _ = _sums_of(self.reference_of(trees, policy), scored, weight_N)
+            known_N = self.reference_of(trees, policy)
+            known_N = known_N if desensitised_N is None else known_N * desensitised_N
+            known_S, _ = _sums(known_N, scored, weights_N)
         likely_B = None
         if self.options.use_weighting:
             likely_B = policy_weights(
@@ -198,10 +203,21 @@ class PreferenceChannel:
 
     def mismatch(self, item: int) -> Tree:
         """The prompt of a pair with the chosen completion of another, always the same one."""
-        # Half the table away: another pair, and the same one in every epoch and process.
-        other = (item + max(1, len(self.data.pairs) // 2)) % len(self.data.pairs)
-        mine, others = self.data.tree(item), self.data.tree(other)
+        mine, others = self.data.tree(item), self.data.tree(self._find_other(item))
         return Tree(mine.prompt, others.branches[:1], others.masks[:1])
+
+    def _find_other(self, item: int) -> int:
+        # Half the table away: another pair, and the same one in every epoch and process.
+        return (item + max(1, len(self.data.pairs) // 2)) % len(self.data.pairs)
+
+    def mismatch_weights(self, items: Array, policy: Policy) -> Tensor | None:
+        others = [self._find_other(item) for item in items]
+        counts = [int(self.data.tree(item).masks[0].sum()) for item in others]
+        # The weights of a pair begin with those of its chosen side.
+        weights = [self.data.token_weights(item) for item in others]
+        chosen = [None if one is None else one[:num] for one, num in zip(weights, counts, strict=True)]
+        weights_N = join_weights(chosen, counts)
+        return None if weights_N is None else weights_N.to(policy.device)
 
     def _length_weights(self, scored: Scored) -> Tensor | None:
         """Length-desensitised (Liu et al. 2024, LD-DPO): tokens beyond the other side's length count less."""
@@ -222,13 +238,8 @@ def open_moving_reference(settings: TrainConfig, model: Path, ranks: Ranks) -> P
     return reference
 
 
-def _sums(scored: Scored, weight_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return _sums_of(scored.logps_N, scored, weight_N)
-
-
-def _sums_of(values_N: Tensor, scored: Scored, weight_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    weighted_N = values_N if weight_N is None else values_N * weight_N
-    return sum_by_sequence(weighted_N, scored.branch_N, scored.num_branches)
+def _sums(values_N: Tensor, scored: Scored, weights_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    return sum_by_sequence(values_N, scored.branch_N, scored.num_branches, weights_N)
 
 
 def _measure(losses: PairLosses, plain_S: Tensor, policy: Policy, scored: Scored) -> Sums:

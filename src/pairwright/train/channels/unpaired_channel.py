@@ -1,8 +1,8 @@
 """The kto channel: scored runs that are good or bad on their own. No pairs are needed, and no groups.
 
-A run is desirable where its reward reaches the threshold, or is above the mean of its group. The loss asks how far a
-run is from where the policy stands as a whole: z₀, the mean divergence of the update, estimated on prompts with another
-run's completion.
+A run is desirable where its reward reaches the threshold, is above the mean of its group, or the highest of it. The
+loss asks how far a run is from where the policy stands as a whole: z₀, the mean divergence of the update, estimated on
+prompts with another run's completion.
 
     S  sequences of a part      N  trained tokens
 """
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from pairwright.config.train_config import KtoConfig
@@ -22,7 +23,8 @@ from pairwright.losses.preference import kto_loss, mismatch_sums, reference_poin
 from pairwright.pairs.run_labels import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Order, Parted, even_parts, micro_batches
+from pairwright.train.batch_schedule import Limits, Order, Parted, even_parts
+from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
@@ -34,6 +36,7 @@ class Mismatching(Parted, Protocol):
     """A channel that can put another completion after a prompt, and knows what the reference says of it."""
 
     def mismatch(self, item: int) -> Tree: ...
+    def mismatch_weights(self, items: Array, policy: Policy) -> Tensor | None: ...
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor: ...
 
 
@@ -45,9 +48,10 @@ def find_reference_point(channel: Mismatching, policy: Policy, items: Array, ran
         for part, is_mine in even_parts(channel, items, ranks):
             trees = [channel.mismatch(item) for item in part]
             scored = policy.score(trees)
-            sums_S, _ = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
+            weights_N = channel.mismatch_weights(part, policy)
+            sums_S, _ = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, weights_N)
             known_N = channel.reference_of(trees, policy)
-            known_S, _ = sum_by_sequence(known_N, scored.branch_N, scored.num_branches)
+            known_S, _ = sum_by_sequence(known_N, scored.branch_N, scored.num_branches, weights_N)
             mismatch = mismatch_sums(sums_S, known_S)
             if is_mine:
                 total, count = total + float(mismatch[0]), count + float(mismatch[1])
@@ -68,17 +72,22 @@ class UnpairedChannel:
         options: KtoConfig,
         weight: float,
         order: Callable[[Array], Order],
-        limits: Any,
+        limits: Limits,
         *,
         run_weight: str = "sequence",
     ) -> None:
         self.data, self.options, self.weight, self._limits = data, options, weight, limits
         self._weights = data.weigh(run_weight)
         is_scored = np.isfinite(data.rewards)
-        self._is_desirable, is_used, rule = _label_runs(data, options)
+        self._is_desirable, is_labelled, rule = _label_runs(data, options)
+        is_used = _drop_repetitions(data, self._is_desirable, is_labelled) if options.unique else is_labelled
         used = np.flatnonzero(is_used)
+        no_label = (
+            "no label: equal rewards" if options.label_by != "best-worst" else "no label: equal or middle rewards"
+        )
         self._unused = {
-            int(item): "no label: equal rewards" if is_scored[item] else "unscored" for item in np.flatnonzero(~is_used)
+            int(item): "the same run again" if is_labelled[item] else no_label if is_scored[item] else "unscored"
+            for item in np.flatnonzero(~is_used)
         }
         num_good = int(self._is_desirable[used].sum())
         num_bad = len(used) - num_good
@@ -86,9 +95,15 @@ class UnpairedChannel:
         self.validation = np.zeros(0, np.int64)
         self.reference: ReferenceLogps | None = None
         self.counts = {**data.counts, "desirable": num_good, "undesirable": num_bad}
-        for name, num in (("unscored", (~is_scored).sum()), ("equal_rewards", (is_scored & ~is_used).sum())):
-            if num:
-                self.counts[name] = self.counts.get(name, 0) + int(num)
+        # Every run is desirable, undesirable, or counted under one of these.
+        left_out = {
+            "unscored": ~is_scored,
+            "without_label" if options.label_by == "best-worst" else "equal_rewards": is_scored & ~is_labelled,
+            "repeated": is_labelled & ~is_used,
+        }
+        for name, is_left_out in left_out.items():
+            if num := int(is_left_out.sum()):
+                self.counts[name] = self.counts.get(name, 0) + num
         self.notes = [_describe_balance(num_good, num_bad, rule, options)]
         self._others = _find_others(data.groups)
         self._point: Tensor | None = None  # z₀ of the current update
@@ -100,20 +115,17 @@ class UnpairedChannel:
     def reference_trees(self) -> list[Any]:
         items = [int(item) for item in self.order.items]
         # `item=item` binds the item of this iteration; trees are made when they are scored.
-        wanted: list[Any] = [
-            (self.data.trees[item].num_tokens, lambda item=item: self.data.trees[item]) for item in items
-        ]
+        wanted: list[Any] = [(int(self.data.lengths[item]), lambda item=item: self.data.tree(item)) for item in items]
         if self.options.loss == "kto":
-            wanted += [(self.data.trees[item].num_tokens, lambda item=item: self.mismatch(item)) for item in items]
+            wanted += [(int(self.data.lengths[item]), lambda item=item: self.mismatch(item)) for item in items]
         return wanted
 
     def total(self, items: Array) -> float:
         """What the sum of losses is divided by: the weights of sequences that have something trained."""
-        return float(sum(self._weights[item] for item in items if self.data.trees[item].masks[0].any()))
+        return float(sum(self._weights[item] for item in items if self.data.num_counted(item) > 0))
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
-        sizes = [self.data.trees[item].num_tokens for item in items]
-        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         self._point = torch.zeros((), device=policy.device)
@@ -122,10 +134,12 @@ class UnpairedChannel:
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         assert self._point is not None, "the loop prepares an update before its parts"
-        trees = [self.data.trees[item] for item in items]
+        trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
-        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
-        known_S, _ = sum_by_sequence(self.reference_of(trees, policy), scored.branch_N, scored.num_branches)
+        weights_N = weigh_tokens(self.data, items, policy)
+        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, weights_N)
+        known_N = self.reference_of(trees, policy)
+        known_S, _ = sum_by_sequence(known_N, scored.branch_N, scored.num_branches, weights_N)
         is_good_S = torch.from_numpy(self._is_desirable[items]).to(policy.device)
         losses = kto_loss(
             sums_S,
@@ -175,12 +189,15 @@ class UnpairedChannel:
         return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
+        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
 
     def mismatch(self, item: int) -> Tree:
         """The prompt of a run with the completion of a run of another group, always the same one."""
-        mine, other = self.data.trees[item], self.data.trees[self._others[item]]
+        mine, other = self.data.tree(item), self.data.tree(self._others[item])
         return Tree(mine.prompt, other.branches[:1], other.masks[:1])
+
+    def mismatch_weights(self, items: Array, policy: Policy) -> Tensor | None:
+        return weigh_tokens(self.data, np.array([self._others[item] for item in items]), policy)
 
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
         assert self.reference is not None, "the loop computes the reference before the first update"
@@ -204,8 +221,27 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     is_used = is_scored & (lowest < highest)[data.groups]
     if not is_used.any():
         raise PairwrightError("kto: in no group do the rewards differ: set train.kto.label_by=threshold")
+    if options.label_by != "group":
+        # Several runs of a group may share its highest reward.
+        is_best = rewards >= highest[data.groups]
+        if options.label_by == "best-worst":
+            is_used &= is_best | (rewards <= lowest[data.groups])
+        return is_best, is_used, "the highest reward of the group"
     means = totals / np.maximum(counts, 1)
     return rewards > means[data.groups], is_used, "reward above the mean of the group"
+
+
+def _drop_repetitions(data: PolicyData, is_desirable: Array, is_labelled: Array) -> Array:
+    """Which labelled runs (N,) are the first of their tokens and label."""
+    is_first, met = np.zeros_like(is_labelled), set()
+    for item in np.flatnonzero(is_labelled).tolist():
+        sequence = data.sequences[item]
+        # Digests and not ids: of millions of runs these would not fit into memory.
+        arrays = (sequence.ids.tobytes(), sequence.mask.tobytes(), bytes([int(is_desirable[item])]))
+        key = xxhash.xxh3_128_digest(b"".join(arrays))
+        is_first[item] = key not in met
+        met.add(key)
+    return is_first
 
 
 def _describe_balance(num_good: int, num_bad: int, rule: str, options: KtoConfig) -> str:

@@ -1,82 +1,134 @@
-"""Attention over a row of trees: each prompt to itself, each branch to its prompt and itself.
-
-A row may begin with a trunk: tokens that all of its prompts begin with (a system message, worked examples), computed
-once for all of them. Every token behind it attends to all of it.
+"""Attention over a row that is a tree of tokens: each token sees the tokens before it in its own sequences.
 
 Registered with transformers under `NAME`; the plan of the row comes as the keyword argument `plan` of the model's
-forward. A large tree is one call of scaled dot-product attention for its prompt and one for each branch, so that
-nothing is computed for tokens that may not see each other: a pair of P prompt tokens and twice C of completion costs
-P²/2 + 2·C·P + C²; padded, (P + C)². Small trees are put together, a few hundred tokens under one mask: there the
-calls would cost more than the numbers.
+forward. The row is depth first (tokens/batch/token_tree.py), so all that continues an unbranched run of tokens stands
+right behind it. That makes two calls a run, both of slices and neither with anything in it that is not needed: the run
+sees itself (causal), and all that continues it sees all of it. What a token gets from several calls is put together by
+their log-sums, as flash attention does with its blocks. Small subtrees are put together, a few hundred tokens under one
+mask: there the calls would cost more than the numbers.
 
-Without a plan it refuses: this attention never guesses.
+    G  query heads of a key head      K  key heads      T  tokens of the row      D  size of a head
+    R  rows of queries of a call      N  keys of a call
+
+On a GPU the same tree is a block mask of flex attention (block_masks.py). Without a plan it refuses: this attention
+never guesses.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.autograd.function import once_differentiable
 
 from pairwright.errors import PairwrightError
-from pairwright.tokens.batch.collate import Segment
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.token_tree import Segment
+from pairwright.train.model.block_masks import attend_by_blocks
 
 NAME = "pairwright_trees"
-SMALL_TREE = 160  # tokens up to which a tree goes into a group
+SMALL_TREE = 160  # tokens up to which a subtree goes into a group
 GROUP_TOKENS = 256  # tokens of a group at most
+DENSE_KEYS, DENSE_ROWS = 512, 1024  # of a call whose scores are all in memory: with a window, or capped
 
 
 class CannotShare(PairwrightError):
     """This model's attention has something that a row of trees does not know."""
 
 
-class Plan:
-    """How a row is attended to: large trees by themselves, small ones in groups. Masks are made once for all layers.
+class Call(NamedTuple):
+    """Queries that see keys. `mask` (R, N) is added to the scores; None where all see all, or where it is causal."""
 
-    `trunk` is the number of tokens before the first tree, which all trees continue.
+    rows: Any  # a slice, or the places (R,)
+    keys: slice
+    mask: Tensor | None = None
+    is_causal: bool = False
+
+
+class Plan:
+    """How a row is attended to. Calls and masks are made once for all layers.
+
+    segments   the unbranched runs of the row, depth first
+    positions  (T,) the depth of each token
+    ends       (T,) where what continues each token ends
     """
 
-    def __init__(self, segments: Sequence[Segment], device: Any, *, trunk: int = 0) -> None:
-        self.device, self.trunk = device, trunk
-        self.parts: list[Segment | tuple[int, list[Segment]]] = []
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
-        group: list[Segment] = []
-        for segment in segments:
-            size = segment.end - segment.start
-            if group and (size > SMALL_TREE or segment.end - group[0].start > GROUP_TOKENS):
-                self.parts.append((len(self.parts), group))
-                group = []
-            if size > SMALL_TREE:
-                self.parts.append(segment)
-            else:
-                group.append(segment)
-        if group:
-            self.parts.append((len(self.parts), group))
+    def __init__(self, segments: Sequence[Segment], positions: Array, ends: Array, device: Any) -> None:
+        self.segments, self.positions, self.ends, self.device = segments, positions, ends, device
+        self.cache: dict[Any, Any] = {}  # calls and block masks by window
 
-    def group_mask(self, number: int, group: list[Segment], window: int | None) -> Tensor:
-        """Who sees whom: tokens of small trees (T) see the trunk and each other, (T, trunk + T)."""
-        if (number, window) not in self._masks:
-            start, size = group[0].start, group[-1].end - group[0].start
-            # For each token its tree, its branch (0: the prompt), and its position in prompt + branch.
-            tree_T, branch_T, place_T = (torch.zeros(size, dtype=torch.long) for _ in range(3))
-            for tree, segment in enumerate(group):
-                first, end = segment.prompt
-                tree_T[segment.start - start : segment.end - start] = tree
-                place_T[first - start : end - start] = torch.arange(end - first)
-                for branch, (left, right) in enumerate(segment.branches, 1):
-                    branch_T[left - start : right - start] = branch
-                    place_T[left - start : right - start] = torch.arange(end - first, end - first + right - left)
-            # Row sees column: same tree, not later, and in the prompt or in the same branch.
-            mask_TT = (tree_T[:, None] == tree_T) & (place_T <= place_T[:, None])
-            mask_TT &= (branch_T == 0) | (branch_T == branch_T[:, None])
-            if window is not None:
-                mask_TT &= place_T > place_T[:, None] - window
-            trunk_TK = torch.ones(size, self.trunk, dtype=torch.bool)
-            if window is not None:
-                trunk_TK = torch.arange(self.trunk) > place_T[:, None] + self.trunk - window
-            self._masks[number, window] = torch.cat([trunk_TK, mask_TT], dim=1).to(self.device)
-        return self._masks[number, window]
+    def calls(self, window: int | None, *, is_dense: bool) -> tuple[list[Call], list[Call]]:
+        """(calls by which each token sees itself, one for each; calls by which it sees what comes before).
+
+        A window lets a token see only so many, itself included. `is_dense` bounds how much a call has in memory.
+        """
+        if window is not None and self.positions.max(initial=0) < window:
+            window = None  # no sequence is longer
+        is_dense = is_dense or window is not None
+        if (window, is_dense) not in self.cache:
+            own: list[Call] = []
+            earlier: list[Call] = []
+            for first, last, end in self._parts(is_dense):
+                own.append(self._own_call(first, last, window, is_dense=is_dense))
+                if end > last:
+                    earlier += self._calls_below(slice(first, last), end, window, is_dense=is_dense)
+            self.cache[window, is_dense] = own, earlier
+        calls: tuple[list[Call], list[Call]] = self.cache[window, is_dense]
+        return calls
+
+    def _parts(self, is_dense: bool) -> Iterator[Segment]:
+        """Large runs by themselves, small subtrees in groups: whole subtrees, so nothing continues a group."""
+        start = stop = 0  # of the group at hand
+        for segment in self.segments:
+            if segment.start < stop:
+                continue  # below a run that is in the group
+            if segment.end - segment.start <= SMALL_TREE:
+                if segment.end - start > GROUP_TOKENS and stop > start:
+                    yield Segment(start, stop, stop)
+                    start = segment.start
+                stop = segment.end
+                continue
+            if stop > start:
+                yield Segment(start, stop, stop)
+            # A run that is cut is a chain of runs.
+            size = DENSE_KEYS if is_dense else segment.stop - segment.start
+            for first in range(segment.start, segment.stop, size):
+                yield Segment(first, min(first + size, segment.stop), segment.end)
+            start = stop = segment.stop
+        if stop > start:
+            yield Segment(start, stop, stop)
+
+    def _own_call(self, first: int, last: int, window: int | None, *, is_dense: bool) -> Call:
+        """Tokens of a run or a group among themselves."""
+        rows = slice(first, last)
+        if not is_dense and self.ends[first] >= last and (np.diff(self.ends[rows]) == 0).all():
+            return Call(rows, rows, is_causal=True)
+        places, depths = np.arange(first, last), self.positions[rows]
+        is_seen_RN = (places <= places[:, None]) & (places[:, None] < self.ends[rows])
+        if window is not None:
+            is_seen_RN &= depths[:, None] - depths < window
+        return Call(rows, rows, self._mask(is_seen_RN))
+
+    def _calls_below(self, keys: slice, end: int, window: int | None, *, is_dense: bool) -> list[Call]:
+        """What continues a run sees the run; by rows that fit into memory where scores are."""
+        if not is_dense:
+            return [Call(slice(keys.stop, end), keys)]
+        places = np.arange(keys.stop, end)
+        if window is not None:  # those that see at least its last token
+            places = places[self.positions[places] - self.positions[keys.stop - 1] < window]
+        calls = []
+        for start in range(0, len(places), DENSE_ROWS):
+            rows = places[start : start + DENSE_ROWS]
+            depth_RN = self.positions[rows][:, None] - self.positions[keys]
+            mask = None if window is None or depth_RN.max() < window else self._mask(depth_RN < window)
+            is_slice = len(rows) == rows[-1] - rows[0] + 1
+            index = slice(rows[0], rows[-1] + 1) if is_slice else torch.from_numpy(rows).to(self.device)
+            calls.append(Call(index, keys, mask))
+        return calls
+
+    def _mask(self, is_seen_RN: Array) -> Tensor:
+        return torch.from_numpy(np.where(is_seen_RN, np.float32(0), np.float32(-np.inf))).to(self.device)
 
 
 # The attention function that transformers calls in each layer.
@@ -99,72 +151,166 @@ def tree_attention(
     scaling: float | None = None,
     plan: Plan | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: (1, heads, T, D) queries, keys and values to (1, T, heads, D)."""
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
-    if plan is None or attention_mask is not None or unknown or query.shape[0] != 1:
-        raise CannotShare(f"attention with {', '.join(unknown) or 'a mask of its own'}")
-    # Grouped-query attention: repeat keys and values for every query head.
-    num_groups = query.shape[1] // key.shape[1]
-    if num_groups > 1:
-        key, value = key.repeat_interleave(num_groups, dim=1), value.repeat_interleave(num_groups, dim=1)
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
-    # Keys and values of the trunk, which everything behind it attends to.
-    trunk = key[:, :, : plan.trunk], value[:, :, : plan.trunk]
-    outputs: list[Tensor] = []
-    if plan.trunk:
-        outputs.append(_attend(query[:, :, : plan.trunk], *trunk, 0, sliding_window, options))
-    for part in plan.parts:
-        if isinstance(part, Segment):
-            outputs += _attend_tree(part, query, key, value, trunk, sliding_window, options)
-            continue
-        number, group = part
-        row = slice(group[0].start, group[-1].end)
-        mask = plan.group_mask(number, group, sliding_window)
-        keys, values = _after(trunk, key[:, :, row], value[:, :, row])
-        outputs.append(scaled_dot_product_attention(query[:, :, row], keys, values, attn_mask=mask, **options))
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    """What transformers calls in each layer: (1, heads, T, D) queries, keys and values to (1, T, heads, D).
+
+    `softcap` bounds scores (Gemma 2); `s_aux` has a score for each head that takes its share and gives nothing, an
+    attention sink (gpt-oss).
+    """
+    if dropout:
+        raise CannotShare("attention with dropout: switch it off, or make the policy with prefix_sharing=False")
+    if others.get("position_bias") is not None:
+        raise CannotShare("attention with position_bias")
+    if plan is None or attention_mask is not None or query.shape[0] != 1:
+        raise CannotShare("attention with a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # as scaled_dot_product_attention has it
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if device == "cuda":
+        output = attend_by_blocks(
+            query, key, value, plan, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+        )
+        return output.transpose(1, 2).contiguous(), None
+    with torch.autocast(device, enabled=False):
+        return _TreeAttention.apply(query, key, value, s_aux, plan, (scale, sliding_window, softcap)), None
 
 
-def _attend_tree(
-    segment: Segment,
+class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
+    """All calls of a layer as one function: gradients are added up in place, where autograd would make a tensor of the
+    size of the row for every slice."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, sinks, plan: Plan, options: Any) -> Tensor:  # type: ignore[no-untyped-def]
+        scale, window, softcap = options
+        is_dense = softcap is not None or query.device.type != "cpu"
+        query_GKTD, key_GKTD, value_GKTD = _by_key_head(query, key, value)
+        num_groups, num_heads, num_tokens, _ = query_GKTD.shape
+        # As transformers wants it, (T, K, G, D) in memory; seen as all others are.
+        output = torch.empty(num_tokens, num_heads, num_groups, value.shape[-1], device=query.device)
+        output_GKTD = output.permute(2, 1, 0, 3)
+        log_sum_GKT = torch.empty(num_groups, num_heads, num_tokens, device=query.device)
+        own, earlier = plan.calls(window, is_dense=is_dense)
+        for call in own:
+            inputs = query_GKTD[:, :, call.rows], key_GKTD[:, :, call.keys], value_GKTD[:, :, call.keys]
+            output_GKTD[:, :, call.rows], log_sum_GKT[:, :, call.rows] = _attend(*inputs, call, scale, softcap)
+        for call in earlier:
+            inputs = query_GKTD[:, :, call.rows], key_GKTD[:, :, call.keys], value_GKTD[:, :, call.keys]
+            more_GKRD, more_GKR = _attend(*inputs, call, scale, softcap)
+            before_GKR = log_sum_GKT[:, :, call.rows]
+            total_GKR = torch.logaddexp(before_GKR, more_GKR)
+            # Each part by its share of the sum of exponentials.
+            share_GKR1, more_share_GKR1 = ((part - total_GKR).exp_()[..., None] for part in (before_GKR, more_GKR))
+            before_GKRD = output_GKTD[:, :, call.rows] * share_GKR1
+            output_GKTD[:, :, call.rows] = before_GKRD.addcmul_(more_GKRD.float(), more_share_GKR1)
+            log_sum_GKT[:, :, call.rows] = total_GKR
+        if sinks is not None:
+            sink_GK1 = sinks.float().unflatten(0, (num_heads, num_groups)).T[..., None]
+            total_GKT = torch.logaddexp(log_sum_GKT, sink_GK1)
+            output_GKTD *= (log_sum_GKT - total_GKT).exp_()[..., None]
+            log_sum_GKT = total_GKT
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, sinks, output, log_sum_GKT)
+        ctx.calls, ctx.scale, ctx.softcap = [*own, *earlier], scale, softcap
+        return output.flatten(1, 2)[None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+        query, key, value, sinks, output, log_sum_GKT = ctx.saved_tensors
+        query_GKTD, key_GKTD, value_GKTD = _by_key_head(query, key, value)
+        output_GKTD = output.permute(2, 1, 0, 3)
+        grad_GKTD = grad[0].view(output.shape).permute(2, 1, 0, 3)
+        grad_query = torch.zeros(query_GKTD.shape, device=query.device)
+        grad_key, grad_value = (torch.zeros(tensor.shape, device=query.device) for tensor in (key, value))
+        for call in ctx.calls:
+            rows, keys = call.rows, call.keys
+            # With the output and the log-sum of all calls, the gradient of each is that of its part of the softmax.
+            parts = _attend_backward(
+                grad_GKTD[:, :, rows],
+                query_GKTD[:, :, rows],
+                key_GKTD[:, :, keys],
+                value_GKTD[:, :, keys],
+                output_GKTD[:, :, rows],
+                log_sum_GKT[:, :, rows],
+                call,
+                ctx.scale,
+                ctx.softcap,
+            )
+            grad_query[:, :, rows] += parts[0]
+            grad_key[0, :, keys] += parts[1].sum(0) if len(parts[1]) > 1 else parts[1][0]
+            grad_value[0, :, keys] += parts[2].sum(0) if len(parts[2]) > 1 else parts[2][0]
+        grad_sinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            num_groups, num_heads = query_GKTD.shape[:2]
+            sink_GK1 = sinks.float().unflatten(0, (num_heads, num_groups)).T[..., None]
+            delta_GKT = (grad_GKTD.float() * output_GKTD.float()).sum(-1)
+            grad_sinks = -((sink_GK1 - log_sum_GKT).exp_() * delta_GKT).sum(-1).T.flatten().to(sinks.dtype)
+        grad_query = grad_query.transpose(0, 1).flatten(0, 1)[None]
+        return *(g.to(query.dtype) for g in (grad_query, grad_key, grad_value)), grad_sinks, None, None
+
+
+def _by_key_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(1, heads, T, D) as (G, K, T, D): the query heads of a key head side by side, keys and values without a copy."""
+    num_heads = key.shape[1]
+    num_groups = query.shape[1] // num_heads
+    query_GKTD = query[0].unflatten(0, (num_heads, num_groups)).transpose(0, 1)
+    return query_GKTD, key.expand(num_groups, -1, -1, -1), value.expand(num_groups, -1, -1, -1)
+
+
+# A call: attention of some queries to some keys, with the log-sum of the scores; and its gradients.
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """(G, K, R, D) and the log-sums (G, K, R)."""
+    if softcap is None and query.device.type == "cpu":
+        mask = None if call.mask is None else call.mask.to(query.dtype)
+        return _flash(query, key, value, 0.0, call.is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+    scores, _ = _score(query, key, call, scale, softcap)
+    log_sum = scores.logsumexp(-1)
+    return (scores - log_sum[..., None]).exp_() @ value.float(), log_sum
+
+
+def _attend_backward(
+    grad: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    trunk: tuple[Tensor, Tensor],
-    window: int | None,
-    options: Any,
-) -> list[Tensor]:
-    """A tree by itself: its prompt, then each branch."""
-    start, end = segment.prompt
-    offset = trunk[0].shape[2]
-    # Keys and values of the trunk and the prompt, which all branches attend to.
-    prompt = _after(trunk, key[:, :, start:end], value[:, :, start:end])
-    outputs = [_attend(query[:, :, start:end], *prompt, offset, window, options)]
-    for first, last in segment.branches:
-        if first == last:
-            continue
-        keys, values = _after(prompt, key[:, :, first:last], value[:, :, first:last])
-        outputs.append(_attend(query[:, :, first:last], keys, values, offset + end - start, window, options))
-    return outputs
+    output: Tensor,
+    log_sum: Tensor,
+    call: Call,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries (G, K, R, D), keys and values (G, K, N, D)."""
+    if softcap is None and query.device.type == "cpu":
+        mask = None if call.mask is None else call.mask.to(query.dtype)
+        return _flash_backward(  # type: ignore[no-any-return]
+            grad, query, key, value, output, log_sum, 0.0, call.is_causal, attn_mask=mask, scale=scale
+        )
+    scores, slope = _score(query, key, call, scale, softcap)
+    grad, shares = grad.float(), (scores - log_sum[..., None]).exp_()
+    grad_value = shares.transpose(-1, -2) @ grad
+    grad_scores = grad @ value.float().transpose(-1, -2) - (grad * output.float()).sum(-1, keepdim=True)
+    grad_scores = grad_scores.mul_(shares).mul_(scale if slope is None else slope * scale)
+    return grad_scores @ key.float(), grad_scores.transpose(-1, -2) @ query.float(), grad_value
 
 
-def _after(earlier: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values behind earlier ones."""
-    if not earlier[0].shape[2]:
-        return key, value
-    return torch.cat([earlier[0], key], dim=2), torch.cat([earlier[1], value], dim=2)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, offset: int, window: int | None, options: Any) -> Tensor:
-    """Queries that stand `offset` after the first key; a window lets each see only so many, itself included."""
-    num_keys = key.shape[2]
-    if not offset and (window is None or num_keys <= window):
-        return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, **options)
-    places_Q = torch.arange(offset, offset + query.shape[2], device=query.device)[:, None]
-    places_K = torch.arange(num_keys, device=query.device)[None, :]
-    mask_QK = places_K <= places_Q
-    if window is not None:
-        mask_QK &= places_K > places_Q - window
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask_QK, **options)
+def _score(query: Tensor, key: Tensor, call: Call, scale: float, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Scores (G, K, R, N) in float32, and the slope of the cap where there is one."""
+    scores = (query.float() @ key.float().transpose(-1, -2)).mul_(scale)
+    slope = None
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_()
+        slope = 1 - scores.square()
+        scores = scores.mul_(softcap)
+    return scores if call.mask is None else scores.add_(call.mask), slope

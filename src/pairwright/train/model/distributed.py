@@ -47,6 +47,11 @@ class Ranks:
         """The items of this process: every size-th one."""
         return items[self.rank :: self.size]
 
+    def share_neighbours(self, items: Any) -> Any:
+        """The items of this process: those that stand together."""
+        start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
+        return items[start:stop]
+
     def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
         """Each part, and that it counts. Of a model in shards all take as many: who has no more takes spare ones,
         which do not count."""

@@ -1,11 +1,11 @@
 """A model as the loop sees it: trees of tokens in, log-probabilities of the trained tokens out.
 
-    N  trained tokens      H  hidden size      V  vocabulary      S  branches
+    N  trained tokens      H  hidden size      V  vocabulary      S  branches      U  distinct trained tokens
 
-The backbone runs on one row of trees (or on padded rows, for models that cannot share); what all prompts of the row
-begin with is computed once. The head runs only at the positions that predict a trained token, in chunks. How a model
-scales its logits is read from its configuration and then *checked*: at the start both ways are compared on a small
-example, and what does not agree is not used.
+The backbone runs on one row, the prefix tree of all branches: what any of them begin with alike is computed once (or on
+padded rows, for models that cannot share). The head runs only at the positions that predict a trained token, in chunks.
+How a model scales its logits is read from its configuration and then *checked*: at the start both ways are compared on
+a small example, and what does not agree is not used.
 
 A model in shards (sharding.py) runs below its root. Its head stays gathered after a pass, until the backward pass ends
 or `settle` is called.
@@ -23,25 +23,30 @@ from torch import Tensor
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.losses.logps import masked_logps
-from pairwright.records.arrays import Array
-from pairwright.tokens.batch.collate import Segment, Tree, collate_trees
+from pairwright.tokens.batch.collate import Tree, TreeBatch, collate_trees, tree_of
 from pairwright.train.model.attention import NAME, CannotShare, Plan, register
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import ModelError, load_model, plain_model
 from pairwright.train.model.sharding import Root, load_sharded
 
-MIN_TRUNK = 16  # tokens that must be saved for a common beginning to be worth its own attention call
 TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Trained tokens of some trees: log-probability, branch, and the hidden state that predicted each."""
+    """Trained tokens of some trees: log-probability and branch of each. Branches that share tokens share the hidden
+    states (U, H) that predicted them; `index_N` says which is whose."""
 
     logps_N: Tensor
     branch_N: Tensor
-    hidden_NH: Tensor
+    hidden_UH: Tensor
+    index_N: Tensor
     num_branches: int
+
+    @property
+    def hidden_NH(self) -> Tensor:  # noqa: N802
+        """The hidden state that predicted each trained token."""
+        return self.hidden_UH[self.index_N]
 
 
 def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained: bool = True) -> "Policy":
@@ -50,7 +55,12 @@ def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained
     model = load_model(folder, settings, is_trained=is_trained) if root is None else root.model
     if not is_trained:
         model.eval()
-    return Policy(model, root=root, prefix_sharing=settings.prefix_sharing, precision=settings.precision)
+    is_noisy = settings.dropout and _has_attention_dropout(plain_model(model))
+    shares = settings.prefix_sharing and not is_noisy
+    policy = Policy(model, root=root, prefix_sharing=shares, precision=settings.precision)
+    if is_noisy:
+        policy.why_not = f"{type(policy.plain).__name__}: its attention has dropout, and dropout is on"
+    return policy
 
 
 class Policy:
@@ -70,7 +80,7 @@ class Policy:
         self.num_embeddings = int(self.plain.get_input_embeddings().weight.shape[0])
         self._own_attention = self.plain.config._attn_implementation
         if self._own_attention == NAME:  # another policy has had this model
-            self._own_attention = "sdpa"
+            self._own_attention = "sdpa" if self.plain._supports_sdpa else "eager"
             self._use(self._own_attention)
         self.can_share, self.why_not = False, "prefix_sharing is off"
         self._check_head()
@@ -81,29 +91,30 @@ class Policy:
 
     def score(self, trees: Sequence[Tree]) -> Scored:
         """Log-probabilities of the trained tokens of trees, with gradients where they are enabled."""
-        hidden_NH, target_N, branch_N, num_branches = self.compute_hidden(trees)
+        batch, states_TH = self._run_rows(trees)
+        # A token that several branches train has one log-probability, which each of them takes.
+        _, first_U, node_N = np.unique(batch.node, return_index=True, return_inverse=True)
+        hidden_UH, target_U = states_TH[self._tensor(batch.source[first_U])], self._tensor(batch.target[first_U])
         with self._autocast():
-            logps_N = masked_logps(hidden_NH, self.head.weight, self.head.bias, target_N, **self.scaling)
-        return Scored(logps_N, branch_N, hidden_NH, num_branches)
+            logps_U = masked_logps(hidden_UH, self.head.weight, self.head.bias, target_U, **self.scaling)
+        index_N = self._tensor(node_N)
+        return Scored(logps_U[index_N], self._tensor(batch.branch), hidden_UH, index_N, batch.num_branches)
 
     def compute_hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
         """(hidden_NH, target_N, branch_N, number of branches): the states that predict trained tokens."""
-        trunk = _common_beginning(trees) if self.can_share else np.zeros(0, np.int64)
-        batch = collate_trees(_cut_trunk(trees, len(trunk)), "shared" if self.can_share else "padded")
-        inputs: dict[str, Any] = {}
-        if self.can_share:
-            # One row: the trunk, then the trees, whose positions continue those of the trunk.
-            ids = np.concatenate([trunk, batch.input_ids[0]])[None]
-            positions = np.concatenate([np.arange(len(trunk)), batch.position_ids[0] + len(trunk)])[None]
-            segments = [_shift(segment, len(trunk)) for segment in batch.segments]
-            inputs = {"position_ids": self._tensor(positions), "plan": Plan(segments, self.device, trunk=len(trunk))}
-        else:
-            ids = batch.input_ids
-            inputs["attention_mask"] = self._tensor(batch.attention_mask)
-        # (B, T, H) to (B·T, H), as `batch.source` counts
-        states_TH = self._backbone(input_ids=self._tensor(ids), **inputs).flatten(0, 1)
-        source_N = self._tensor(batch.source + len(trunk))
+        batch, states_TH = self._run_rows(trees)
+        source_N = self._tensor(batch.source)
         return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
+
+    def _run_rows(self, trees: Sequence[Tree]) -> tuple[TreeBatch, Tensor]:
+        """The trees as rows, and the hidden states of these (T, H), as `batch.source` counts."""
+        batch = collate_trees(trees, "shared" if self.can_share else "padded")
+        if self.can_share:
+            plan = Plan(batch.segments, batch.position_ids[0], batch.subtree_ends[0], self.device)
+            inputs: dict[str, Any] = {"position_ids": self._tensor(batch.position_ids), "plan": plan}
+        else:
+            inputs = {"attention_mask": self._tensor(batch.attention_mask)}
+        return batch, self._backbone(input_ids=self._tensor(batch.input_ids), **inputs).flatten(0, 1)
 
     def logits(self, hidden_KH: Tensor) -> Tensor:
         """The model's own logits (K, V) at a few positions, in float32."""
@@ -176,20 +187,18 @@ class Policy:
         """Whether a row of trees gives what padded rows give, on a small example."""
         ids = np.array(_example(self.num_embeddings))
         masks = np.ones(5, bool), np.ones(3, bool)
-        trees = [Tree(ids[:7], (ids[7:12], ids[12:15]), masks), Tree(ids[15:18], (ids[18:23], ids[23:26]), masks)]
-        # The same with a common beginning, which becomes a trunk.
-        beginning = ids[::-1][:MIN_TRUNK]
-        forked = [Tree(np.concatenate([beginning, tree.prompt]), tree.branches, tree.masks) for tree in trees]
-
-        def score_both() -> Tensor:
-            return torch.cat([self.score(trees).logps_N, self.score(forked).logps_N])
-
-        expected_N = score_both()
+        # Two roots; below the first a pair, and runs that part from its sides and from each other.
+        pair = Tree(ids[:7], (ids[7:12], ids[12:15]), masks)
+        run = np.concatenate([pair.sequences[0][:9], ids[15:22]])
+        fork = np.concatenate([run[:12], ids[22:26]])
+        trees = [pair, Tree(ids[15:18], (ids[18:23], ids[23:26]), masks)]
+        trees += [tree_of(one, np.arange(len(one)) > 6) for one in (run, fork)]
+        expected_N = self.score(trees).logps_N
         try:
             register()
             self._use(NAME)
             self.can_share = True
-            shared_N = score_both()
+            shared_N = self.score(trees).logps_N
         except Exception as error:  # a model may fail in its own way on a row of trees
             self.settle()
             self._use(self._own_attention)
@@ -209,26 +218,10 @@ def follow(slow: Policy, fast: Policy, rate: float) -> None:
         mine.lerp_(others, rate)
 
 
-def _common_beginning(trees: Sequence[Tree]) -> Array:
-    """The ids that all prompts begin with, if computing them once saves enough; every prompt keeps a token of its own,
-    which predicts the first one of its branches."""
-    first = trees[0].prompt
-    length = min(len(tree.prompt) for tree in trees) - 1
-    if length * (len(trees) - 1) < MIN_TRUNK:
-        return first[:0]
-    for tree in trees[1:]:
-        differs = np.flatnonzero(tree.prompt[:length] != first[:length])
-        length = int(differs[0]) if len(differs) else length
-    return first[:length] if length * (len(trees) - 1) >= MIN_TRUNK else first[:0]
-
-
-def _cut_trunk(trees: Sequence[Tree], length: int) -> Sequence[Tree]:
-    return [Tree(tree.prompt[length:], tree.branches, tree.masks, tree.rows) for tree in trees] if length else trees
-
-
-def _shift(segment: Segment, by: int) -> Segment:
-    branches = tuple((start + by, end + by) for start, end in segment.branches)
-    return Segment((segment.prompt[0] + by, segment.prompt[1] + by), branches)
+def _has_attention_dropout(model: Any) -> bool:
+    """Whether attention leaves out some of what it sees while training."""
+    rates = [getattr(module, name, 0.0) for module in model.modules() for name in ("attention_dropout", "attn_dropout")]
+    return any((rate.p if isinstance(rate, torch.nn.Dropout) else rate) for rate in rates)
 
 
 def _logit_scaling(config: Any) -> dict[str, Any]:
