@@ -95,7 +95,7 @@ def test_hinted_turns_are_trained_as_they_were_sampled_with_their_log_probabilit
         run_of(task, 0, ["hello", "there"], reward=0.0, is_recorded=True, fails=True) for task in range(3)
     ]  # fmt: skip
     folder = train_on(tmp_path, models["chatml"], runs, channels={"sdpo": 1.0}, max_steps=2)
-    assert fates(folder, "sdpo") == {"trained": (3, 18), "no hint for this turn": (3, 18)}
+    assert fates(folder, "sdpo") == {"trained": (3, 18), "not taught": (3, 18)}
     assert {tuple(trained) for _, _, _, trained in dumped(folder)} == {(*letters("there"), STOP)}
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert "sdpo/clipped" in rows[0]

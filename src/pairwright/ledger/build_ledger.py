@@ -6,7 +6,7 @@ The tokens that were drawn are compared with what the losses were computed on, a
 ids that were sampled.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from pairwright.errors import PairwrightError
 from pairwright.ledger.run_status import FILE_NAME as STATUS
 from pairwright.ledger.run_status import read_status
 from pairwright.ledger.trained import FILE_NAME, HELD_OUT, NOT_SELECTED, TRAINED, digest_of, split_turns
+from pairwright.pairs.decisions.exclusions import read_exclusions
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.outcomes import source_tables
@@ -308,7 +309,8 @@ def build_ledger(
         if is_paired:
             one = _account_for_pairs(str(channel), own, answers, inputs["pairs"])
         else:
-            one = _account_for_runs(str(channel), own, answers)
+            excluded = read_exclusions(inputs["experience"])
+            one = _account_for_runs(str(channel), own, answers, excluded)
         one.loss_tokens = status.trained_tokens.get(str(channel), 0)
         ledger.accounts.append(one)
     return ledger
@@ -341,15 +343,19 @@ def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answ
     return account(channel, answers, turn_rows(), name_fate)
 
 
-def _account_for_runs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer]) -> Account:
+def _account_for_runs(
+    channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], excluded: Container[str]
+) -> Account:
     """A channel that trains the runs of a table."""
     held = set(rows.filter(pl.col("turn").is_not_null())["id"].to_list())
 
     def name_fate(key: Key, answer: Answer, refusal: str | None) -> str:
         if refusal is not None:
             return refusal
+        if key[0] in excluded and key[0] not in held:
+            return Reason.EXCLUDED.value
         if channel == "sdpo":
-            return "no hint for this turn"
+            return "not taught"
         if key[0] in held:
             return CUT
         return FILTERED if answer.is_scored or channel == "sft" else "unscored"

@@ -23,6 +23,7 @@ import polars as pl
 from pairwright.engines import Engine
 from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates.candidates import Floats, Scale, add_scales, count_reasons
+from pairwright.pairs.decisions.exclusions import check_exclusions
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import LINEAGE_FILE, outcomes, table_references, write_outcomes
@@ -49,6 +50,7 @@ class Plan:
     tables    the experience tables, followed by the tables of teachers
     sizes     number of drafts in each partition
     crowded   marks of the tasks and steps that have candidates at more than one prompt
+    votes     votes or ratings of people that replaced the rewards
     """
 
     tables: tuple[Table, ...]
@@ -62,6 +64,7 @@ class Plan:
     clues: Clues
     crowded: pl.DataFrame
     selection: Selection
+    votes: Votes | None = None
 
     def partitions(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Yield drafts and experiences of each partition and delete their files; can be iterated only once."""
@@ -129,6 +132,7 @@ def plan_pairs(
         progress: Called with the number of tasks done and in total.
     """
     everything = (*tables, *(Table(path, create=False) for path in options.teachers))
+    check_exclusions(everything)
     votes: Votes | None = None
     # Workers hand rows over in files, so they need a folder; empty tables would leave no bucket to plan.
     if engine is not None and folder is not None and is_parted(options) and any(table.count() for table in tables):
@@ -146,7 +150,8 @@ def plan_pairs(
     return Plan(
         tables=everything,
         options=options,
-        strategy=options.strategy if votes is None else "votes",
+        # Ratings replace the rewards, and any strategy goes on from there; votes on pairs replace the strategy.
+        strategy=options.strategy if votes is None or votes.ratings is not None else "votes",
         drafts=gathered.drafts,
         experiences=gathered.experiences,
         sizes=gathered.sizes,
@@ -156,16 +161,14 @@ def plan_pairs(
         selection=selection,
         # `steps` has one mark for each group: a mark that occurs twice has groups at different prompts.
         crowded=steps.filter(steps["mark"].is_duplicated()).unique(),
+        votes=votes,
     )
 
 
 def _plan_in_process(
     tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place | None
 ) -> tuple[_Gathered, PairOptions, Votes | None]:
-    """Plan all partitions in this process; returns the plans, the options with thresholds as rewards, and the votes.
-
-    The votes are None unless they are pairwise.
-    """
+    """Plan all partitions in this process; returns the plans, the options with thresholds as rewards, and the votes."""
     number = 1 if folder is None else num_buckets(tables, options)
     buckets = Buckets(tables, options, number, folder)
     rows: Iterable[pl.DataFrame] = buckets
@@ -173,16 +176,16 @@ def _plan_in_process(
     if options.votes is not None:
         # With votes, rows are never split (`is_parted`), so there is exactly one piece.
         (only,) = rows
-        votes = read_votes(Path(options.votes), only["uid"])
-        # Ratings replace the rewards, and any strategy goes on from there; pairwise votes replace the strategy.
+        votes = read_votes(Path(options.votes), only)
         if votes.ratings is not None:
-            rows, votes = [with_ratings(only, votes.ratings)], None
+            rows = [with_ratings(only, votes.ratings)]
     # A pass of its own where quantiles need all rewards; `Buckets` can be iterated again for the plans.
     resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
     aside = None if buckets.fits else folder
     gathered = _Gathered(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))
+    on_pairs = votes if votes is not None and votes.ratings is None else None
     for some in rows:
-        gathered.add(plan_partition(some, resolved, tables=everything, votes=votes), resolved)
+        gathered.add(plan_partition(some, resolved, tables=everything, votes=on_pairs), resolved)
     return gathered, resolved, votes
 
 
@@ -317,6 +320,8 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
         "options": options.as_json(),
         "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},
     }
+    if plan.votes is not None:
+        summary["votes"] = plan.votes.summary
     if selection.stages is not None:
         counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()
         summary["curriculum"] = [

@@ -30,7 +30,7 @@ from pairwright.store.table import Table
 if TYPE_CHECKING:
     import datasets
 
-    from pairwright import Encoded, ExportSummary
+    from pairwright import Encoded, ExportSummary, HubSummary
 
 AnyTable = Table | str | os.PathLike[str]
 
@@ -111,13 +111,24 @@ class Pairs(RowAccess[Pair]):
         """Write the pairs for another tool.
 
         Args:
-            target: "trl", "nemo-rl-preference", "openai-preference", "parquet", ...: see docs/exports.md.
+            target: "trl", "nemo-rl-preference", "openai-preference", "parquet", ...: see docs/reference/exports.md.
             output: The file (for "hf": the folder) to write.
             **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
         """
         import pairwright  # export/ lies downstream of pairs/; the package loads it when it is asked for
 
         return pairwright.export_pairs(self, target, output, **options)
+
+    def push(self, repo: str, **options: Any) -> "HubSummary":
+        """Push the pairs to a dataset repository of the Hub, with a card; `pairwright.pull` gets them back.
+
+        Args:
+            repo: Id of the repository, such as "me/pairs"; it is created if it is missing.
+            **options: `private`, `revision`, `license`, `token`: see docs/how-to/share.md.
+        """
+        import pairwright  # export/ lies downstream; the package loads it when it is asked for
+
+        return pairwright.push(self.on_disk(), repo, **options)
 
     def encode(
         self, tokenizer: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any
@@ -171,7 +182,7 @@ def make_pairs(
     Args:
         tables: A table, its folder, or a list of them. A filtered table gives pairs of its rows alone.
         output: Folder of the pairs; by default `pairs` beside the first table. What is there is replaced.
-        strategy: "all", "best-worst", "stratified", "divergence", "teachers" or "imported"; see docs/pairs.md.
+        strategy: "all", "best-worst", "stratified", "divergence", "teachers", "imported": docs/reference/pairs.md.
         min_gap: The least difference of rewards. A tie is never a pair.
         seed: Seed of the sample and of the split.
         progress: True prints progress to stderr; a function is called with pieces done and in all.

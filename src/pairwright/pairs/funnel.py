@@ -23,6 +23,7 @@ class Reason(StrEnum):
     """Why an experience, a group or a pair was dropped."""
 
     # Of an experience, in the first stage.
+    EXCLUDED = "excluded by hand"
     FILTERED = "filtered by --where"
     REPEATED_RECORD = "the same record again"
     IS_A_PAIR = "already a pair (use the strategy imported)"
@@ -49,6 +50,7 @@ class Reason(StrEnum):
     PREFIX = "one run is the beginning of the other"
     OPPOSITE = "rewards say the opposite of the given order"
     NO_VOTE = "no vote"
+    SKIPPED = "skipped by everyone who saw it"
     UNUSABLE_VOTE = "vote on an experience that cannot be used"
     AGREES = "the student agrees with the teachers"
     NO_TEACHER = "no teacher answered at this prompt"

@@ -78,7 +78,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "length_effect": length_effect(differences),
         "across_groups": int(frame["across_groups"].sum()),
         "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
-        "tied": int(is_tied(rewards[0], rewards[1], _tie_tolerance(folder)).sum()),
+        "tied": int(is_tied(rewards[0], rewards[1], tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
         "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
         # A preference is contradicted where the same two sides occur the other way around.
@@ -156,7 +156,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     return [Finding(name, message) for name, holds, message in checks if holds]
 
 
-def _tie_tolerance(folder: Place) -> float:
+def tie_tolerance(folder: Place) -> float:
     """Return the tie tolerance of the build from funnel.json, or the default if it has none."""
     options = read_funnel(folder).get("options") if (folder / FUNNEL_NAME).exists() else None
     tolerance = options.get("tie_tolerance") if isinstance(options, dict) else None
@@ -182,7 +182,7 @@ def _read_content(folder: Place) -> _Content:
             chosen, rejected = messages_of(chosen_text or "[]"), messages_of(rejected_text or "[]")
             forms = canonical_messages(chosen), canonical_messages(rejected)
             content.preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
-            words = _words(chosen), _words(rejected)
+            words = side_words(chosen), side_words(rejected)
             # The same characters once white space is gone, but different messages.
             content.num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
             content.num_empty += (not words[0]) + (not words[1])
@@ -191,7 +191,7 @@ def _read_content(folder: Place) -> _Content:
     return content
 
 
-def _words(messages: tuple[Message, ...]) -> list[str]:
+def side_words(messages: tuple[Message, ...]) -> list[str]:
     words: list[str] = []
     for message in messages:
         words += [*(message.reasoning or "").split(), *message.text.split()]

@@ -16,6 +16,7 @@ from pairwright.records.json_text import from_json
 from pairwright.store.table import Table
 
 _ADVICE = {
+    Reason.EXCLUDED: "exclusions.csv in the folder of the table says who excluded them and why",
     Reason.FILTERED: "a wider --where lets some through",
     Reason.IS_A_PAIR: "--strategy imported passes them through",
     Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",

@@ -6,6 +6,7 @@ distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
 from pairwright.paths.folder_lock import lock_folder
+from pairwright.paths.line_log import append_line, repair_tail
 from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
 from pairwright.paths.parquet import at_once
 from pairwright.paths.paths import (
@@ -29,6 +30,7 @@ from pairwright.paths.writing import append_synced, publish, sync, write_atomic,
 __all__ = [
     "ModelFolderError",
     "Place",
+    "append_line",
     "append_synced",
     "arrow_input",
     "at_once",
@@ -47,6 +49,7 @@ __all__ = [
     "open_binary",
     "place",
     "publish",
+    "repair_tail",
     "scratch",
     "size_of",
     "stage_file",

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates.pair_ids import Words, words_of
+from pairwright.pairs.decisions.exclusions import read_exclusions
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
 from pairwright.pairs.options import PairOptions
 from pairwright.records.canonical import content_hash
@@ -248,6 +249,7 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
         checks.insert(2, (Reason.FAILED, pl.col("failed")))
     if options.drop_truncated:
         checks.append((Reason.TRUNCATED, pl.col("truncated")))
+    checks.insert(0, (Reason.EXCLUDED, pl.col("is_excluded")))
     reason = pl.coalesce([pl.when(condition).then(pl.lit(name.value)) for name, condition in checks])
     return rows.with_columns(reason=reason)
 
@@ -349,7 +351,7 @@ def read_rows(
         raise PairwrightError("no experience table was named")
     return pl.concat(
         [
-            _fix_rare_rows(_of_columns(table.lazy(), number << PLACE_BITS, where, with_runs).collect())
+            _select_narrow(table.lazy(), number << PLACE_BITS, where, with_runs, read_exclusions(table.path))
             for number, table in enumerate(tables, first)
         ]
     )
@@ -363,9 +365,9 @@ def row_batches(
     conditions = () if where is None else parse_where(where).meta.root_names()
     columns = tuple(dict.fromkeys((*_READ, *conditions, *(_OF_RUN if with_runs else ()))))
     for number, table in enumerate(tables):
-        first = number << PLACE_BITS
+        first, exclusions = number << PLACE_BITS, read_exclusions(table.path)
         for rows in _read_together(table.scan(columns=columns)):
-            yield _fix_rare_rows(_of_columns(rows.lazy(), first, where, with_runs).collect())
+            yield _select_narrow(rows.lazy(), first, where, with_runs, exclusions)
             first += rows.height
 
 
@@ -386,15 +388,18 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
 def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFrame:
     """Return an empty frame with the columns of narrow rows."""
     empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
-    return _fix_rare_rows(_of_columns(empty, 0, where, with_runs).collect())
+    return _select_narrow(empty, 0, where, with_runs)
 
 
-def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool) -> pl.LazyFrame:
-    """Select the narrow columns of experiences; `first` is the row number of the first one."""
+def _select_narrow(
+    experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool, excluded: Iterable[str] = ()
+) -> pl.DataFrame:
+    """Select the narrow columns of experiences; `first` is the row number of the first one, `excluded` has ids."""
+    ids = pl.Series(list(excluded), dtype=pl.String)
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     # A cheap substring test on the JSON text: only what passes it is decoded, in `_fix_rare_rows`.
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
-    return experiences.with_row_index("row").select(
+    narrow = experiences.with_row_index("row").select(
         *_NARROW,
         *(_OF_RUN if with_runs else ()),
         pl.col("row").cast(pl.Int64) + first,
@@ -409,8 +414,10 @@ def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_r
         (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
         pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
         pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
+        pl.col("uid").is_in(ids.implode()).alias("is_excluded"),
         *([] if where is None else [parse_where(where).not_().alias("is_filtered")]),
     )
+    return _fix_rare_rows(narrow.collect())
 
 
 def _is_fine() -> pl.Expr:

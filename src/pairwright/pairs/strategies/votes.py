@@ -1,55 +1,136 @@
-"""Human votes instead of rewards (`--votes FILE.csv`): ratings or pairwise votes, detected by the column names.
+"""Human votes instead of rewards (`--votes FILE.csv`): ratings or votes on pairs, detected by the column names.
 
-    uid,rating                   the mean rating of an experience is its reward, for any strategy
-    chosen,rejected              one vote per row, sides given by id: the majority of the votes on two experiences wins
+    voter,uid,rating,time        the last rating of each voter; their mean is the reward, for any strategy
+    voter,a,b,verdict,time       the last verdict of each voter on two experiences: a, b, tie or skip
+    uid,rating                   without voters: every row counts
+    chosen,rejected              without voters: every row is a vote
 
-In a pair from pairwise votes, rewards are the shares of votes for each side. The usual rules apply: equal prompts, no
-ties, no empty or identical sides. An id that is in no table is an error that names the line.
+The majority of the votes on two experiences wins. In a pair from votes, rewards are the shares of votes for each side,
+and a tie is half a vote for each. The usual rules apply: equal prompts, no ties, no empty or identical sides. An id
+that is in no table is an error that names the line. What was skipped, replaced and undone is counted.
 """
 
-import csv
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from pairwright.errors import SourceError
 from pairwright.pairs.candidates.candidates import is_tied_expression
-from pairwright.pairs.funnel import Reason
+from pairwright.pairs.decisions.agreement import rating_agreement, vote_agreement
+from pairwright.pairs.decisions.decision_log import Line, has_time, read_csv
+from pairwright.pairs.decisions.vote_file import (
+    RATING_COLUMNS,
+    VOTE_COLUMNS,
+    Rating,
+    Replay,
+    Vote,
+    parse_rating,
+    parse_vote,
+    read_number,
+    replay,
+)
+from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.partition_state import Work
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 
 # In place of the hash of a completion that is missing; such a draft is dropped as unusable.
 NO_HASH = "0" * 32
+Sides = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Votes:
-    """Votes of a file: mean ratings by id, or counts of (chosen id, rejected id)."""
+    """Votes of a file.
 
-    ratings: dict[str, float] | None
-    wins: Counter[tuple[str, str]]
+    ratings    mean ratings by id; None for votes on pairs
+    wins       votes by (chosen id, rejected id)
+    ties       votes by two ids in order: neither is better
+    skipped    two ids in order that people saw and gave no verdict on
+    summary    for funnel.json: how many of which, and how far people agree with each other and with the reward
+    """
+
+    ratings: dict[str, float] | None = None
+    wins: Counter[Sides] = field(default_factory=Counter)
+    ties: Counter[Sides] = field(default_factory=Counter)
+    skipped: frozenset[Sides] = frozenset()
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def matches(self) -> list[Sides]:
+        """Each two ids with a verdict once, in order, whichever was chosen."""
+        return sorted({(min(sides), max(sides)) for sides in self.wins} | set(self.ties))
 
 
-def read_votes(path: Path, known: pl.Series) -> Votes:
-    """Read a CSV file of votes; raises SourceError for ids that are not in `known`."""
-    ids = set(known)
+def read_votes(path: Path, rows: pl.DataFrame) -> Votes:
+    """Read a CSV file of votes; raises SourceError for ids that are not in `rows`, which has `uid` and `reward`."""
     try:
-        # utf-8-sig skips the byte order mark that spreadsheets write.
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            names = set(reader.fieldnames or ())
-            if {"uid", "rating"} <= names:
-                return Votes(_ratings(path, reader, ids), Counter())
-            if {"chosen", "rejected"} <= names:
-                return Votes(None, _wins(path, reader, ids))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise SourceError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error}") from error
-    raise SourceError(f"{path}:1: got columns {sorted(names)}, expected uid,rating or chosen,rejected")
+    rewards: dict[str, float | None] = dict(rows.select("uid", "reward").iter_rows())
+    names, lines, unfinished = read_vote_lines(path, content)
+    if set(VOTE_COLUMNS) <= names:
+        votes = replay(lines, lambda line: parse_vote(path, line), column="verdict")
+        return _count_verdicts(path, votes, rewards, unfinished)
+    if set(RATING_COLUMNS) <= names:
+        ratings = replay(lines, lambda line: parse_rating(path, line), column="rating")
+        return _mean_ratings(path, ratings, rewards, unfinished)
+    if {"uid", "rating"} <= names:
+        return Votes(_ratings(path, lines, rewards), summary={"kind": "ratings", "decisions": len(lines)})
+    if {"chosen", "rejected"} <= names:
+        wins = _wins(path, lines, rewards)
+        return Votes(wins=wins, summary={"kind": "votes", "decisions": wins.total()})
+    raise SourceError(
+        f"{path}:1: got columns {sorted(names)}, expected uid,rating or chosen,rejected, or a file of pairwright view: "
+        f"{','.join(VOTE_COLUMNS)} or {','.join(RATING_COLUMNS)}"
+    )
+
+
+def read_vote_lines(path: Path, content: bytes) -> tuple[set[str], list[Line], int]:
+    """Return the names of the columns, the lines, and the number of unfinished ones, which were never saved."""
+    rows = read_csv(path, content)
+    header = next(rows, (1, []))[1]
+    lines = [Line(number, dict(zip(header, row, strict=False))) for number, row in rows if row]
+    # Files that grow line by line have a time at the end of each; others may end without line break.
+    end = content[content.rfind(b"\n") + 1 :]
+    is_unfinished = "time" in header[-1:] and bool(lines) and bool(end) and not has_time(end)
+    return set(header), lines[:-1] if is_unfinished else lines, int(is_unfinished)
+
+
+def _count_verdicts(path: Path, votes: Replay[Vote], rewards: dict[str, float | None], unfinished: int) -> Votes:
+    wins: Counter[Sides] = Counter()
+    ties: Counter[Sides] = Counter()
+    skipped = set()
+    for vote in votes.decisions:
+        for uid in (vote.a, vote.b):
+            _check_known(path, vote.line, uid, rewards)
+        if vote.is_skip:
+            skipped.add(vote.key)
+        elif vote.winner is None:
+            ties[vote.key] += 1
+        else:
+            wins[vote.winner, vote.b if vote.winner == vote.a else vote.a] += 1
+    summary = {"kind": "votes", **votes.count(), "ties": ties.total(), "unfinished": unfinished}
+    summary["agreement"] = vote_agreement(votes.decisions, rewards)
+    return Votes(wins=wins, ties=ties, skipped=frozenset(skipped), summary=summary)
+
+
+def _mean_ratings(path: Path, ratings: Replay[Rating], rewards: dict[str, float | None], unfinished: int) -> Votes:
+    by_uid: dict[str, list[float]] = defaultdict(list)
+    for rating in ratings.decisions:
+        _check_known(path, rating.line, rating.uid, rewards)
+        if rating.rating is not None:
+            by_uid[rating.uid].append(rating.rating)
+    summary = {"kind": "ratings", **ratings.count(), "unfinished": unfinished}
+    summary["agreement"] = rating_agreement(ratings.decisions, rewards)
+    return Votes(_means(by_uid), summary=summary)
 
 
 def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
@@ -62,14 +143,15 @@ def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
 
 def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
     """Return one draft for each two experiences with pairwise votes; the majority decides which is chosen."""
-    voted = pl.Series(sorted({uid for sides in votes.wins for uid in sides}), dtype=pl.String)
+    matches = votes.matches
+    voted = pl.Series(sorted({uid for sides in matches for uid in sides}), dtype=pl.String)
     # No reward is needed: the votes judge.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
     work.rows = work.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
-    # Each two experiences once, whichever was chosen.
-    matches = sorted({(min(sides), max(sides)) for sides in votes.wins})
-    work.funnel.stage("pairs", len(matches))
+    skipped = sorted(votes.skipped.difference(matches))
+    stage = work.funnel.stage("pairs", len(matches) + len(skipped))
+    stage.drop(Reason.SKIPPED, len(skipped), [f"{one} over {other}" for one, other in skipped[:NUM_EXAMPLES]])
     if not matches:
         return no_drafts()
     return _drop_incomparable(_drafts(matches, votes, work), work)
@@ -79,7 +161,8 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
     """Return one draft per match, with the flags `unusable` (a side has a reason) and `apart` (prompts differ)."""
     sides, shares = [], []
     for one, other in matches:
-        own, theirs = votes.wins[one, other], votes.wins[other, one]
+        half = votes.ties[one, other] / 2
+        own, theirs = votes.wins[one, other] + half, votes.wins[other, one] + half
         sides.append((one, other) if own >= theirs else (other, one))
         # Shares of the votes for the chosen and the rejected side, and their difference, which is the gap.
         shares.append(
@@ -123,32 +206,32 @@ def _drop_incomparable(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     return drafts.drop("unusable", "apart")
 
 
-def _ratings(path: Path, reader: "csv.DictReader[str]", ids: set[str]) -> dict[str, float]:
+def _ratings(path: Path, lines: Sequence[Line], ids: Container[str]) -> dict[str, float]:
     by_uid: dict[str, list[float]] = defaultdict(list)
-    for row in reader:
-        uid = _check_known(path, reader.line_num, row["uid"], ids)
-        try:
-            rating = float(row["rating"])
-        except (TypeError, ValueError):
-            rating = math.nan
-        if not math.isfinite(rating):
-            raise SourceError(f"{path}:{reader.line_num}: rating: got {row['rating']!r}, expected a number")
-        by_uid[uid].append(rating)
+    for line in lines:
+        uid = _check_known(path, line.number, line.cells.get("uid"), ids)
+        by_uid[uid].append(read_number(path, line.number, line.cells.get("rating")))
+    return _means(by_uid)
+
+
+def _means(by_uid: dict[str, list[float]]) -> dict[str, float]:
     # fsum: the mean does not depend on the order of lines.
     return {uid: math.fsum(ratings) / len(ratings) for uid, ratings in by_uid.items()}
 
 
-def _wins(path: Path, reader: "csv.DictReader[str]", ids: set[str]) -> Counter[tuple[str, str]]:
-    wins: Counter[tuple[str, str]] = Counter()
-    for row in reader:
-        chosen, rejected = (_check_known(path, reader.line_num, row[side], ids) for side in ("chosen", "rejected"))
+def _wins(path: Path, lines: Sequence[Line], ids: Container[str]) -> Counter[Sides]:
+    wins: Counter[Sides] = Counter()
+    for line in lines:
+        chosen, rejected = (
+            _check_known(path, line.number, line.cells.get(side), ids) for side in ("chosen", "rejected")
+        )
         if chosen == rejected:
-            raise SourceError(f"{path}:{reader.line_num}: {chosen} is voted on against itself")
+            raise SourceError(f"{path}:{line.number}: {chosen} is voted on against itself")
         wins[chosen, rejected] += 1
     return wins
 
 
-def _check_known(path: Path, line: int, uid: str | None, ids: set[str]) -> str:
-    if uid not in ids:
+def _check_known(path: Path, line: int, uid: str | None, ids: Container[str]) -> str:
+    if uid is None or uid not in ids:
         raise SourceError(f"{path}:{line}: got id {uid!r}, expected the uid of an experience in the tables")
     return uid

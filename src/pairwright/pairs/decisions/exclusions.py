@@ -1,0 +1,119 @@
+"""Experiences that a person has excluded, with a reason: `exclusions.csv` in the folder of their table.
+
+    name,action,uid,reason,time      action: exclude, include
+
+The last line on an experience counts, whoever wrote it. `pairs` and training leave excluded experiences out and count
+them; the table itself does not change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from pairwright.errors import PairwrightError, SourceError
+from pairwright.pairs.decisions.decision_log import (
+    DecisionLog,
+    Line,
+    check_name,
+    check_reason,
+    check_uid,
+    read_lines,
+)
+from pairwright.paths import Place, local_path
+from pairwright.store.table import Table
+
+FILE_NAME = "exclusions.csv"
+COLUMNS = ("name", "action", "uid", "reason", "time")
+EXCLUDE, INCLUDE = "exclude", "include"
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """An experience that is left out, who said so, why and when."""
+
+    uid: str
+    name: str
+    reason: str
+    time: str
+    line: int
+
+
+class ExclusionFile:
+    """The exclusions of an experience table, in its folder; several processes may use one file.
+
+    Args:
+        folder: Folder of the table, on this machine.
+    """
+
+    def __init__(self, folder: Place) -> None:
+        local = local_path(folder)
+        if local is None:
+            raise PairwrightError(f"{folder}: records are excluded on this machine only: copy the table here")
+        self.path = local / FILE_NAME
+        self._log = DecisionLog(self.path, COLUMNS)
+
+    def exclude(self, name: str, uid: str, reason: str) -> None:
+        """Exclude an experience; on return it is on the disk.
+
+        Args:
+            name: Name of the person.
+            uid: Id of the experience.
+            reason: Why; it may not be empty.
+        """
+        self._log.append(name=check_name(name), action=EXCLUDE, uid=check_uid(uid), reason=check_reason(reason))
+
+    def include(self, name: str, uid: str, reason: str = "included again") -> None:
+        """Take an exclusion back."""
+        if uid not in self.exclusions():
+            raise PairwrightError(f"{uid} is not excluded in {self.path}")
+        self._log.append(name=check_name(name), action=INCLUDE, uid=check_uid(uid), reason=check_reason(reason))
+
+    def exclusions(self) -> dict[str, Exclusion]:
+        """The exclusions that stand, by id, also those that other processes have added."""
+        return _replay(self.path, self._log.read())
+
+
+def read_exclusions(folder: Place) -> dict[str, Exclusion]:
+    """Read the exclusions of a table, which may be at an address; empty if there is no file. Nothing is repaired."""
+    path = folder / FILE_NAME
+    # Most tables have none; the file comes with the first exclusion.
+    if not path.exists():
+        return {}
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _replay(path, read_lines(path, content, COLUMNS)[0])
+
+
+def check_exclusions(tables: Sequence[Table]) -> None:
+    """Raise SourceError if an excluded id is in none of the tables that it could be in: the exclusion has no effect."""
+    for table in tables:
+        exclusions = read_exclusions(table.path)
+        if not exclusions:
+            continue
+        # Only the ids are read, and only of tables that have exclusions.
+        ids = pl.Series(list(exclusions), dtype=pl.String)
+        present = set(table.lazy().select("uid").filter(pl.col("uid").is_in(ids.implode())).collect()["uid"])
+        for uid, exclusion in exclusions.items():
+            if uid not in present:
+                raise SourceError(
+                    f"{table.path / FILE_NAME}:{exclusion.line}: {uid!r} is excluded, but in the table is no such "
+                    "experience; remove the line"
+                )
+
+
+def _replay(path: Place, lines: Sequence[Line]) -> dict[str, Exclusion]:
+    exclusions: dict[str, Exclusion] = {}
+    for line in lines:
+        cells = line.cells
+        action, uid = cells.get("action", ""), cells.get("uid", "")
+        if action not in (EXCLUDE, INCLUDE) or not uid:
+            raise SourceError(f"{path}:{line.number}: got action {action!r} on {uid!r}, expected exclude or include")
+        # The last line on an experience counts, whoever wrote it.
+        exclusions.pop(uid, None)
+        if action == EXCLUDE:
+            time, reason = cells.get("time", ""), cells.get("reason", "")
+            exclusions[uid] = Exclusion(uid, cells.get("name", ""), reason, time, line.number)
+    return exclusions

@@ -1,0 +1,271 @@
+"""Votes and ratings of several people, in files that only grow.
+
+    votes.csv      voter,a,b,verdict,time      which of two experiences is better: a, b, tie, skip; undo takes one back
+    ratings.csv    voter,uid,rating,time       how good an experience is: a number, skip; undo takes one back
+
+The last word of a voter on a pair (whichever side was shown first) or on an experience counts. `undo` takes back the
+last decision of a voter, so that the one before it on the same pair counts again. `pairs --votes` reads both files.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> votes = VoteFile(Path(tempfile.mkdtemp()) / "votes.csv")
+>>> _ = votes.vote("ada", "run-1", "run-2", "a"), votes.vote("ada", "run-2", "run-1", "tie")
+>>> [(vote.voter, vote.verdict, vote.winner) for vote in votes.votes()]
+[('ada', 'tie', None)]
+>>> votes.undo("ada").verdict, [vote.winner for vote in votes.votes()]
+('tie', ['run-1'])
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypeVar, get_args
+
+from pairwright.errors import PairwrightError, SourceError
+from pairwright.pairs.decisions.decision_log import DecisionLog, Line, check_name, check_uid
+
+Verdict = Literal["a", "b", "tie", "skip"]
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+VOTE_COLUMNS = ("voter", "a", "b", "verdict", "time")
+RATING_COLUMNS = ("voter", "uid", "rating", "time")
+SKIP, UNDO = "skip", "undo"
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One person's verdict on two experiences, `a` and `b` in the order in which they were shown."""
+
+    voter: str
+    a: str
+    b: str
+    verdict: str
+    time: str = ""
+    line: int = 0  # number in the file; 0 if it was not read from one
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The two ids in a fixed order, whichever was shown first."""
+        return (self.a, self.b) if self.a < self.b else (self.b, self.a)
+
+    @property
+    def winner(self) -> str | None:
+        """The id of the better one; None for a tie and a skip."""
+        return {"a": self.a, "b": self.b}.get(self.verdict)
+
+    @property
+    def is_skip(self) -> bool:
+        return self.verdict == SKIP
+
+
+@dataclass(frozen=True)
+class Rating:
+    """One person's rating of an experience; None for a skip."""
+
+    voter: str
+    uid: str
+    rating: float | None
+    time: str = ""
+    line: int = 0  # number in the file; 0 if it was not read from one
+
+    @property
+    def key(self) -> str:
+        return self.uid
+
+    @property
+    def is_skip(self) -> bool:
+        return self.rating is None
+
+
+D = TypeVar("D", Vote, Rating)
+
+
+@dataclass(frozen=True)
+class Replay(Generic[D]):
+    """What the lines of a file come to.
+
+    decisions       the decisions that stand, in the order of the file: the last word of each voter on each key
+    history         all decisions that were not undone
+    num_undone      decisions that were taken back
+    """
+
+    decisions: list[D]
+    history: list[D]
+    num_undone: int
+
+    @property
+    def num_replaced(self) -> int:
+        """Decisions that a later one of the same voter replaced."""
+        return len(self.history) - len(self.decisions)
+
+    def count(self) -> dict[str, int]:
+        """Count voters, lines and what became of them."""
+        return {
+            "voters": len({decision.voter for decision in self.decisions}),
+            "decisions": len(self.decisions),
+            "skips": sum(decision.is_skip for decision in self.decisions),
+            "replaced": self.num_replaced,
+            "undone": self.num_undone,
+        }
+
+
+def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) -> Replay[D]:
+    """Apply lines in order.
+
+    Args:
+        lines: The lines of a file.
+        parse: Makes a decision of a line; raises SourceError for one that is none.
+        column: The column that says "undo".
+    """
+    # By voter and key: the decisions that were not undone, the last of which counts.
+    stacks: dict[tuple[str, object], list[D]] = {}
+    num_undone = 0
+    for line in lines:
+        is_undo = line.cells.get(column) == UNDO
+        # An undo is parsed, too: it names the voter and the key whose last decision it takes back.
+        decision = parse(line)
+        stack = stacks.setdefault((decision.voter, decision.key), [])
+        if not is_undo:
+            stack.append(decision)
+        # An undo without anything to undo changes nothing: two windows of one voter may both have asked.
+        elif stack:
+            stack.pop()
+            num_undone += 1
+    # In the order of the file, not of the keys.
+    standing = [stack[-1] for stack in stacks.values() if stack]
+    history = [decision for stack in stacks.values() for decision in stack]
+    return Replay(sorted(standing, key=lambda one: one.line), sorted(history, key=lambda one: one.line), num_undone)
+
+
+class VoteFile:
+    """Votes on pairs of experiences, in a CSV file that may be shared by several processes.
+
+    Args:
+        path: The file, which is created with the first vote.
+
+    Raises:
+        PairwrightError: The file is something else than votes with voters.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = DecisionLog(path, VOTE_COLUMNS)
+
+    @property
+    def unfinished(self) -> str:
+        """The unfinished line that opening removed from the end of the file; "" if there was none."""
+        return self._log.unfinished
+
+    def vote(self, voter: str, a: str, b: str, verdict: str) -> Vote:
+        """Save a vote; on return it is on the disk.
+
+        Args:
+            voter: Name of the person.
+            a: Id of the experience that was shown first.
+            b: Id of the other one.
+            verdict: "a", "b", "tie" or "skip".
+        """
+        if verdict not in VERDICTS:
+            raise PairwrightError(f"verdict: got {verdict!r}, expected {', '.join(VERDICTS)}")
+        if a == b:
+            raise PairwrightError(f"{a} is voted on against itself")
+        vote = Vote(check_name(voter), check_uid(a), check_uid(b), verdict)
+        # Everything was checked before: a line that is in the file can be read back.
+        self._log.append(voter=vote.voter, a=a, b=b, verdict=verdict)
+        return vote
+
+    def undo(self, voter: str) -> Vote | None:
+        """Take back the last vote of a person and return it; None if there is none."""
+        # Replayed each time: another process may have added votes.
+        own = [vote for vote in self.replay().history if vote.voter == check_name(voter)]
+        if not own:
+            return None
+        # Appended, not removed: the file only grows, which lets several processes share it.
+        self._log.append(voter=own[-1].voter, a=own[-1].a, b=own[-1].b, verdict=UNDO)
+        return own[-1]
+
+    def votes(self, voter: str | None = None) -> list[Vote]:
+        """The votes that stand: the last of each person on each pair, oldest first; of one person if named."""
+        return [vote for vote in self.replay().decisions if voter is None or vote.voter == check_name(voter)]
+
+    def voters(self) -> list[str]:
+        """Names of the people with votes, sorted."""
+        return sorted({vote.voter for vote in self.replay().decisions})
+
+    def replay(self) -> Replay[Vote]:
+        """Read the file, also what other processes have added."""
+        return replay(self._log.read(), lambda line: parse_vote(self.path, line), column="verdict")
+
+
+class RatingFile:
+    """Ratings of single experiences, in a CSV file that may be shared by several processes; see `VoteFile`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = DecisionLog(path, RATING_COLUMNS)
+
+    @property
+    def unfinished(self) -> str:
+        """The unfinished line that opening removed from the end of the file; "" if there was none."""
+        return self._log.unfinished
+
+    def rate(self, voter: str, uid: str, rating: float | None) -> Rating:
+        """Save a rating, or a skip if it is None; on return it is on the disk."""
+        if rating is not None and not math.isfinite(rating):
+            raise PairwrightError(f"rating: got {rating!r}, expected a finite number")
+        own = Rating(check_name(voter), check_uid(uid), rating)
+        # repr of a float is the shortest text that reads back as the same number.
+        self._log.append(voter=own.voter, uid=uid, rating=SKIP if rating is None else repr(float(rating)))
+        return own
+
+    def undo(self, voter: str) -> Rating | None:
+        """Take back the last rating of a person and return it; None if there is none."""
+        own = [rating for rating in self.replay().history if rating.voter == check_name(voter)]
+        if not own:
+            return None
+        self._log.append(voter=own[-1].voter, uid=own[-1].uid, rating=UNDO)
+        return own[-1]
+
+    def ratings(self, voter: str | None = None) -> list[Rating]:
+        """The ratings that stand: the last of each person on each experience, oldest first; of one person if named."""
+        return [one for one in self.replay().decisions if voter is None or one.voter == check_name(voter)]
+
+    def voters(self) -> list[str]:
+        """Names of the people with ratings, sorted."""
+        return sorted({rating.voter for rating in self.replay().decisions})
+
+    def replay(self) -> Replay[Rating]:
+        """Read the file, also what other processes have added."""
+        return replay(self._log.read(), lambda line: parse_rating(self.path, line), column="rating")
+
+
+def parse_vote(path: Path, line: Line) -> Vote:
+    """Read a line of votes.csv; raises SourceError that names the line."""
+    cells = line.cells
+    verdict = cells.get("verdict", "")
+    if verdict not in (*VERDICTS, UNDO):
+        raise SourceError(f"{path}:{line.number}: verdict: got {verdict!r}, expected {', '.join((*VERDICTS, UNDO))}")
+    if not cells["voter"] or cells["a"] == cells["b"]:
+        raise SourceError(f"{path}:{line.number}: expected a voter and two different ids")
+    return Vote(cells["voter"], cells["a"], cells["b"], verdict, cells.get("time", ""), line.number)
+
+
+def parse_rating(path: Path, line: Line) -> Rating:
+    """Read a line of ratings.csv; raises SourceError that names the line."""
+    cells, text = line.cells, line.cells.get("rating", "")
+    if not cells.get("voter") or not cells.get("uid"):
+        raise SourceError(f"{path}:{line.number}: expected a voter and an id")
+    # An undo has no number: only its voter and id are used.
+    rating = None if text in (SKIP, UNDO) else read_number(path, line.number, text)
+    return Rating(cells["voter"], cells["uid"], rating, cells.get("time", ""), line.number)
+
+
+def read_number(path: Path, number: int, text: str | None) -> float:
+    """Read a rating; raises SourceError that names the line."""
+    try:
+        rating = float(text or "")
+    except ValueError:
+        rating = math.nan  # refused below, as nan and inf in the file are
+    if not math.isfinite(rating):
+        raise SourceError(f"{path}:{number}: rating: got {text!r}, expected a number")
+    return rating
