@@ -5,9 +5,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.generate import _EXAMPLES
 
@@ -23,37 +24,39 @@ def compare_servers(model: str) -> None:
         port = free_port()
         beside = Path(sys.executable)
         commands = {
-            "ours": [sys.executable, "-m", "pairwright", "serve", "model", model, "--port", str(port), "--name", model,
-                     "--dtype", "float32", "--threads", "1"],
+            "ours": [sys.executable, "-m", "pairwright.cli", "serve", "model", model, "--port", str(port),
+                     "--name", model, "--dtype", "float32", "--threads", "1"],
             "transformers": [str(beside.with_name("transformers")), "serve", model, "--port", str(port),
                              "--host", "127.0.0.1", "--device", "cpu", "--dtype", "float32", "--continuous-batching",
                              "--cb-num-blocks", "1024", "--cb-block-size", "32", "--cb-max-batch-tokens", "512"],
         }  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        server = subprocess.Popen(commands[name], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            _wait(port, server)
-            asyncio.run(_load(port, model, 1, shift=900))  # warm
-            figures[name] = {}
-            for streams in (1, 16, 64):
-                before = _cpu_seconds(server.pid)
-                tokens = asyncio.run(_load(port, model, streams, shift=streams))
-                figures[name][streams] = tokens / (_cpu_seconds(server.pid) - before)
-                print(f"{name} {streams} streams: {figures[name][streams]:.1f}", file=sys.stderr, flush=True)
-        finally:
-            server.terminate()
-            server.wait()
+        with tempfile.TemporaryFile() as log:
+            server = subprocess.Popen(commands[name], env=environment, stdout=subprocess.DEVNULL, stderr=log)
+            try:
+                _wait(port, server, log)
+                asyncio.run(_load(port, model, 1, shift=900))  # warm
+                figures[name] = {}
+                for streams in (1, 16, 64):
+                    before = _cpu_seconds(server.pid)
+                    tokens = asyncio.run(_load(port, model, streams, shift=streams))
+                    figures[name][streams] = tokens / (_cpu_seconds(server.pid) - before)
+                    print(f"{name} {streams} streams: {figures[name][streams]:.1f}", file=sys.stderr, flush=True)
+            finally:
+                server.terminate()
+                server.wait()
     for streams in (1, 16, 64):
         ours, theirs = figures["ours"][streams], figures["transformers"][streams]
         print(f"| {streams} | {ours:.1f} | {theirs:.1f} | **{ours / theirs:.1f}×** |")
 
 
-def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
+def _wait(port: int, server: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     import httpx
 
     for _ in range(1200):
         if server.poll() is not None:
-            sys.exit(f"bench: the server ended with code {server.returncode}")
+            log.seek(0)
+            sys.exit(f"bench: the server ended with code {server.returncode}: {log.read()[-2000:].decode()}")
         try:
             if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code < 500:
                 return

@@ -10,12 +10,13 @@ from html.parser import HTMLParser
 import pytest
 from made_run import make_evaluation, make_experiences, make_metrics, make_run, make_tokenizer
 
-from pairwright import Message, Table
+from pairwright import EID, Experience, Message, Table
 from pairwright.errors import PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.report import make_report, write_report
 from pairwright.report.curves import MAX_POINTS
-from pairwright.report.pairs_section import MAX_CHARACTERS, MAX_PAIRS, _common, _num_same
+from pairwright.report.outcome import MAX_TRANSCRIPTS
+from pairwright.report.pairs_section import MAX_CHARACTERS, MAX_PAIRS, count_common, count_same_turns
 
 HOSTILE = "\"'><script>document.title='owned'</script><img src=x onerror=alert(1)></style></pre>\u202e{{7*7}}javascript:alert(1)&lt;"
 ALL = ["outcome", "funnel", "pairs", "tokens", "training", "settings"]
@@ -128,12 +129,12 @@ def test_files_of_another_shape_end_in_one_line(tmp_path):
 
 
 def test_sides_are_shown_from_where_they_part():
-    assert _common("Thank you. It is here.", "Thank you. I do not know.") == len("Thank you. ")
-    assert _common("same", "same") == 4
-    assert _common("abc", "abd") == 0
+    assert count_common("Thank you. It is here.", "Thank you. I do not know.") == len("Thank you. ")
+    assert count_common("same", "same") == 4
+    assert count_common("abc", "abd") == 0
     call = [Message("assistant", "look"), Message("tool", "found")]
-    assert _num_same([*call, Message("assistant", "a")], [*call, Message("assistant", "b")]) == 2
-    assert _num_same(call[:1], call) == 0  # a side is never left without a turn
+    assert count_same_turns([*call, Message("assistant", "a")], [*call, Message("assistant", "b")]) == 2
+    assert count_same_turns(call[:1], call) == 0  # a side is never left without a turn
 
 
 def test_long_and_many_pairs_are_cut_and_that_is_said(tmp_path):
@@ -146,6 +147,31 @@ def test_long_and_many_pairs_are_cut_and_that_is_said(tmp_path):
     assert f"{MAX_PAIRS} of {summary['pairs']} pairs, from the largest gap to the smallest." in text
     assert "more characters" in text
     assert len(page) < 12 * 3 * (MAX_CHARACTERS + 2_000) * 2
+
+
+def test_regressions_show_what_either_model_said(tmp_path):
+    make_evaluation(tmp_path, gain=-0.2)
+    for side in ("before", "after"):
+        with Table(tmp_path / "evaluation" / side / "experience") as table:
+            table.append(
+                Experience(
+                    eid=EID("b", f"held out {task}", run), kind="single_turn", prompt=[Message("user", f"ask {task}")],
+                    completion=[Message("assistant", f"We said: {side} {task} run {run} <script>")],
+                )
+                for task in range(60)
+                for run in (1, 0)
+            )  # fmt: skip
+    page = make_report(tmp_path).html
+    text = text_of(page)
+    metrics = json.loads((tmp_path / "evaluation.json").read_text())["metrics"]
+    worst = [row["task"] for metric in metrics for row in metric["regressions"][:MAX_TRANSCRIPTS]]
+    assert len(metrics[0]["regressions"]) > MAX_TRANSCRIPTS
+    for side in ("before", "after"):
+        told = re.findall(rf"We said: {side} (\d+) run 0", text)
+        assert told == [task.removeprefix("held out ") for task in worst]
+    assert "run 1 <" not in text
+    assert "script" not in Tags(page).tags
+    assert "pairwright view, with the folder" in text
 
 
 def test_long_curves_keep_their_spikes_and_the_csv_every_row(tmp_path):

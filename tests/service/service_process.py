@@ -44,14 +44,17 @@ class Service:
     def start(self) -> "Service":
         command = self._command or [sys.executable, str(HERE / "service_with_standins.py"), json.dumps(self._options)]
         offset = self._log.stat().st_size if self._log.exists() else 0
-        with open(self._log, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.process = self._spawn(command)
         match = until(lambda: re.search(r"http://\S+:(\d+)", self.log()[offset:]) or self._check_alive())
         self.url = match[0].rstrip(".")
         self._options["port"] = int(match[1])  # the same address after a restart, as a real service has
         self.http.base_url = self.url
         until(self._answers)
         return self
+
+    def _spawn(self, command: list[str]) -> Any:
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""

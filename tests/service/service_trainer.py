@@ -70,7 +70,9 @@ def main() -> None:
             sys.exit("pairwright: loss is not finite at step 2")
         state["step"] = step
         with open(run / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": step, "epoch": 0, "time": time.time(), "loss": 1 / step}) + "\n")
+            sides = {"rewards/margins": step / 10, "logps/chosen": -30.0 - step, "logps/rejected": -30.0 - 2 * step}
+            row = {"step": step, "epoch": 0, "time": time.time(), "loss": 1 / step, "rewards/accuracies": 0.5}
+            file.write(json.dumps(row | sides) + "\n")
         (saved / f"step-{step}").mkdir(parents=True, exist_ok=True)
         write("running", step)
     (run / "model").mkdir(exist_ok=True)

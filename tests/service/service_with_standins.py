@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 from pairwright.service import Settings
 from pairwright.service.service_server import serve
@@ -12,17 +13,21 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    host, port, limit = given.pop("host", "127.0.0.1"), given.pop("port", 0), given.pop("file_limit", None)
+    serve_with_standins(json.loads(sys.argv[1]))
+
+
+def serve_with_standins(options: dict[str, Any]) -> None:
+    host, port, limit = options.pop("host", "127.0.0.1"), options.pop("port", 0), options.pop("file_limit", None)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    options = {
+    defaults = {
         "worker_command": (sys.executable, str(HERE / "service_trainer.py")),
         "model_command": (sys.executable, str(HERE / "service_model.py")),
         "tick_seconds": 0.05,
         "stop_seconds": 5.0,
-    } | given
-    settings = Settings(**{**options, "data": Path(options["data"])})
+    }
+    values = defaults | options
+    settings = Settings(**{**values, "data": Path(values["data"])})
     serve(settings, host=host, port=port, say=lambda line: print(line, file=sys.stderr, flush=True))
 
 

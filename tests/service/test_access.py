@@ -57,7 +57,7 @@ def test_without_a_token_nothing_is_answered_once_there_is_one(app):
         assert code(client.post("/v1/customization/jobs", json=job_body(), headers=headers)) == (401, "bad_token")
     for headers in (bearer(token), basic("x", token), basic(token, "")):
         assert client.get("/v1/namespaces", headers=headers).status_code == 200
-    for path in ("/health", "/", "/docs", "/openapi.json", "/page/page.js"):
+    for path in ("/health", "/", "/docs", "/openapi.json", "/page/jobs.js"):
         assert client.get(path).status_code == 200
     revoke_token(context.database, "ada")
     create_token(context.database, "bob", ["*"])

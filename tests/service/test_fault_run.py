@@ -1,17 +1,24 @@
 """Killed a hundred times at random moments of a mixed workload, the service loses, doubles and sticks on nothing.
 
-`FAULT_RUN_KILLS` is the number of kills (100). Whatever a client was told must be there at the end, once.
+Between the kills workers are suspended, the disk runs full (a small tmpfs, where one can be mounted), and 1,200
+connections are left half open. `FAULT_RUN_KILLS` is the number of kills (100). Whatever a client was told must be there
+at the end, once.
 """
 
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
 import socket
+import subprocess
 import threading
 import time
+import warnings
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,6 +31,31 @@ HALF_OPEN = 1200
 MAX_JOBS = min(30, KILLS)
 
 
+class ForkedService(Service):
+    """A service whose processes are forked from one that has loaded its modules: a start costs little."""
+
+    def _spawn(self, command: list[str]) -> Any:
+        child = _FORKS.Process(target=serve_forked, args=(json.loads(command[-1]), str(self._log)))
+        child.start()
+        child.wait, child.poll = child.join, lambda: child.exitcode  # as subprocess.Popen has them
+        child.send_signal = lambda number: os.kill(child.pid, number)
+        return child
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["pairwright.service.service_server", "pairwright.service.api.app"])
+
+
+def serve_forked(options: dict[str, Any], log: str) -> None:
+    from service_with_standins import serve_with_standins
+
+    os.setsid()
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    serve_with_standins(options)
+
+
 class Workload:
     """Clients that submit, upload, cancel, delete and ask, and repeat what was not answered."""
 
@@ -31,6 +63,7 @@ class Workload:
         self.service = service
         self.is_over = threading.Event()
         self.jobs: dict[str, str] = {}  # idempotency key -> job
+        self.to_delete: set[str] = set()  # asked for; whether it was done is known only with an answer
         self.deleted: set[str] = set()
         self.commits: dict[str, bytes] = {}  # path -> content
         self.files: dict[str, bytes] = {}  # id -> content
@@ -53,15 +86,16 @@ class Workload:
             thread.join(120)
 
     def _repeat(self, step) -> None:
-        while not self.is_over.is_set():
-            try:
-                with httpx.Client(base_url=self.service.url, timeout=30, trust_env=False) as http:
+        # One client for a thread: each new one reads all certificates.
+        with httpx.Client(base_url=self.service.url, timeout=30, trust_env=False) as http:
+            while not self.is_over.is_set():
+                try:
                     step(http, next(self._numbers))
-            except httpx.TransportError:
-                time.sleep(0.05)  # the service is being killed
-            except AssertionError as error:
-                self.problems.append(str(error))
-            time.sleep(0.05)
+                except httpx.TransportError:
+                    time.sleep(0.05)  # the service is being killed
+                except AssertionError as error:
+                    self.problems.append(str(error))
+                time.sleep(0.1)
 
     def _send(self, http: httpx.Client, method: str, path: str, **options) -> httpx.Response:
         """Send until there is an answer, as a client with retries does."""
@@ -75,7 +109,8 @@ class Workload:
                 continue
             if answer.status_code < 500:
                 return answer
-            assert answer.status_code == 503, answer.text
+            assert answer.status_code in (503, 507), answer.text  # the database is busy, or the disk is full
+            time.sleep(0.05)
 
     def _submit(self, http: httpx.Client, number: int) -> None:
         # Spread over the whole run, and no more than its workers can train afterwards.
@@ -114,8 +149,10 @@ class Workload:
         for job in random.sample(sorted(self.jobs.values()), min(2, len(self.jobs))):
             if number % 2:
                 http.post(f"/v1/customization/jobs/{job}/cancel")
-            elif http.delete(f"/v1/customization/jobs/{job}").status_code in (200, 404):
-                self.deleted.add(job)
+            else:
+                self.to_delete.add(job)
+                if http.delete(f"/v1/customization/jobs/{job}").status_code in (200, 404):
+                    self.deleted.add(job)
 
     def _ask(self, http: httpx.Client, number: int) -> None:
         answer = self._send(http, "GET", "/v1/customization/jobs", params={"page_size": 5})
@@ -129,6 +166,32 @@ def database(kind: str):
     else:
         with run_postgres() as url:
             yield url
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path):
+    """A disk of its own for a folder, small enough to be filled; yields whether there is one."""
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    is_mounted = os.geteuid() == 0 and subprocess.run(["mount", *options], capture_output=True).returncode == 0
+    if not is_mounted:
+        warnings.warn("no tmpfs can be mounted here: the run goes without a full disk", stacklevel=2)
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_disk(folder: Path, seconds: float) -> None:
+    ballast = folder / "ballast"
+    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (2**20, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size) == size:
+                    pass
+    time.sleep(seconds)
+    ballast.unlink()
 
 
 def suspend_somebody(service: Service) -> None:
@@ -152,10 +215,34 @@ def open_half(url: str) -> list[socket.socket]:
     return connections
 
 
+def final_status(service: Service, job: str) -> dict[str, Any]:
+    def final() -> dict[str, Any] | None:
+        status = service.status(job)
+        return status if status["status"] in ("completed", "cancelled", "failed") else None
+
+    return until(final)
+
+
+def resume_after_full_disk(service: Service, job: str) -> bool:
+    """Resume a job whose worker could not write, which its status must say; whether there was a need."""
+    status = final_status(service, job)
+    if status["status"] != "failed":
+        return False
+    assert "No space left on device" in json.dumps(status["status_logs"]), status
+    answer = service.post(f"/v1/customization/jobs/{job}/resume")
+    assert answer.status_code == 200, answer.text
+    return True
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
     random.seed(1)
-    with database(kind) as url, Service(tmp_path / "data", database_url=url, max_running=3) as service:
+    disk = tmp_path / "disk"
+    with (
+        database(kind) as url,
+        small_disk(disk) as is_small,
+        ForkedService(disk / "data", database_url=url, max_running=3) as service,
+    ):
         service.add_target(plain_model(tmp_path / "model"))
         service.upload()
         with Workload(service) as workload:
@@ -164,6 +251,8 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
                 if number % 10 == 5:
                     with contextlib.suppress(ValueError):
                         suspend_somebody(service)
+                if number % 20 == 2 and is_small:
+                    fill_disk(disk, random.uniform(0.2, 1.5))
                 half = open_half(service.url) if number == KILLS // 2 else []
                 if half:
                     assert service.get("/v1/customization/jobs")["object"] == "list"
@@ -174,9 +263,13 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
                 workload.num_kills = number + 1
         assert not workload.problems, workload.problems[:3]
         assert len(workload.jobs) >= 4
+        # Killed between a deletion and its answer: the client cannot know, so it looks. No other job may be gone.
+        for job in workload.to_delete - workload.deleted:
+            if service.http.get(f"/v1/customization/jobs/{job}").status_code == 404:
+                workload.deleted.add(job)
         remaining = [job for job in workload.jobs.values() if job not in workload.deleted]
-        final = ("completed", "cancelled", "failed")
-        states = {job: until(lambda job=job: service.status(job)["status"] in final and service.status(job)["status"]) for job in remaining}  # fmt: skip
+        num_resumed = sum(resume_after_full_disk(service, job) for job in remaining)
+        states = {job: final_status(service, job)["status"] for job in remaining}
         # Workers go on while the service is killed, and none of them fails here.
         assert set(states.values()) <= {"completed", "cancelled"}, states
         listed = service.get("/v1/customization/jobs", params={"page_size": 1000})["data"]
@@ -191,6 +284,5 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
             assert got.content == content, path
         for identity, content in workload.files.items():
             assert service.http.get(f"/v1/files/{identity}/content").content == content
-        print(
-            f"{kind}: {KILLS} kills, {len(workload.jobs)} jobs, {len(workload.commits)} commits, {len(workload.files)} files"
-        )
+        counts = f"{len(workload.jobs)} jobs, {len(workload.commits)} commits, {len(workload.files)} files"
+        print(f"{kind}: {KILLS} kills, {counts}, {num_resumed} jobs resumed after a full disk")

@@ -1,5 +1,6 @@
 """OpenAI's own client, unchanged: from an uploaded file to a chat with the model that was trained."""
 
+import csv
 import json
 
 import openai
@@ -81,6 +82,15 @@ def test_from_upload_to_chat(client, service):
     assert len(events) == len({event.id for event in events}) > 3
     (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
     assert checkpoint.fine_tuned_model_checkpoint == done.fine_tuned_model
+    assert (checkpoint.step_number, checkpoint.metrics.step) == (4, 4)
+    assert checkpoint.metrics.train_loss == 0.25
+    # The losses of each step as a file, as OpenAI names it.
+    (result,) = done.result_files
+    file = client.files.retrieve(result)
+    assert (file.filename, file.purpose) == ("step_metrics.csv", "fine-tune-results")
+    rows = list(csv.DictReader(client.files.content(result).text.splitlines()))
+    assert [(row["step"], row["train_loss"]) for row in rows[::3]] == [("1", "1.0"), ("4", "0.25")]
+    assert result in [item.id for item in client.files.list(purpose="fine-tune-results")]
     assert [item.id for item in client.fine_tuning.jobs.list(metadata={"team": "a"})] == [job.id]
     assert list(client.fine_tuning.jobs.list(metadata={"team": "b"})) == []
     model = client.models.retrieve(done.fine_tuned_model)
@@ -98,6 +108,10 @@ def test_from_upload_to_chat(client, service):
     # Its server is ended, and none but the service could have asked it.
     assert service.get("/v1/deployment/model-deployments")["data"] == []
     assert deployment["name"].startswith("auto-")
+    # A job that is deleted takes its result file along.
+    assert service.http.delete(f"/v1/customization/jobs/{job.id}").status_code == 200
+    with pytest.raises(openai.NotFoundError, match="no file"):
+        client.files.retrieve(result)
 
 
 def test_a_job_is_paused_resumed_and_cancelled(client, service):
@@ -108,6 +122,10 @@ def test_a_job_is_paused_resumed_and_cancelled(client, service):
         until(lambda: service.status(job.id)["steps_completed"] == 3)
         client.fine_tuning.jobs.pause(job.id)
         until(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "paused")
+        first, *_, last = client.fine_tuning.jobs.checkpoints.list(job.id, limit=1)
+        assert (first.step_number, last.step_number, last.metrics.train_loss) == (3, 1, 1.0)
+        with pytest.raises(openai.ConflictError, match="a checkpoint from which its job resumes"):
+            client.chat.completions.create(model=first.fine_tuned_model_checkpoint, messages=[])
         assert client.fine_tuning.jobs.resume(job.id).status == "queued"
         starts = service.data / "jobs" / job.id / "run" / "starts.txt"
         assert until(lambda: len(starts.read_text().split()) == 2 and starts.read_text()) == "0\n3\n"

@@ -1,5 +1,6 @@
 """The job page in a real browser."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -41,11 +42,20 @@ def page(browser):
     assert complaints == []
 
 
+def num_points(page, title: str, *, line: int = 0) -> int:
+    """Points of a line in the chart with this title; a single point is a dot."""
+    chart = page.locator("figure", has=page.get_by_role("heading", name=title, exact=True))
+    paths = chart.locator("path.line")
+    return paths.nth(line).get_attribute("d").count(" ") if paths.count() > line else chart.locator("circle").count()
+
+
 def test_the_page_shows_jobs_curves_logs_datasets_and_deployments(tmp_path, page):
     with Service(tmp_path / "data") as service:
         service.add_target(plain_model(tmp_path / "model"))
         service.upload()
-        service.post("/v1/datasets", {"name": "pairs", "files_url": "hf://datasets/default/pairs"})
+        hostile = "<img src=x onerror=alert(1)>"
+        dataset = {"name": "pairs", "files_url": "hf://datasets/default/pairs", "description": hostile}
+        service.post("/v1/datasets", dataset)
         service.wait_for(service.job(seed=CRASH, name="unlucky"), "failed")
         service.hold()
         job = service.job(name="nightly", steps=6)
@@ -53,32 +63,79 @@ def test_the_page_shows_jobs_curves_logs_datasets_and_deployments(tmp_path, page
         page.goto(service.url)
         page.get_by_role("link", name="nightly").wait_for()
         assert page.get_by_role("heading", name="2 jobs").is_visible()
-        assert page.locator("tr", has_text="unlucky").locator(".state").inner_text() == "failed"
-        assert page.locator("tr", has_text="nightly").locator(".state").inner_text() == "running"
+        assert page.locator("tr", has_text="unlucky").locator(".status").inner_text() == "failed"
+        assert page.locator("tr", has_text="nightly").locator(".status").inner_text() == "running"
+        filter_jobs(page)
+        shown(page, "jobs")
         page.get_by_role("link", name="nightly").click()
-        page.locator("circle.train").nth(2).wait_for()
-        assert page.locator("circle.train").count() == 3
+        page.get_by_role("heading", name="Reward margin").wait_for()
+        until(lambda: num_points(page, "Loss") == 3)
+        assert [num_points(page, title) for title in ("Reward margin", "Accuracy", "Log-probability")] == [3, 3, 3]
+        assert num_points(page, "Log-probability", line=1) == 3
+        knobs = page.locator("details", has_text="Hyperparameters").locator("dl")
+        assert "learning_rate" in knobs.inner_text()
         assert "2 rows to train on" in page.locator("#log").inner_text()
-        shown(page, "page-running")
+        assert page.get_by_role("button", name="Deploy").count() == 0
+        shown(page, "job")
         service.release()
-        page.locator("circle.train").nth(5).wait_for(timeout=60_000)  # the curve grows by itself
-        page.locator(".state.completed").wait_for(timeout=60_000)
+        until(lambda: num_points(page, "Loss") == 6)  # the curve grows by itself
+        page.locator(".status.completed").first.wait_for(timeout=60_000)
         model = service.get(f"/v1/customization/jobs/{job}")["output_model"]
-        service.post("/v1/deployment/configs", {"name": "c", "model": model})
-        service.post("/v1/deployment/model-deployments", {"name": "shop-model", "config": "default/c"})
-        page.get_by_role("link", name="Deployments").click()
-        page.locator(".state.ready").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Deploy").click()
+        page.get_by_role("heading", name="Deployments").wait_for()
+        page.locator(".status.ready").wait_for(timeout=60_000)
         assert model in page.locator("tbody").inner_text()
+        shown(page, "deployments")
+        page.goto(f"{service.url}/#/jobs/{job}")
+        page.get_by_role("link", name="Deployed").wait_for()
         page.get_by_role("link", name="Datasets").click()
         page.get_by_text("hf://datasets/default/pairs").wait_for()
+        assert (page.get_by_text(hostile).count(), page.locator("main img").count()) == (1, 0)
         page.get_by_role("link", name="Models").click()
         page.get_by_text("llama-3.2-1b-instruct@v1.0.0+A100").wait_for()
-        page.get_by_role("link", name="Jobs").click()
-        page.get_by_role("link", name="unlucky").click()
+        compare_jobs(page)
+        page.get_by_role("link", name="unlucky").first.click()
         page.locator(".problem").wait_for()
         assert "killed by signal 9" in page.locator(".problem").inner_text()
         page.get_by_role("link", name="API").click()
         page.get_by_text("POST /v1/customization/jobs", exact=True).wait_for()
+        shown(page, "api")
+
+
+def filter_jobs(page) -> None:
+    """By state, and by name; the address has the filters, so that a link has them, too."""
+    page.get_by_label("state").select_option("failed")
+    page.get_by_role("heading", name="1 job").wait_for()
+    assert page.get_by_role("link", name="nightly").count() == 0
+    page.reload()
+    page.get_by_role("heading", name="1 job").wait_for()
+    assert "status=failed" in page.url
+    page.get_by_label("state").select_option("")
+    page.get_by_label("Filter by name").fill("nightly")
+    page.get_by_label("Filter by name").press("Enter")
+    page.get_by_role("heading", name="1 job").wait_for()
+    page.get_by_role("link", name="nightly").wait_for()
+    page.get_by_label("Filter by name").fill("nothing")
+    page.get_by_label("Filter by name").press("Enter")
+    page.get_by_text("None fits these filters.").wait_for()
+    page.get_by_label("Filter by name").fill("")
+    page.get_by_label("Filter by name").press("Enter")
+    page.get_by_role("heading", name="2 jobs").wait_for()
+
+
+def compare_jobs(page) -> None:
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_label("Compare nightly").check()
+    page.get_by_label("unlucky").check()
+    page.get_by_role("link", name="Compare both").click()
+    page.get_by_role("heading", name="Two jobs").wait_for()
+    chart = page.locator("figure", has=page.get_by_role("heading", name="Loss", exact=True))
+    chart.wait_for()
+    assert (chart.locator("path.line").count(), chart.locator("circle").count()) == (1, 1)  # six steps, and one
+    changed = page.locator("tr.differs td:first-child").all_inner_texts()
+    assert {"state", "seed"} <= set(changed)
+    assert "batch_size" not in changed
+    shown(page, "compare")
 
 
 @pytest.mark.slow
@@ -91,7 +148,7 @@ def test_a_job_is_cancelled_from_the_page_and_a_token_is_asked_for(tmp_path, bro
         page = browser.new_page()
         page.goto(f"{service.url}/#/jobs/{job}")
         page.get_by_role("button", name="Cancel job").click()
-        page.locator(".state.cancelled").wait_for(timeout=60_000)
+        page.locator(".status.cancelled").first.wait_for(timeout=60_000)
         from pairwright.service.rows.api_tokens import create_token
         from pairwright.service.rows.database import Database
 
@@ -107,8 +164,11 @@ def test_a_job_is_cancelled_from_the_page_and_a_token_is_asked_for(tmp_path, bro
 
 
 def shown(page, name: str) -> None:
-    """Keep what the page looks like, where somebody asks for it."""
-    import os
-
-    if folder := os.environ.get("PAIRWRIGHT_SCREENSHOTS"):
-        page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+    """Keep what the page looks like, where somebody asks for it: light and dark, wide and as on a phone."""
+    folder = os.environ.get("SCREENSHOTS")
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than {width}"
+        for scheme in ("light", "dark") if folder else ():
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=str(Path(folder) / f"{name}-{scheme}-{width}.png"), full_page=True)

@@ -40,14 +40,13 @@ class Curve:
 
 def curves_section(run: RunFolder) -> Section | None:
     """The curves of all rounds, or None if there are no metrics. Metrics beyond the main plots are collapsed."""
-    rows, num_bad = _rows(run)
+    rows, num_bad = metric_rows(run)
     if not rows:
         return None
     used = {name for lines in MAIN.values() for name, _ in lines}
-    # names of all metrics in order of appearance; the eval_ one is drawn in the plot of its training metric
-    names = dict.fromkeys(name.removeprefix("eval_") for row in rows for name in row if _is_number(row[name]))
+    names = metric_names(rows)
     plots = [plot for title, lines in MAIN.items() if (plot := _plot(rows, title, lines))]
-    others = [name for name in names if name not in used and name not in _NO_CURVE]
+    others = [name for name in names if name not in used]
     more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
     parts: list[Markup] = [tag("p", _sentence(run, rows, num_bad), class_="lead")]
     parts += [tag("p", note, class_="note") for note in _notes(run)]
@@ -67,7 +66,7 @@ def curves_section(run: RunFolder) -> Section | None:
     return Section("training", "Training", join(parts), [*plots, *more])
 
 
-def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
+def metric_rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
     """Read the rows of all rounds, with consecutive steps across rounds, and the number of invalid rows."""
     all_rows: list[dict[str, Any]] = []
     offset, num_bad = 0.0, 0
@@ -84,12 +83,18 @@ def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
     return all_rows, num_bad
 
 
+def metric_names(rows: list[dict[str, Any]]) -> list[str]:
+    """Names of all metrics in order of appearance; the eval_ one is drawn in the plot of its training metric."""
+    names = dict.fromkeys(name.removeprefix("eval_") for row in rows for name in row if _is_number(row[name]))
+    return [name for name in names if name not in _NO_CURVE]
+
+
 def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str]]) -> Plot | None:
     """Plot metrics with their validation counterparts; None if there are no values."""
     lines, table, lost = [], [("metric", "step", "value")], 0
     for name, tone in names:
         for key, suffix in ((name, ""), (f"eval_{name}", ", validation")):
-            curve = _curve(rows, key)
+            curve = metric_curve(rows, key)
             lost += curve.num_lost
             if not curve.steps:
                 continue
@@ -120,7 +125,7 @@ def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
     return Line(name, xs, ys, tone, low=lows, high=highs)
 
 
-def _curve(rows: list[dict[str, Any]], name: str) -> Curve:
+def metric_curve(rows: list[dict[str, Any]], name: str) -> Curve:
     points = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
     # values near the limits of float would overflow in sums and scales
     finite = [(float(step), float(value)) for step, value in points if math.isfinite(value) and abs(value) < 1e300]
@@ -131,7 +136,7 @@ def _displacement(rows: list[dict[str, Any]]) -> tuple[str, str, str] | None:
     """Compare the log-probabilities at both ends of the last trained round. Returns label, tone and sentence."""
     rounds = list(dict.fromkeys(row["round"] for row in rows))
     last = [row for row in rows if row["round"] == rounds[-1]]
-    chosen, rejected = (_ends(_curve(last, f"logps/{side}").values) for side in ("chosen", "rejected"))
+    chosen, rejected = (_ends(metric_curve(last, f"logps/{side}").values) for side in ("chosen", "rejected"))
     if chosen is None or rejected is None:
         return None
     (start, end), (other_start, other_end) = chosen, rejected

@@ -6,13 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
+from pairwright.records.experience import Experience
+from pairwright.records.grouping import conversation_of
+from pairwright.report.pairs_section import render_sides, render_turn
 from pairwright.report.plots import Markup, Plot, Section, format_count, format_number, join, tag
-from pairwright.report.run_folder import RunFolder
+from pairwright.report.run_folder import RunFolder, find_side
 from pairwright.report.svg import Line, Span, interval_chart, line_chart
+from pairwright.store.table import Table
 
 MAX_REGRESSIONS = 20  # rows of a metric's table
+MAX_TRANSCRIPTS = 6  # regressions of a metric with what either model said
 MAX_TASKS = 200  # rows of the table of all tasks
+Transcripts = dict[tuple[str, str], Experience]
 
 
 def outcome_section(run: RunFolder) -> Section | None:
@@ -30,7 +38,8 @@ def outcome_section(run: RunFolder) -> Section | None:
     if more:
         parts.append(tag("div", *more, class_="cards"))
     parts.append(tag("div", _table(metrics), class_="card scroll"))
-    parts += [_regressions(metric) for metric in metrics if metric["num_regressions"]]
+    transcripts = _read_transcripts(run.evaluation.parent, evaluation, metrics)
+    parts += [_regressions(metric, transcripts) for metric in metrics if metric["num_regressions"]]
     parts.append(_tasks(run.evaluation.parent / TASKS_NAME))
     parts.append(tag("p", _method(evaluation), class_="note"))
     return Section("outcome", "Outcome", join(parts), [*plots, *([rounds] if rounds else [])])
@@ -146,14 +155,47 @@ def table(heads: tuple[str, ...], rows: list[list[Any]]) -> Markup:
     )
 
 
-def _regressions(metric: dict[str, Any]) -> Markup:
+def _read_transcripts(folder: Path, evaluation: dict[str, Any], metrics: list[dict[str, Any]]) -> Transcripts:
+    """What either model did at the worst regressions: (task, side) to its first run, at its last step."""
+    tasks = {str(row["task"]) for metric in metrics for row in metric["regressions"][:MAX_TRANSCRIPTS]}
+    transcripts: Transcripts = {}
+    for side in ("before", "after"):
+        table = find_side(folder, evaluation, side)
+        if table is None or not tasks:
+            continue
+        for experience in Table(table, create=False).records(pl.col("task").is_in(sorted(tasks))):
+            key = str(experience.eid.task), side
+            place = (experience.eid.run, -experience.eid.step, experience.eid.uid)
+            known = transcripts.get(key)
+            if known is None or place < (known.eid.run, -known.eid.step, known.eid.uid):
+                transcripts[key] = experience
+    return transcripts
+
+
+def _transcript(row: dict[str, Any], transcripts: Transcripts) -> Markup:
+    """Both models at one task, side by side from where they part; nothing if either is not there."""
+    both = [transcripts.get((str(row["task"]), side)) for side in ("before", "after")]
+    if both[0] is None or both[1] is None:
+        return Markup("")
+    (prompt, left), (_, right) = (conversation_of(experience) for experience in both if experience is not None)
+    heads = [f"{side}, {format_number(row[side])}" for side in ("before", "after")]
+    line = f"{row['task']}: {format_number(row['before'])} → {format_number(row['after'])}"
+    asked = [render_turn(message) for message in prompt[-1:]]
+    sides = tag("div", *render_sides(("before", "accent"), heads, left, right), class_="sides")
+    return tag("details", tag("summary", line), tag("article", *asked, sides, class_="card pair"))
+
+
+def _regressions(metric: dict[str, Any], transcripts: Transcripts) -> Markup:
     rows = metric["regressions"][:MAX_REGRESSIONS]
     title = f"{metric['name']}: worse on {metric['num_regressions']:,} of {metric['tasks']:,} tasks"
     if len(rows) < metric["num_regressions"]:
         title += f", the first {len(rows)} shown"
     cells = [[row["task"], *(format_number(row[name]) for name in ("before", "after", "difference"))] for row in rows]
     rows_table = table(("task", "before", "after", "difference"), cells)
-    return tag("details", tag("summary", title), tag("div", rows_table, class_="scroll"))
+    texts = [_transcript(row, transcripts) for row in rows[:MAX_TRANSCRIPTS]]
+    if any(texts) and metric["num_regressions"] > MAX_TRANSCRIPTS:
+        texts.append(tag("p", "What either model said at every task: pairwright view, with the folder.", class_="note"))
+    return tag("details", tag("summary", title), tag("div", rows_table, class_="scroll"), *texts)
 
 
 def _tasks(path: Path) -> Markup:

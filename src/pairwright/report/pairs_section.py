@@ -111,6 +111,8 @@ def pairs_section(run: RunFolder) -> Section | None:
     plots = spread_plots(rows)
     chosen = sample_pairs(run)
     words = f"{len(chosen):,} of {rows.height:,} pairs, from the largest gap to the smallest."
+    if len(chosen) < rows.height:
+        words += " All of them, with filters: pairwright view, with the folder of the run."
     parts = [
         tag("div", *(plot.card() for plot in plots), class_="cards"),
         tag("p", words, " What both sides say the same is grey.", class_="lead"),
@@ -140,8 +142,8 @@ def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
         tag("span", pair.split),
         tag("span", pair.id[:12]),
     ]
-    num_same = _num_same(pair.chosen, pair.rejected)
-    same = join(_turn(message) for message in pair.chosen[:num_same][-MAX_TURNS:])
+    num_same = count_same_turns(pair.chosen, pair.rejected)
+    same = join(render_turn(message) for message in pair.chosen[:num_same][-MAX_TURNS:])
     body = [
         tag("header", *facts),
         _prompt(pair),
@@ -160,35 +162,42 @@ def _prompt(pair: Pair) -> Markup:
     *before, last = pair.prompt or (Message("user", ""),)
     earlier = ""
     if before:
-        turns = [_turn(message) for message in before[:MAX_TURNS]]
+        turns = [render_turn(message) for message in before[:MAX_TURNS]]
         if len(before) > MAX_TURNS:
             turns.append(tag("p", f"… {format_count(len(before) - MAX_TURNS, 'more turn')}", class_="more"))
         earlier = tag("details", tag("summary", f"{format_count(len(before), 'earlier turn')} of the prompt"), *turns)
-    return join([earlier, _turn(last)])
+    return join([earlier, render_turn(last)])
 
 
 def _sides(pair: Pair, num_same: int) -> list[Markup]:
     """Render both sides of a pair after their common turns, as columns."""
-    both = pair.chosen[num_same:], pair.rejected[num_same:]
+    heads = [f"{name}, reward {format_number(getattr(pair, f'{name}_reward'))}" for name in ("chosen", "rejected")]
+    return render_sides(("chosen", "rejected"), heads, pair.chosen[num_same:], pair.rejected[num_same:])
+
+
+def render_sides(
+    tones: Sequence[str], heads: Sequence[str], left: Sequence[Message], right: Sequence[Message]
+) -> list[Markup]:
+    """Render two conversations as columns; what their first turns begin with alike is dimmed."""
     # only the first turns that differ are compared character by character
-    first = [_text(side[0]) if side else "" for side in both]
-    same = _common(*first)
+    first = [text_of(side[0]) if side else "" for side in (left, right)]
+    same = count_common(*first)
     columns = []
-    for name, messages, reward in zip(
-        ("chosen", "rejected"), both, (pair.chosen_reward, pair.rejected_reward), strict=True
-    ):
-        turns = [_turn(message, same=same if number == 0 else 0) for number, message in enumerate(messages[:MAX_TURNS])]
+    for tone, head, messages in zip(tones, heads, (left, right), strict=True):
+        turns = [
+            render_turn(message, same=same if number == 0 else 0) for number, message in enumerate(messages[:MAX_TURNS])
+        ]
         if len(messages) > MAX_TURNS:
             turns.append(tag("p", f"… {format_count(len(messages) - MAX_TURNS, 'more turn')}", class_="more"))
         if not messages:
             turns.append(tag("p", "ends here", class_="more"))
-        columns.append(tag("div", tag("h4", f"{name}, reward {format_number(reward)}"), *turns, class_=f"side {name}"))
+        columns.append(tag("div", tag("h4", head), *turns, class_=f"side {tone}"))
     return columns
 
 
-def _turn(message: Message, *, same: int = 0) -> Markup:
+def render_turn(message: Message, *, same: int = 0) -> Markup:
     """Render a turn; its first `same` characters are dimmed, and truncated if there are many."""
-    text = _text(message)
+    text = text_of(message)
     parts: list[object] = []
     if same:
         tail = text[max(0, same - KEPT_OF_SAME) : same]
@@ -204,7 +213,7 @@ def _turn(message: Message, *, same: int = 0) -> Markup:
     return tag("div", tag("h4", role), tag("pre", *parts), class_="turn")
 
 
-def _text(message: Message) -> str:
+def text_of(message: Message) -> str:
     """The whole turn as one text: reasoning, content, calls."""
     parts = []
     if message.reasoning:
@@ -217,7 +226,7 @@ def _text(message: Message) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _num_same(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+def count_same_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
     """Number of common first turns, always fewer than the turns of either side."""
     forms = canonical_messages(chosen), canonical_messages(rejected)
     same = 0
@@ -229,7 +238,7 @@ def _num_same(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
     return min(same, len(chosen) - 1, len(rejected) - 1)
 
 
-def _common(first: str, second: str) -> int:
+def count_common(first: str, second: str) -> int:
     """Length of the common prefix, cut back to the start of a word."""
     length = 0
     for left, right in zip(first, second, strict=False):

@@ -95,6 +95,19 @@ def read_json(path: Path) -> Any:
         raise PairwrightError(f"{path}: cannot be read: {error}") from error
 
 
+def find_side(folder: Path, evaluation: dict[str, Any], side: str) -> Path | None:
+    """The experience table of one side of an evaluation: beside it, of the last round, or the one that was compared.
+
+    folder: where evaluation.json is.
+    side: "before" or "after".
+    """
+    rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
+    folders = [place / "evaluation" / side / "experience" for place in (folder, *reversed(rounds))]
+    name = evaluation.get(side)
+    folders += [Path(name)] if isinstance(name, str) else []
+    return next((path for path in folders if (path / "table.json").is_file()), None)
+
+
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Read the objects of a JSON Lines file, which may still be growing, and count the invalid lines."""
     rows, num_bad = [], 0

@@ -76,7 +76,7 @@ def authenticate(headers: Headers, context: Context) -> Caller:
     return caller_row
 
 
-def caller(request: Request) -> Caller:
+async def caller(request: Request) -> Caller:
     """The caller that `Authentication` found."""
     value = request.scope["state"]["caller"]
     assert isinstance(value, Caller)

@@ -127,7 +127,7 @@ class Context:
     sent_files: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
 
-def context_of(request: Request) -> Context:
+async def context_of(request: Request) -> Context:  # async: a plain function would take a thread for each request
     context = request.app.state.context
     assert isinstance(context, Context)
     return context

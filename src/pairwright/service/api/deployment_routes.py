@@ -211,16 +211,16 @@ def _served(
     else:
         _check_config(connection, config, caller, context)
         document = {**config.model_dump(exclude_none=True), "model": _model_name(config.model)}
-    shown = config if isinstance(config, str) else _config_document(document)
+    public_config = config if isinstance(config, str) else _config_document(document)
     endpoint = document.get("external_endpoint")
     if endpoint is not None:
         check_endpoint(endpoint["host_url"], context.settings)
         models = endpoint.get("enabled_models") or [document["model"]]
         work = {"host_url": endpoint["host_url"], "api_key": endpoint.get("api_key")}
-        return models[0], {"config": shown, "models": models, "work": work}
+        return models[0], {"config": public_config, "models": models, "work": work}
     folder = model_folder(connection, document["model"], caller, context.settings)
     work = {"folder": str(folder), "arguments": ["--name", document["model"]]}
-    return document["model"], {"config": shown, "models": [document["model"]], "work": work}
+    return document["model"], {"config": public_config, "models": [document["model"]], "work": work}
 
 
 def _model_name(model: str | Document | None) -> str | None:

@@ -39,7 +39,7 @@ class Paging:
         return self.sort.startswith("-")
 
 
-def paging(
+async def paging(
     request: Request,
     page: Annotated[int, Query(ge=1, le=10**9)] = 1,
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,

@@ -390,7 +390,7 @@ def repository_document(namespace: str, name: str, oid: str, created_at: str, tr
         # Milliseconds, as the hub writes times.
         "lastModified": created_at[:23] + "Z",
         "createdAt": created_at[:23] + "Z",
-        "private": False,
+        "private": True,  # only those with a token of the namespace see it
         "gated": False,
         "disabled": False,
         "tags": [],

@@ -4,6 +4,7 @@ A job made here is a job like any other: `method` is its training type, the file
 Customizer show it too. The base model is trained with LoRA. `auto` stands for the defaults below.
 """
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from pairwright.service.openai_api.file_routes import find_file, home_namespace,
 from pairwright.service.request_models import Body, Count, DatasetReference, Dpo, Hyperparameters, JobBody, Json, Number
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import check_name, new_id
+from pairwright.service.rows.entities import CHECKPOINT, check_name, new_id
 from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import find_target
 from pairwright.service.run.job_control import end_job, reopen_job
@@ -197,25 +198,9 @@ def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After 
 def list_checkpoints(
     job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 10
 ) -> Document:
-    """The models of a job: the one that it ended with. Checkpoints on the way are for resuming, not for use."""
+    """The checkpoints of a job that are there, newest first; the final model alone can be asked."""
     row = _job(job_id, caller, context)
-    checkpoints = []
-    if row["state"] == JobState.COMPLETED and row["output_model"]:
-        progress = msgspec.json.decode(row["progress"])
-        metrics = {"train_loss": progress.get("train_loss"), "valid_loss": progress.get("val_loss")}
-        step = progress.get("steps_completed", 0)
-        checkpoints.append(
-            {
-                "id": job_id.replace("ftjob-", "ftckpt-", 1),
-                "object": "fine_tuning.job.checkpoint",
-                "created_at": unix_time(row["updated_at"]),
-                "fine_tuned_model_checkpoint": row["output_model"],
-                "fine_tuning_job_id": job_id,
-                "step_number": step,
-                "metrics": {"step": step, **{key: value for key, value in metrics.items() if value is not None}},
-            }
-        )
-    return list_page(checkpoints, after=after, limit=limit)
+    return list_page(_checkpoints(row, context), after=after, limit=limit)
 
 
 def job_document(row: RowMapping, context: Context) -> Document:
@@ -251,7 +236,7 @@ def job_document(row: RowMapping, context: Context) -> Document:
         "method": openai["method"],
         "training_file": document["dataset"]["name"],
         "validation_file": openai["validation_file"],
-        "result_files": [],
+        "result_files": openai.get("result_files", []),
         "trained_tokens": sum(tokens.trained_tokens.values()) if tokens is not None else None,
         "error": {"code": "job_failed", "message": last["message"], "param": None}
         if state is JobState.FAILED
@@ -317,6 +302,38 @@ def _job(job_id: str, caller: Caller, context: Context, *, write: bool = False) 
         raise not_found("fine-tuning job", job_id[:200]) from None
     caller.check(row["namespace"], write=write)
     return row
+
+
+def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
+    """The final model, and before it what the trainer saved on its way and still has."""
+    folder = context.settings.run_folder(row["id"])
+    metrics: dict[int, Document] = {}
+    for name, points in jobs.read_metrics(folder).items():
+        for point in points:
+            metrics.setdefault(point["step"], {})[{"val_loss": "valid_loss"}.get(name, name)] = point["value"]
+
+    def document(step: int, model: str, created_at: int) -> Document:
+        return {
+            "id": f"{row['id'].replace('ftjob-', 'ftckpt-', 1)}-{step}",
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": created_at,
+            "fine_tuned_model_checkpoint": model,
+            "fine_tuning_job_id": row["id"],
+            "step_number": step,
+            "metrics": {"step": step, **metrics.get(step, {})},
+        }
+
+    saved = {}
+    for path in (folder / "checkpoints").glob("step-*"):
+        number = path.name.partition("-")[2]
+        if number.isdigit():
+            with contextlib.suppress(OSError):  # dropped meanwhile
+                model = f"{row['output_model']}{CHECKPOINT}{int(number)}"
+                saved[int(number)] = document(int(number), model, int(path.stat().st_mtime))
+    if row["state"] == JobState.COMPLETED and row["output_model"]:
+        step = msgspec.json.decode(row["progress"]).get("steps_completed", 0)
+        saved[step] = document(step, row["output_model"], unix_time(row["updated_at"]))
+    return [saved[step] for step in sorted(saved, reverse=True)]
 
 
 def _events(row: RowMapping, context: Context) -> list[Document]:

@@ -21,8 +21,12 @@ from pairwright.service.settings import Context, context_of
 router = APIRouter(tags=["operation"])
 ContextIs = Annotated[Context, Depends(context_of)]
 FOLDER = Path(__file__).parent
-# The only files that are served, with their media types.
-_TYPES = {"page.js": "text/javascript", "page.css": "text/css", "docs.js": "text/javascript"}
+# The only files that are served, with their places and media types; those in built/ are made from web/src/jobs.tsx.
+_FILES = {
+    "jobs.js": ("built/jobs.js", "text/javascript"),
+    "jobs.css": ("built/jobs.css", "text/css"),
+    "docs.js": ("docs.js", "text/javascript"),
+}
 _STATES = [state for state in JobState if state is not JobState.PREPARED]  # the service starts what it writes
 # The page loads nothing from elsewhere, and no other page may embed it.
 _HEADERS = {
@@ -48,9 +52,10 @@ def docs() -> Response:
 @router.get("/page/{name}", response_class=FileResponse, include_in_schema=False)
 def page_file(name: str) -> Response:
     """Script and style of the pages."""
-    if name not in _TYPES:
+    if name not in _FILES:
         raise not_found("file", name[:100])
-    return FileResponse(FOLDER / name, headers=_HEADERS, media_type=_TYPES[name])
+    path, media_type = _FILES[name]
+    return FileResponse(FOLDER / path, headers=_HEADERS, media_type=media_type)
 
 
 @router.get("/health")

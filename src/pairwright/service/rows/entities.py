@@ -29,6 +29,7 @@ _REVISION = re.compile(r"[0-9a-f]{7,40}")
 # Base58: without 0, O, I and l, which look alike.
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 MAX_PATH = 500
+CHECKPOINT = ":ckpt-step-"  # between the name of a model and the step, as OpenAI writes it
 
 
 def check_name(value: str, field: str) -> str:
@@ -45,6 +46,10 @@ def check_name(value: str, field: str) -> str:
 
 def check_model_name(value: str, field: str) -> str:
     """Validate a model name such as `meta/llama-3.2-1b-instruct@v1.0.0+A100`."""
+    if CHECKPOINT in value:
+        model = value.partition(CHECKPOINT)[0]
+        message = f"{field}: {value[:300]!r} is a checkpoint from which its job resumes: ask {model[:300]!r}"
+        raise Refusal(409, "checkpoint_not_served", message)
     if not _MODEL.fullmatch(value) or ".." in value or "//" in value:
         raise Refusal(
             422,

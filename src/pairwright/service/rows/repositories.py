@@ -213,6 +213,8 @@ def create_reference(
     taken = sa.select(references.c.oid).where(*_reference(namespace, name), references.c.reference == reference)
     if reference == MAIN or is_commit(reference) or connection.scalar(taken) is not None:
         raise already_there(kind, reference)
+    # Without a reference of its own, main is the newest commit of all: it must not follow the new branch.
+    _move_branch(connection, namespace, name, MAIN, head(connection, namespace, name).oid)
     row = {"namespace": namespace, "name": name, "kind": kind, "reference": reference, "oid": oid, "message": message}
     connection.execute(sa.insert(references).values(row))
 

@@ -9,6 +9,7 @@ from pairwright.service.api_errors import Refusal
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.run.model_names import refuse_deployed
+from pairwright.service.run.result_file import delete_result_file
 from pairwright.service.run.usage import free_blobs
 from pairwright.service.settings import Context
 
@@ -66,7 +67,8 @@ def remove_job(context: Context, job_id: str) -> None:
         if row["state"] not in FINAL:
             raise Refusal(409, "job_active", f"job {job_id} is {row['state']}: cancel it first")
         refuse_deployed(connection, row["output_model"])
+        blobs = delete_result_file(connection, row)
         jobs.delete(connection, job_id)
     # After the row: what a crash leaves here is removed at the next start.
     shutil.rmtree(context.settings.job_folder(job_id), ignore_errors=True)
-    free_blobs(context, {file["sha256"] for file in jobs.work_of(row)["files"]})
+    free_blobs(context, blobs | {file["sha256"] for file in jobs.work_of(row)["files"]})

@@ -75,9 +75,15 @@ def list_models(
 
     Models of jobs come newest first, then base models and entries; only the rows of the page are read.
     """
+    # Few, beside the models of jobs: read at once, not for each model of the page.
+    entries = {
+        f"{entry['namespace']}/{entry['name']}": entry
+        for entry in entities.every(connection, entities.MODEL)
+        if caller.may(entry["namespace"], write=False)
+    }
     others = [
         document
-        for document in _other_models(connection, caller)
+        for document in _other_models(connection, entries)
         if all(str(document.get(name)) in values for name, values in filters.items())
     ]
     where = [*_finished(caller), *(MODEL_FILTERS[name].in_(values) for name, values in filters.items())]
@@ -93,20 +99,14 @@ def list_models(
     documents = []
     for row in connection.execute(chosen.offset(offset).limit(limit - len(before))):
         document = _document(row[0], row[1], row[2], base_model=row[3], project=row[4])
-        entry = entities.find(connection, entities.MODEL, document["namespace"], document["name"])
-        documents.append(_with_entry(document, entry))
+        documents.append(_with_entry(document, entries.get(document["id"])))
     after = others[max(0, start - num_jobs) :][: limit - len(documents)] if is_descending else []
     return [*before, *documents, *after], num_jobs + len(others)
 
 
-def _other_models(connection: Connection, caller: Caller) -> list[ModelDocument]:
+def _other_models(connection: Connection, entries: Mapping[str, ModelDocument]) -> list[ModelDocument]:
     """Base models, and models that clients entered and no job made."""
-    entries = {
-        f"{entry['namespace']}/{entry['name']}": entry
-        for entry in entities.every(connection, entities.MODEL)
-        if caller.may(entry["namespace"], write=False)
-    }
-    documents = []
+    entries, documents = dict(entries), []
     for target in entities.every(connection, entities.TARGET):
         document = _document(target["base_model"], target["namespace"], target["created_at"])
         documents.append(_with_entry(document, entries.pop(document["id"], None)))

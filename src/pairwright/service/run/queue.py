@@ -33,6 +33,7 @@ from pairwright.service.rows.entities import age_seconds, now
 from pairwright.service.rows.job_rows import WAITING, WITH_WORKER, summary
 from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.model_card import write_card
+from pairwright.service.run.result_file import add_result_file
 from pairwright.service.settings import WORK_FILE, Context
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
@@ -188,6 +189,9 @@ class JobQueue:
         }
         if new is JobState.PENDING:
             values["idle_starts"] = 0 if progress["steps_completed"] > row["step"] else row["idle_starts"] + 1
+        if new is JobState.COMPLETED:
+            with contextlib.suppress(OSError):  # curves are no reason to lose a model
+                add_result_file(self._context, row, self._run(row))
         self._move(row, new, message, detail=detail, **values)
         if new in FINAL:
             with contextlib.suppress(BackendError):  # killed before it was written

@@ -1,0 +1,162 @@
+"""Every question that the page asks, by name: `experiences.rows`, `pairs.pair`, ... The server and `--export` use it.
+
+Parameters are texts, as a URL has them; each may occur several times. They are checked here.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pairwright import __version__
+from pairwright.errors import ConfigError
+from pairwright.view.decision_queries import Decisions
+from pairwright.view.experience_queries import ExperienceQueries
+from pairwright.view.library import Item, Kind, Library
+from pairwright.view.pair_queries import PairQueries
+from pairwright.view.row_queries import MAX_PAGE, Query
+from pairwright.view.run_queries import RunQueries
+from pairwright.view.token_queries import TokenQueries
+
+Parameters = Mapping[str, Sequence[str]]
+_QUERIES: dict[Kind, Callable[[Item, Library], Any]] = {
+    "experiences": ExperienceQueries,
+    "pairs": PairQueries,
+    "tokens": TokenQueries,
+}
+
+
+class Answers:
+    """Answers of the page over a library."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._runs = RunQueries(library)
+        self._queries: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._decisions = Decisions(library)
+        self.decisions: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "decide.vote": lambda asked: self._decisions.vote(asked, self._opened(asked, "pairs")),
+            "decide.undo": lambda asked: self._decisions.undo_vote(asked, self._opened(asked, "pairs")),
+            "decide.rate": self._decisions.rate,
+            "decide.unrate": self._decisions.undo_rating,
+            "decide.exclude": lambda asked: self._decisions.exclude(asked, self._opened(asked, "experiences")),
+        }
+        self.questions: dict[str, Callable[[Parameters], Any]] = {
+            "library": self._list_library,
+            "runs.list": lambda _: self._runs.list_runs(),
+            "runs.run": lambda asked: self._runs.read_run(_text(asked, "source")),
+            "experiences.rows": lambda asked: self._rows(asked, "experiences"),
+            "experiences.facets": lambda asked: self.queries(asked, "experiences").list_facets(_query(asked)),
+            "experiences.tasks": lambda asked: self.queries(asked, "experiences").list_tasks(
+                _query(asked), _number(asked, "offset", 0), _limit(asked)
+            ),
+            "experiences.record": lambda asked: self.queries(asked, "experiences").read_record(
+                _text(asked, "uid"), _optional_number(asked, "row")
+            ),
+            "experiences.raw": lambda asked: self.queries(asked, "experiences").read_raw(
+                _text(asked, "uid"), _optional_number(asked, "row")
+            ),
+            "experiences.lineage": lambda asked: self.queries(asked, "experiences").read_lineage(_text(asked, "uid")),
+            "pairs.rows": lambda asked: self._rows(asked, "pairs"),
+            "pairs.facets": lambda asked: self.queries(asked, "pairs").list_facets(_query(asked)),
+            "pairs.pair": lambda asked: self.queries(asked, "pairs").read_pair(
+                _query(asked), position=_optional_number(asked, "position"), identity=_text(asked, "id", "")
+            ),
+            "pairs.raw": lambda asked: self.queries(asked, "pairs").read_raw(_text(asked, "id")),
+            "tokens.rows": lambda asked: self._rows(asked, "tokens"),
+            "tokens.facets": lambda asked: self.queries(asked, "tokens").list_facets(_query(asked)),
+            "tokens.sequence": lambda asked: self.queries(asked, "tokens").read_sequence(_number(asked, "row")),
+            "evaluation.tasks": lambda asked: self._runs.list_tasks(
+                _text(asked, "source"),
+                _text(asked, "metric", ""),
+                _number(asked, "offset", 0),
+                _limit(asked),
+                _text(asked, "q", ""),
+            ),
+            "decide.next": self._next_pair,
+            "decide.summary": lambda asked: self._decisions.summarize(
+                self.queries(asked, "pairs"), _text(asked, "source")
+            ),
+            "decide.record": self._next_record,
+            "decide.ratings": lambda asked: self._decisions.summarize_ratings(
+                self.queries(asked, "experiences"), _text(asked, "source")
+            ),
+            "decide.exclusions": lambda asked: self._decisions.list_exclusions(_text(asked, "source")),
+            "evaluation.task": lambda asked: self._runs.read_task(_text(asked, "source"), _text(asked, "task")),
+        }
+
+    def answer(self, question: str, asked: Parameters) -> Any:
+        """Answer a question with a value that JSON can hold."""
+        return self.questions[question](asked)
+
+    def queries(self, asked: Parameters, kind: Kind) -> Any:
+        """The queries over the table that is asked about; opened once."""
+        key = _text(asked, "source")
+        with self._lock:
+            item = self.library.get(key, kind)
+            if key not in self._queries:
+                self._queries[key] = _QUERIES[kind](item, self.library)
+            return self._queries[key]
+
+    def _opened(self, asked: dict[str, Any], kind: Kind) -> Any:
+        """The queries over the table that a decision names."""
+        return self.queries({"source": [str(asked.get("source", ""))]}, kind)
+
+    def _next_pair(self, asked: Parameters) -> Any:
+        return self._decisions.next_pair(
+            self.queries(asked, "pairs"),
+            _text(asked, "source"),
+            voter=_text(asked, "voter"),
+            order=_text(asked, "order", "gap"),
+            is_blind=_text(asked, "blind", "1") == "1",
+            identity=_text(asked, "id", ""),
+        )
+
+    def _next_record(self, asked: Parameters) -> Any:
+        return self._decisions.next_record(
+            self.queries(asked, "experiences"),
+            _text(asked, "source"),
+            voter=_text(asked, "voter"),
+            is_blind=_text(asked, "blind", "1") == "1",
+            identity=_text(asked, "uid", ""),
+        )
+
+    def _list_library(self, _: Parameters) -> dict[str, Any]:
+        before = set(self.library.items)
+        self.library.refresh()
+        if set(self.library.items) != before:
+            with self._lock:  # what is related to what may have changed
+                self._queries.clear()
+        return {"version": __version__, "items": self.library.as_json()}
+
+    def _rows(self, asked: Parameters, kind: Kind) -> Any:
+        return self.queries(asked, kind).list_rows(_query(asked), _number(asked, "offset", 0), _limit(asked))
+
+
+def _query(asked: Parameters) -> Query:
+    return Query(tuple(asked.get("w", ())), _text(asked, "q", ""), _text(asked, "sort", ""))
+
+
+def _text(asked: Parameters, name: str, default: str | None = None) -> str:
+    values = asked.get(name, ())
+    if values:
+        return values[0]
+    if default is None:
+        raise ConfigError(f"{name}: expected a value")
+    return default
+
+
+def _optional_number(asked: Parameters, name: str) -> int | None:
+    return _number(asked, name) if asked.get(name) else None
+
+
+def _number(asked: Parameters, name: str, default: int | None = None) -> int:
+    text = _text(asked, name, None if default is None else str(default))
+    # isdecimal also takes digits of other scripts, which int() reads as well; signs are refused.
+    if not text.isdecimal() or len(text) > 15:
+        raise ConfigError(f"{name}: got {text!r:.100}, expected a whole number")
+    return int(text)
+
+
+def _limit(asked: Parameters) -> int:
+    return max(1, min(MAX_PAGE, _number(asked, "limit", 100)))

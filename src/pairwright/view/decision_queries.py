@@ -1,0 +1,336 @@
+"""Decisions on the page: the queue of pairs to vote on and of runs to rate, votes, ratings, exclusions, agreement.
+
+Votes go to `votes.csv` and ratings to `ratings.csv` in the folder of the run (of the table, where there is no run),
+exclusions to `exclusions.csv` in the folder of the experience table; `pairs` reads all three. A decision is on the disk
+when it is answered. Blind, neither rewards nor ids are sent, and which side comes first is drawn for each voter.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from pairwright.errors import PairwrightError
+from pairwright.pairs.decisions import (
+    ExclusionFile,
+    RatingFile,
+    Vote,
+    VoteFile,
+    rating_agreement,
+    vote_agreement,
+)
+from pairwright.pairs.pair_table import pairs_of_batch
+from pairwright.store.arrow import from_batch
+from pairwright.view.experience_queries import ExperienceQueries, experience_view, plain
+from pairwright.view.facets import quote
+from pairwright.view.library import Item, Library
+from pairwright.view.pair_queries import PairQueries, pair_view
+from pairwright.view.row_queries import Numbers, Query, RowQueries, Snapshot
+
+ORDERS = ("disagreement", "gap", "random")
+_CHUNK = 256  # rows of the queue that are looked at together
+
+
+class VoteQuestion(msgspec.Struct, forbid_unknown_fields=True):
+    """A vote on the pair with an id; `blind` says that the order of its sides was drawn."""
+
+    source: str
+    voter: str
+    id: str
+    verdict: str
+    blind: bool = True
+
+
+class UndoQuestion(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    voter: str
+
+
+class RateQuestion(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    voter: str
+    uid: str
+    rating: float | None = None
+
+
+class ExcludeQuestion(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    name: str
+    uid: str
+    reason: str = ""
+    is_excluded: bool = True
+
+
+class Decisions:
+    """The decisions on what the library holds. Files are opened when they are first needed."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._votes: dict[Path, VoteFile] = {}
+        self._ratings: dict[Path, RatingFile] = {}
+        self._exclusions: dict[Path, ExclusionFile] = {}
+
+    # Votes
+
+    def vote(self, asked: dict[str, Any], pairs: PairQueries) -> dict[str, Any]:
+        """Save a vote; the side that was shown first is `a`."""
+        vote = _convert(asked, VoteQuestion)
+        snapshot = pairs.rows.snapshot()
+        number = pairs.rows.find("id", vote.id, snapshot)
+        (row,) = pairs.rows.take([number], ["chosen_uid", "rejected_uid"], snapshot)
+        sides = row["chosen_uid"], row["rejected_uid"]
+        first, second = sides[::-1] if vote.blind and _is_swapped(vote.voter, vote.id) else sides
+        self._vote_file(vote.source).vote(vote.voter, first, second, vote.verdict)
+        return {"saved": True}
+
+    def undo_vote(self, asked: dict[str, Any], pairs: PairQueries) -> dict[str, Any]:
+        """Take back the last vote of a person; answers with the id of its pair, to show it again."""
+        undo = _convert(asked, UndoQuestion)
+        vote = self._vote_file(undo.source).undo(undo.voter)
+        if vote is None:
+            raise PairwrightError(f"{undo.voter} has no vote to take back")
+        snapshot = pairs.rows.snapshot()
+        rows = _pairs_between(pairs.rows, snapshot, [vote])
+        return {"verdict": vote.verdict, "id": rows["id"][0] if rows.height else None}
+
+    def next_pair(
+        self, pairs: PairQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
+    ) -> dict[str, Any]:
+        """The next pair that a person has not voted on, or the pair with an id; and how many are left."""
+        if order not in ORDERS:
+            raise PairwrightError(f"order: got {order!r:.100}, expected {', '.join(ORDERS)}")
+        votes = self._vote_file(source).votes()
+        own = {vote.key for vote in votes if vote.voter == voter.strip()}
+        rows, snapshot = pairs.rows, pairs.rows.snapshot()
+        if identity:
+            number: int | None = rows.find("id", identity, snapshot)
+        else:
+            queue = self._queue(rows, snapshot, votes, voter, order)
+            number = next((number for number, key in queue if key not in own), None)
+        counts = {"total": snapshot.num_rows, "own": len(own), "votes": len(votes)}
+        if number is None:
+            return {"pair": None, **counts}
+        (pair,) = pairs_of_batch(rows.batch_at(number, snapshot))
+        view = pair_view(pair)
+        is_swapped = is_blind and _is_swapped(voter, pair.id)
+        if is_blind:
+            # What would tell the sides apart is not sent at all.
+            hidden = ("chosen_reward", "rejected_reward", "gap", "chosen_uid", "rejected_uid", "info", "weight")
+            view = {name: value for name, value in view.items() if name not in hidden}
+        sides = [view.pop("chosen"), view.pop("rejected")]
+        rewards = [view.pop("chosen_reward", None), view.pop("rejected_reward", None)]
+        for name in ("chosen_uid", "rejected_uid"):
+            view.pop(name, None)
+        turn = slice(None, None, -1) if is_swapped else slice(None)
+        (a, b), (a_reward, b_reward) = sides[turn], rewards[turn]
+        shown = {**view, "a": a, "b": b, "a_reward": a_reward, "b_reward": b_reward}
+        return {"pair": shown, **counts}
+
+    def _queue(
+        self, rows: RowQueries, snapshot: Snapshot, votes: list[Vote], voter: str, order: str
+    ) -> Iterator[tuple[int, tuple[str, str]]]:
+        """Row numbers of pairs in the order of a queue, each with the ids of its sides in a fixed order."""
+        numbers: Numbers
+        if order == "random":
+            seed = _draw(voter, rows.name)
+            numbers = np.random.default_rng(seed).permutation(snapshot.num_rows)
+        else:
+            # Small gaps first: there the reward is the least certain.
+            by_gap = rows.select(Query(sort="gap"), snapshot)
+            assert by_gap is not None
+            numbers = by_gap
+        if order == "disagreement":
+            disputed = _disputed(rows, snapshot, votes)
+            numbers = np.concatenate([disputed, numbers[~np.isin(numbers, disputed)]])
+        for start in range(0, len(numbers), _CHUNK):
+            chunk = numbers[start : start + _CHUNK].tolist()
+            sides = rows.take_frame(chunk, ["chosen_uid", "rejected_uid"], snapshot)
+            for number, (one, other) in zip(chunk, sides.iter_rows(), strict=True):
+                yield number, ((one, other) if one < other else (other, one))
+
+    def summarize(self, pairs: PairQueries, source: str) -> dict[str, Any]:
+        """Who voted how often, and how far people agree with each other and with the reward."""
+        file = self._vote_file(source)
+        votes = file.votes()
+        sides = _pairs_between(pairs.rows, pairs.rows.snapshot(), votes)
+        rewards: dict[str, float | None] = {}
+        for side in ("chosen", "rejected"):
+            rewards |= dict(sides.select(f"{side}_uid", f"{side}_reward").iter_rows())
+        tables = self._library.tables_of_pairs(self._library.get(source, "pairs"))
+        table = str(tables[0].path) if tables else "EXPERIENCE"
+        summary: dict[str, Any] = plain(
+            {
+                "file": str(file.path),
+                "agreement": vote_agreement(votes, rewards),
+                "skips": sum(vote.is_skip for vote in votes),
+                "unfinished": file.unfinished,
+                "next": f"pairwright pairs {table} -o DIR --votes {file.path}",
+            }
+        )
+        return summary
+
+    # Ratings
+
+    def rate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Save a rating of an experience; None skips it."""
+        rating = _convert(asked, RateQuestion)
+        self._rating_file(rating.source).rate(rating.voter, rating.uid, rating.rating)
+        return {"saved": True}
+
+    def undo_rating(self, asked: dict[str, Any]) -> dict[str, Any]:
+        undo = _convert(asked, UndoQuestion)
+        rating = self._rating_file(undo.source).undo(undo.voter)
+        if rating is None:
+            raise PairwrightError(f"{undo.voter} has no rating to take back")
+        return {"uid": rating.uid}
+
+    def next_record(
+        self, table: ExperienceQueries, source: str, *, voter: str, is_blind: bool, identity: str = ""
+    ) -> dict[str, Any]:
+        """The next experience that a person has not rated, in random order; and how many are left."""
+        ratings = self._rating_file(source).ratings()
+        own = {rating.uid for rating in ratings if rating.voter == voter.strip()}
+        rows, snapshot = table.rows, table.rows.snapshot()
+        number: int | None = rows.find("uid", identity, snapshot) if identity else None
+        if number is None:
+            order = np.random.default_rng(_draw(voter, rows.name)).permutation(snapshot.num_rows)
+            for start in range(0, len(order), _CHUNK):
+                chunk = order[start : start + _CHUNK].tolist()
+                uids = rows.take_frame(chunk, ["uid"], snapshot)["uid"]
+                number = next((one for one, uid in zip(chunk, uids, strict=True) if uid not in own), None)
+                if number is not None:
+                    break
+        result = {"total": snapshot.num_rows, "own": len(own), "ratings": len(ratings)}
+        if number is None:
+            return {"record": None, **result}
+        (exp,) = from_batch(rows.batch_at(number, snapshot))
+        view = experience_view(exp)
+        if is_blind:
+            view |= {"reward": None, "components": {}, "metrics": {}, "info": {}, "model": None}
+        return {"record": {"row": number, **view, "siblings": [], "num_siblings": 0}, **result}
+
+    def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
+        """Who rated how often, and the agreement."""
+        file = self._rating_file(source)
+        ratings = file.ratings()
+        uids = pl.Series([rating.uid for rating in ratings], dtype=pl.String).implode()
+        frames = table.rows.scan(
+            table.rows.snapshot(),
+            ["uid", "reward"],
+            lambda frame, _: frame.select("uid", "reward").filter(pl.col("uid").is_in(uids)),
+        )
+        rewards = dict(pl.concat(frames).iter_rows()) if frames else {}
+        summary: dict[str, Any] = plain(
+            {
+                "file": str(file.path),
+                "agreement": rating_agreement(ratings, rewards),
+                "next": f"pairwright pairs {self._library.get(source, 'experiences').path} -o DIR --votes {file.path}",
+            }
+        )
+        return summary
+
+    # Exclusions
+
+    def exclude(self, asked: dict[str, Any], table: ExperienceQueries) -> dict[str, Any]:
+        """Exclude an experience with a reason, or include it again."""
+        exclusion = _convert(asked, ExcludeQuestion)
+        item = self._library.get(exclusion.source, "experiences")
+        table.rows.find("uid", exclusion.uid, table.rows.snapshot())  # raises for an id that is not in the table
+        file = self._exclusion_file(item)
+        if exclusion.is_excluded:
+            file.exclude(exclusion.name, exclusion.uid, exclusion.reason)
+        else:
+            file.include(exclusion.name, exclusion.uid)
+        return {"saved": True}
+
+    def list_exclusions(self, source: str) -> dict[str, Any]:
+        """The excluded experiences of a table."""
+        item = self._library.get(source, "experiences")
+        exclusions = self._exclusion_file(item).exclusions()
+        rows = [
+            {"uid": uid, "name": one.name, "reason": one.reason, "time": one.time} for uid, one in exclusions.items()
+        ]
+        return {"rows": rows, "where": _where_of(list(exclusions)[:200])}
+
+    # Files
+
+    def _vote_file(self, source: str) -> VoteFile:
+        path = _folder_of(self._library.get(source, "pairs")) / "votes.csv"
+        if path not in self._votes:
+            self._votes[path] = VoteFile(path)
+        return self._votes[path]
+
+    def _rating_file(self, source: str) -> RatingFile:
+        path = _folder_of(self._library.get(source, "experiences")) / "ratings.csv"
+        if path not in self._ratings:
+            self._ratings[path] = RatingFile(path)
+        return self._ratings[path]
+
+    def _exclusion_file(self, item: Item) -> ExclusionFile:
+        if item.path not in self._exclusions:
+            self._exclusions[item.path] = ExclusionFile(item.path)
+        return self._exclusions[item.path]
+
+
+def _folder_of(item: Item) -> Path:
+    """Where decisions lie: beside the table in a run, in the table's folder where there is none."""
+    return item.path.parent if item.run else item.path
+
+
+def _convert(asked: dict[str, Any], question: Any) -> Any:
+    try:
+        return msgspec.convert(asked, question)
+    except msgspec.ValidationError as error:
+        raise PairwrightError(f"a decision that cannot be read: {error}") from None
+
+
+def _draw(voter: str, name: str) -> int:
+    """A number that is the same whenever this person asks about this thing."""
+    digest = hashlib.sha256(f"{len(voter)}:{voter}{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def _is_swapped(voter: str, identity: str) -> bool:
+    """Whether a person who votes blind sees the rejected side of a pair first; the page is not told."""
+    return _draw(voter.strip(), identity) % 2 == 1
+
+
+def _pairs_between(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> pl.DataFrame:
+    """The pairs whose two sides were voted on: number, id, ids and rewards of the sides."""
+    columns = ["id", "chosen_uid", "rejected_uid", "chosen_reward", "rejected_reward"]
+    uids = pl.Series([uid for vote in votes for uid in vote.key], dtype=pl.String).unique().implode()
+
+    def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
+        known = pl.col("chosen_uid").is_in(uids) & pl.col("rejected_uid").is_in(uids)
+        numbered = frame.select(*columns).with_columns(number=pl.int_range(pl.len(), dtype=pl.Int64) + start)
+        return numbered.filter(known)
+
+    frames = rows.scan(snapshot, columns, keep) if votes else []
+    empty = {name: pl.Float64 if name.endswith("reward") else pl.String for name in columns}
+    return pl.concat(frames) if frames else pl.DataFrame(schema={**empty, "number": pl.Int64})
+
+
+def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Numbers:
+    """Row numbers of the pairs that people judge unlike each other or unlike the reward, the most disputed first."""
+    by_key: dict[tuple[str, str], list[str | None]] = {}
+    for vote in votes:
+        if not vote.is_skip:
+            by_key.setdefault(vote.key, []).append(vote.winner)
+    scores = []
+    for number, chosen, rejected in (
+        _pairs_between(rows, snapshot, votes).select("number", "chosen_uid", "rejected_uid").iter_rows()
+    ):
+        winners = by_key.get((chosen, rejected) if chosen < rejected else (rejected, chosen), [])
+        # Two people who differ weigh more than one who differs from the reward.
+        score = 2 * (len(set(winners)) - 1) + sum(winner != chosen for winner in winners) if winners else 0
+        if score > 0:
+            scores.append((-score, number))
+    return np.array([number for _, number in sorted(scores)], np.int64)
+
+
+def _where_of(uids: list[str]) -> str:
+    return f"uid IN ({', '.join(map(quote, uids))})" if uids else ""

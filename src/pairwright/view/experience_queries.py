@@ -1,0 +1,360 @@
+"""Answers of the page about experience tables: rows, facets, tasks, one record, its lineage to pairs."""
+
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pairwright.errors import TableError
+from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
+from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
+from pairwright.records.experience import Experience, Side
+from pairwright.records.json_text import encode
+from pairwright.records.messages import Message
+from pairwright.sources.datasets.pairwright_rows import experience_to_json
+from pairwright.store.arrow import from_batch
+from pairwright.store.columns import SCHEMA
+from pairwright.store.segments import SUFFIX
+from pairwright.store.table import Table
+from pairwright.view.facets import FacetColumn, count_facets, quote
+from pairwright.view.library import Item, Library
+from pairwright.view.row_queries import Derived, Query, RowQueries
+from pairwright.view.uid_maps import UidMap, outcome_map, split_map
+
+LISTED = (
+    "uid",
+    "batch",
+    "task",
+    "run",
+    "step",
+    "kind",
+    "reward",
+    "reward_unscored",
+    "num_prompt_messages",
+    "num_completion_messages",
+    "num_completion_characters",
+    "num_tool_calls",
+    "num_errors",
+    "truncate_status",
+    "model_version",
+    "source_format",
+    "source",
+)
+TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected", "prompt_text", "response_text")
+FACETS = (
+    FacetColumn("reward", "reward", "number"),
+    FacetColumn("kind", "kind"),
+    FacetColumn("source_format", "format"),
+    FacetColumn("source", "source"),
+    FacetColumn("batch", "batch"),
+    FacetColumn("model_version", "model"),
+    FacetColumn("num_errors", "errors", "number"),
+    FacetColumn("num_tool_calls", "tool calls", "number"),
+    FacetColumn("num_completion_characters", "length (characters)", "number"),
+    FacetColumn("truncate_status", "truncated"),
+)
+_OF_PAIRS = (FacetColumn("outcome", "in pairs"), FacetColumn("split", "split"))
+MAX_PAIRS_OF_RECORD = 50
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_kinds_of = msgspec.json.Decoder(list[_Kind]).decode
+
+
+class ExperienceQueries:
+    """Queries over one experience table."""
+
+    def __init__(self, item: Item, library: Library) -> None:
+        self._item = item
+        self._library = library
+        self._table = Table(item.path, create=False)
+        self.rows = RowQueries(item.key, self._list_files, SCHEMA, text=TEXT_COLUMNS, read_journal=self._read_journal)
+        # Words about an experience that its pairs know; read when a query first names them.
+        if self._pairs:
+            self.rows.derived = {
+                "outcome": Derived(
+                    pa.string(),
+                    ("uid",),
+                    lambda frame, _: self._outcomes.look_up(frame["uid"]),
+                    prepare=lambda: self._outcomes,
+                ),
+                "split": Derived(
+                    pa.string(),
+                    ("uid",),
+                    lambda frame, _: self._splits.look_up(frame["uid"]),
+                    prepare=lambda: self._splits,
+                ),
+            }
+
+    @cached_property
+    def _pairs(self) -> list[Item]:
+        return self._library.pairs_of_table(self._item)
+
+    @cached_property
+    def _outcomes(self) -> UidMap:
+        return outcome_map(self._pairs[0].path)
+
+    @cached_property
+    def _splits(self) -> UidMap:
+        return split_map(self._pairs[0].path)
+
+    def _list_files(self) -> list[Path]:
+        folder = self._item.path
+        names = {path.name for path in folder.iterdir()}
+        files = []
+        for segment in self._table.segments():
+            name = f"{segment}.parquet"
+            files.append(folder / (name if name in names else f"{segment}{SUFFIX}"))
+        return files
+
+    def _read_journal(self, path: Path) -> pa.Table:
+        return pa.Table.from_batches(self._table.part(path.stem).scan(columns=list(SCHEMA.names)), schema=SCHEMA)
+
+    def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
+        """A page of the list: rows with narrow columns, how many rows match, and how many there are."""
+        snapshot = self.rows.snapshot()
+        numbers = self.rows.select(query, snapshot)
+        num_matches = snapshot.num_rows if numbers is None else len(numbers)
+        stop = min(offset + limit, num_matches)
+        page = list(range(offset, stop)) if numbers is None else numbers[offset:stop].tolist()
+        rows = self.rows.take(page, LISTED, snapshot) if page else []
+        return {
+            "total": snapshot.num_rows,
+            "matches": num_matches,
+            "offset": offset,
+            "rows": [{"row": number, **row} for number, row in zip(page, rows, strict=True)],
+            "columns": self.rows.columns.names,
+        }
+
+    def list_facets(self, query: Query) -> list[dict[str, Any]]:
+        """Counts over the matching rows."""
+        snapshot = self.rows.snapshot()
+        numbers = self.rows.select(Query(query.where, query.text), snapshot)
+        facets = [*FACETS[:1], *(_OF_PAIRS if self._pairs else ()), *FACETS[1:]]
+        result = count_facets(self.rows, snapshot, numbers, facets)
+        kinds = self._count_error_kinds(snapshot, numbers)
+        if kinds:
+            result.insert(1, {"name": "errors", "label": "error kind", "values": kinds[:8], "others": len(kinds[8:])})
+        return result
+
+    def _count_error_kinds(self, snapshot: Any, numbers: Any) -> list[dict[str, Any]]:
+        def count(frame: pl.DataFrame, _: int) -> dict[str, int]:
+            counts: dict[str, int] = {}
+            for text in frame["errors"].drop_nulls():
+                for kind in {site.kind for site in _kinds_of(text)}:
+                    counts[kind] = counts.get(kind, 0) + 1
+            return counts
+
+        ordered = None if numbers is None else pl.Series(numbers).sort().to_numpy()
+        totals: dict[str, int] = {}
+        for counts in self.rows.scan(snapshot, ["errors"], count, ordered):
+            for kind, number in counts.items():
+                totals[kind] = totals.get(kind, 0) + number
+        # As the column has it: JSON text, so the kind is quoted as JSON.
+        return [
+            {"value": kind, "count": count, "where": f"STRPOS(errors, {quote(_kind_text(kind))}) > 0"}
+            for kind, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
+        ]
+
+    def list_tasks(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
+        """Tasks of the matching rows: runs, rewards, errors. Sorted by a column of these, or in order of the table."""
+        snapshot = self.rows.snapshot()
+        numbers = self.rows.select(Query(query.where, query.text), snapshot)
+        ordered = None if numbers is None else pl.Series(numbers).sort().to_numpy()
+        reward = pl.col("reward")
+        first = [
+            pl.len().alias("experiences"),
+            reward.count().alias("scored"),
+            reward.sum().alias("sum"),
+            reward.min().alias("min"),
+            reward.max().alias("max"),
+            pl.col("num_errors").sum().alias("errors"),
+        ]
+        again = [
+            pl.col("experiences", "scored", "sum", "errors").sum(),
+            pl.col("min").min(),
+            pl.col("max").max(),
+        ]
+        first.append(pl.col("row").min())
+        again.append(pl.col("row").min())
+
+        # Batch by batch, under the hash of the task: texts are read for the tasks of the page alone. Sums are merged as
+        # they come, so that what is held grows with the tasks; of runs only (task, run) is held.
+        merged: list[pl.DataFrame] = []
+        lock = threading.Lock()
+
+        def aggregate(frame: pl.DataFrame, start: int) -> pl.DataFrame:
+            if ordered is None:
+                numbered = frame.with_row_index("row", start)
+            else:
+                low = int(np.searchsorted(ordered, start))
+                numbered = frame.with_columns(row=pl.Series(ordered[low : low + frame.height]))
+            keyed = numbered.with_columns(pl.col("row").cast(pl.Int64), key=pl.col("tid").hash())
+            part = keyed.group_by("key").agg(*first)
+            with lock:
+                merged.append(part)
+                if len(merged) > 8:
+                    merged[:] = [pl.concat(merged).group_by("key").agg(*again).select(part.columns)]
+            return keyed.select("key", "run").unique()
+
+        frames = self.rows.scan(snapshot, ["tid", "run", "reward", "num_errors"], aggregate, ordered)
+        if not frames:
+            return {"total": snapshot.num_rows, "matches": 0, "offset": 0, "rows": []}
+        runs = pl.concat(frames).lazy().unique().group_by("key").agg(pl.len().alias("runs")).collect()
+        tasks = pl.concat(merged).group_by("key").agg(*again).join(runs, on="key").sort("row")
+        tasks = tasks.with_columns(
+            mean=pl.when(pl.col("scored") > 0).then(pl.col("sum") / pl.col("scored")),
+            spread=pl.col("max") - pl.col("min"),
+        )
+        name = query.sort.removeprefix("-")
+        if name in ("runs", "experiences", "mean", "min", "max", "spread", "errors"):
+            tasks = tasks.sort(name, descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
+        page = tasks.slice(offset, limit).drop("sum", "key")
+        return {
+            "total": snapshot.num_rows,
+            "matches": tasks.height,
+            "offset": offset,
+            "rows": [
+                plain({**name, **task})
+                for name, task in zip(
+                    self.rows.take(page["row"].to_list(), ["tid", "task"], snapshot), page.to_dicts(), strict=True
+                )
+            ],
+        }
+
+    def read_record(self, uid: str, near: int | None) -> dict[str, Any]:
+        """One experience with its texts, and the other experiences of its task."""
+        exp, number = self._read(uid, near)
+        snapshot = self.rows.snapshot()
+        others = self.rows.select(Query((f"tid = {quote(exp.eid.tid)}",)), snapshot)
+        assert others is not None
+        listed = others[:200].tolist()
+        columns = ["uid", "run", "step", "reward", "num_errors"]
+        siblings = self.rows.take(listed, columns, snapshot)
+        return {
+            "row": number,
+            **experience_view(exp),
+            "siblings": [{"row": row, **sibling} for row, sibling in zip(listed, siblings, strict=True)],
+            "num_siblings": len(others),
+        }
+
+    def read_task(self, task: str, limit: int) -> list[dict[str, Any]]:
+        """The experiences of a task, by run and step."""
+        snapshot = self.rows.snapshot()
+        numbers = self.rows.select(Query((f"task = {quote(task)}",)), snapshot)
+        assert numbers is not None
+        records = [from_batch(self.rows.batch_at(int(number), snapshot))[0] for number in numbers[:limit]]
+        return [experience_view(exp) for exp in sorted(records, key=lambda exp: (exp.eid.run, exp.eid.step))]
+
+    def read_raw(self, uid: str, near: int | None) -> dict[str, Any]:
+        """One experience as the JSON that `experience export` writes, indented."""
+        exp, _ = self._read(uid, near)
+        return {"text": msgspec.json.format(encode(experience_to_json(exp)), indent=2).decode()}
+
+    def read_lineage(self, uid: str) -> list[dict[str, Any]]:
+        """What became of an experience: for every pairs table, its outcome and its pairs."""
+        results = []
+        for item in self._library.pairs_of_table(self._item):
+            own = (pl.col("chosen_uid") == uid) | (pl.col("rejected_uid") == uid)
+            pairs = pl.scan_parquet(item.path / PAIRS_NAME, glob=False).filter(own)
+            side = pl.when(pl.col("chosen_uid") == uid).then(pl.lit("chosen")).otherwise(pl.lit("rejected"))
+            rows = pairs.select("id", "gap", "strategy", "split", side.alias("side")).collect()
+            reason = None
+            if not rows.height and (item.path / OUTCOMES_NAME).is_file():
+                outcome = pl.scan_parquet(item.path / OUTCOMES_NAME, glob=False).filter(pl.col("uid") == uid)
+                reason = outcome.select("reason").head(1).collect().to_series().to_list()
+            entry = {"source": item.key, "pairs": rows.head(MAX_PAIRS_OF_RECORD).to_dicts(), "num_pairs": rows.height}
+            results.append({**entry, "reason": reason[0] if reason else None})
+        return results
+
+    def _read(self, uid: str, near: int | None) -> tuple[Experience, int]:
+        snapshot = self.rows.snapshot()
+        number = self.rows.find("uid", uid, snapshot, near)
+        records = from_batch(self.rows.batch_at(number, snapshot))
+        if not records:
+            raise TableError(f"{self._item.key}: {uid} cannot be read")
+        return records[0], number
+
+
+def _kind_text(kind: str) -> str:
+    return f'"kind":{encode(kind).decode()}'
+
+
+def experience_view(exp: Experience) -> dict[str, Any]:
+    """An experience as the page shows it."""
+    source = exp.source
+    return {
+        "uid": exp.eid.uid,
+        "tid": exp.eid.tid,
+        "batch": str(exp.eid.batch),
+        "task": str(exp.eid.task),
+        "run": exp.eid.run,
+        "step": exp.eid.step,
+        "kind": exp.kind.value,
+        "reward": _number(exp.reward),
+        "components": plain(exp.reward_components),
+        "metrics": plain(exp.metrics),
+        "info": plain(exp.info),
+        "model": None if exp.model_version is None else str(exp.model_version),
+        "truncated": exp.truncate_status,
+        "source": None if source is None else {"file": source.file, "line": source.line, "format": source.format},
+        "prompt": list(messages_view(exp.prompt)),
+        "completion": list(messages_view(exp.completion)),
+        "tools": [plain(tool) for tool in exp.tools],
+        "prompt_text": exp.prompt_text,
+        "response_text": exp.response_text,
+        "chosen": _side_view(exp.chosen),
+        "rejected": _side_view(exp.rejected),
+        "errors": [
+            {"index": site.index, "kind": site.kind, "text": site.text, "tool": site.tool} for site in exp.errors
+        ],
+        "num_tokens": None if exp.tokens is None else len(exp.tokens),
+    }
+
+
+def _side_view(side: Side | None) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    return {"messages": list(messages_view(side.messages)), "text": side.text, "reward": _number(side.reward)}
+
+
+def messages_view(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
+    """Messages as the page shows them: text, calls, and the types of parts that are no text."""
+    for message in messages:
+        content = message.content
+        parts = content if isinstance(content, list) else []
+        yield {
+            "role": message.role,
+            "name": message.name,
+            "text": content if isinstance(content, str) else message.text,
+            "parts": [str(part.get("type", "part")) for part in parts if not isinstance(part.get("text"), str)],
+            "reasoning": message.reasoning,
+            "calls": [{"name": call.name, "arguments": call.arguments, "id": call.id} for call in message.tool_calls],
+            "answers": message.tool_call_id,
+            "generated": message.generated,
+        }
+
+
+def plain(value: Any) -> Any:
+    """A JSON value without NaN and infinities, which become their names."""
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    # A script reads numbers as 64-bit floats: larger integers are sent as text.
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
+        return str(value)
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or abs(value) < float("inf") else str(value)

@@ -1,0 +1,157 @@
+"""What the page shows: the runs, experience tables, pairs, tokens and evaluations in the folders that were named.
+
+Each has a key made of folder names, such as `first/round-1/pairs`, so that links stay valid when the page is started
+again.
+"""
+
+import filecmp
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pairwright.errors import PairwrightError
+from pairwright.evaluate.evaluation import FILE_NAME as EVALUATION_NAME
+from pairwright.evaluate.evaluation import SIDES
+from pairwright.pairs.outcomes import source_tables
+from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
+from pairwright.report.run_folder import RunFolder, open_run
+from pairwright.store.segments import MARKER
+from pairwright.tokens.stage.cache import ITEMS
+
+Kind = Literal["run", "experiences", "pairs", "tokens", "evaluation"]
+MAX_RUNS = 500  # that are opened of one folder of runs
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to look at; `run` is the key of the run that it belongs to, or empty."""
+
+    key: str
+    kind: Kind
+    path: Path
+    run: str = ""
+
+
+class Library:
+    """The items of the page, by key.
+
+    Args:
+        paths: Folders of runs, tables, pairs or tokens, or folders that hold some.
+        tokenizer: The model folder for painted tokens; by default that of the run.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, tokenizer: Path | None = None) -> None:
+        self.paths = [path.resolve() for path in paths]
+        self.tokenizer = tokenizer
+        self.items: dict[str, Item] = {}
+        self.refresh()
+        if not self.items:
+            names = ", ".join(map(str, paths))
+            raise PairwrightError(
+                f"{names}: nothing to view; expected the folder of a run, of experiences, of pairs or of tokens. "
+                "Make one with: pairwright import TRACES -o runs/first/experience"
+            )
+
+    def refresh(self) -> None:
+        """List the folders again: runs grow while they are looked at."""
+        items: dict[str, Item] = {}
+        for path in self.paths:
+            if not path.exists():
+                raise PairwrightError(f"{path}: no such folder")
+            for item in _list_items(path.parent if path.is_file() else path):
+                if any(item.path.resolve() == known.path and item.kind == known.kind for known in items.values()):
+                    continue
+                # Two folders of one name: the second gets a number.
+                key, number = item.key, 2
+                while key in items:
+                    key, number = f"{item.key}~{number}", number + 1
+                items[key] = Item(key, item.kind, item.path.resolve(), item.run)
+        self.items = items
+
+    def get(self, key: str, kind: Kind) -> Item:
+        """The item with a key; raises PairwrightError if there is none of this kind."""
+        item = self.items.get(key)
+        if item is None or item.kind != kind:
+            keys = [known.key for known in self.items.values() if known.kind == kind]
+            raise PairwrightError(f"no {kind} {key!r:.200} here; there are: {', '.join(keys[:20]) or 'none'}")
+        return item
+
+    def of_kind(self, kind: Kind) -> list[Item]:
+        return [item for item in self.items.values() if item.kind == kind]
+
+    def tables_of_pairs(self, pairs: Item) -> list[Item]:
+        """The experience tables that pairs were built from, as far as they are here."""
+        folders = {Path(str(table.path)).resolve() for table in source_tables(pairs.path)}
+        return [item for item in self.of_kind("experiences") if item.path in folders]
+
+    def pairs_of_table(self, table: Item) -> list[Item]:
+        """The pairs that were built from an experience table, as far as they are here."""
+        return [item for item in self.of_kind("pairs") if table in self.tables_of_pairs(item)]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{"key": item.key, "kind": item.kind, "run": item.run} for item in self.items.values()]
+
+
+def _list_items(path: Path) -> Iterator[Item]:
+    """The items of a folder: it is one itself, a run, or a folder of runs."""
+    own = _kind_of(path)
+    if own is not None:
+        yield Item(path.name, own, path)
+        return
+    run = _open(path)
+    if run is not None:
+        yield from _items_of_run(path)
+        return
+    children = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    for child in children[:MAX_RUNS]:
+        kind = _kind_of(child)
+        if kind is not None:
+            yield Item(f"{path.name}/{child.name}", kind, child)
+        elif _open(child) is not None:
+            yield from _items_of_run(child)
+
+
+def _items_of_run(path: Path) -> Iterator[Item]:
+    yield Item(path.name, "run", path)
+    rounds = sorted(
+        (int(match[1]), child) for child in path.iterdir() if (match := re.fullmatch(r"round-(\d{1,6})", child.name))
+    )
+    for folder in [path, *(child for _, child in rounds)]:
+        prefix = path.name if folder == path else f"{path.name}/{folder.name}"
+        for name in ("experience", "pairs", "tokens"):
+            kind = _kind_of(folder / name)
+            if kind is not None:
+                yield Item(f"{prefix}/{name}", kind, folder / name, path.name)
+        for side in SIDES:
+            table = folder / "evaluation" / side / "experience"
+            if _kind_of(table) == "experiences":
+                yield Item(f"{prefix}/evaluation/{side}", "experiences", table, path.name)
+        # The run repeats the evaluation of its last round: it is listed once, there.
+        copies = [
+            child / EVALUATION_NAME for _, child in rounds if folder == path and (child / EVALUATION_NAME).is_file()
+        ]
+        if (folder / EVALUATION_NAME).is_file() and not any(
+            filecmp.cmp(folder / EVALUATION_NAME, copy, shallow=False) for copy in copies
+        ):
+            yield Item(f"{prefix}/evaluation", "evaluation", folder, path.name)
+
+
+def _kind_of(path: Path) -> Kind | None:
+    if (path / MARKER).is_file():
+        return "experiences"
+    if (path / PAIRS_NAME).is_file():
+        return "pairs"
+    if (path / ITEMS).is_file():
+        return "tokens"
+    return None
+
+
+def _open(path: Path) -> RunFolder | None:
+    """The run in a folder, or None if the folder is no run."""
+    try:
+        return open_run(path)
+    except PairwrightError:
+        is_begun = (path / "experience" / MARKER).is_file()
+        return RunFolder(path.name, [], None, None, None) if is_begun else None

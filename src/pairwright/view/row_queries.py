@@ -1,0 +1,354 @@
+"""Queries over rows in Parquet files and journals: filter, search, sort, and read rows by their number.
+
+A row number is the position of a row in the table. A query reads the columns that it names, one batch of a row group at
+a time, and gives row numbers (8 bytes a row); texts are read for the rows that a page shows. So memory is bounded by a
+few batches and a few selections, whatever the size of the table.
+"""
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.errors import ConfigError, TableError
+from pairwright.store.columns import parse_where
+
+R = TypeVar("R")
+Numbers = npt.NDArray[np.int64]
+BATCH_ROWS = 8192
+NEIGHBOURS = 256  # whole rows that are read together
+MAX_RECENT_BYTES = 16 * 2**20
+_RECENT = 4  # batches of whole rows that are kept
+MAX_PAGE = 500
+MAX_TEXT = 1000  # characters of a search
+MAX_CLAUSES = 20
+MAX_CLAUSE_CHARACTERS = 2000
+_SELECTIONS = 8  # results that are cached for each table
+_THREADS = max(1, min(4, os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A column that is computed from others: its type, the columns it needs, and the function.
+
+    The function gets a frame with these columns and the number of its first row. `prepare` is called once before a
+    scan, on the thread of the query: what the function looks up is loaded there.
+    """
+
+    type: pa.DataType
+    needs: tuple[str, ...]
+    compute: Callable[[pl.DataFrame, int], pl.Series]
+    prepare: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class Query:
+    """Rows for which all conditions hold and that contain a text, in an order ("-name" is descending)."""
+
+    where: tuple[str, ...] = ()
+    text: str = ""
+    sort: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A row group of a Parquet file, or the rows of a journal."""
+
+    path: Path
+    start: int  # number of its first row
+    num_rows: int
+    group: int = 0
+    rows: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The pieces of a table at one moment; equal signatures have equal rows."""
+
+    pieces: list[Piece]
+    signature: tuple[Any, ...]
+    starts: Numbers = field(repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        return self.pieces[-1].start + self.pieces[-1].num_rows if self.pieces else 0
+
+
+class RowQueries:
+    """Queries over the files of one table.
+
+    Args:
+        name: The table, for error messages.
+        list_files: Returns its files in the order of the rows; called again for every query, as tables grow.
+        schema: Its columns.
+        text: The columns that a search looks at, which hold JSON text.
+        read_journal: Reads a file that is not Parquet.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        list_files: Callable[[], Sequence[Path]],
+        schema: pa.Schema,
+        *,
+        text: Sequence[str] = (),
+        read_journal: Callable[[Path], pa.Table] | None = None,
+    ) -> None:
+        self.name = name
+        self.schema = schema
+        self.derived: dict[str, Derived] = {}
+        self._list_files = list_files
+        self._text = tuple(text)
+        self._read_journal = read_journal
+        self._lock = threading.RLock()  # one scan at a time: memory stays that of one
+        self._footers: dict[tuple[str, int, int], Any] = {}
+        self._selections: OrderedDict[tuple[Any, ...], Numbers] = OrderedDict()
+        self._recent: OrderedDict[tuple[Path, int, int], pa.RecordBatch] = OrderedDict()
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns that conditions may name: those of the files, and the derived ones."""
+        return pa.schema([*self.schema, *((name, column.type) for name, column in self.derived.items())])
+
+    def snapshot(self) -> Snapshot:
+        """List the row groups of the table as it is now; footers are read once for each file."""
+        with self._lock:
+            pieces: list[Piece] = []
+            signature, footers, start = [], {}, 0
+            for path in self._list_files():
+                stat = path.stat()
+                key = (path.name, stat.st_mtime_ns, stat.st_size)
+                content = self._footers.get(key)
+                if content is None:
+                    content = self._read_sizes(path)
+                footers[key] = content
+                signature.append(key)
+                if isinstance(content, pa.Table):
+                    pieces.append(Piece(path, start, content.num_rows, rows=content))
+                    start += content.num_rows
+                    continue
+                for group, num_rows in enumerate(content):
+                    pieces.append(Piece(path, start, num_rows, group))
+                    start += num_rows
+            if footers.keys() != self._footers.keys():
+                self._recent.clear()
+            self._footers = footers  # files that are gone are forgotten
+            starts = np.array([piece.start for piece in pieces], np.int64)
+            return Snapshot([piece for piece in pieces if piece.num_rows], tuple(signature), starts)
+
+    def _read_sizes(self, path: Path) -> Any:
+        """Rows of each row group; of a journal, the rows themselves."""
+        if path.suffix != ".parquet" and self._read_journal is not None:
+            return self._read_journal(path)
+        try:
+            footer = pq.read_metadata(path)
+        except (OSError, pa.ArrowException) as error:
+            raise TableError(f"{path}: cannot be read: {error}") from error
+        return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+
+    def scan(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        function: Callable[[pl.DataFrame, int], R],
+        numbers: Numbers | None = None,
+    ) -> list[R]:
+        """Apply a function to the rows, batch by batch on a few threads; results in the order of the rows.
+
+        Args:
+            snapshot: The table.
+            columns: The columns to read, derived ones among them.
+            function: Gets a frame and the number of its first row.
+            numbers: Read these rows alone (ascending); the frame then has only them.
+        """
+        wanted = self._needed(columns)
+
+        def read(piece: Piece) -> list[R]:
+            results, first = [], piece.start
+            last = piece.start + piece.num_rows
+            if numbers is not None and not np.searchsorted(numbers, last) - np.searchsorted(numbers, first):
+                return []
+            for batch in self._batches(piece, wanted):
+                frame = self._with_derived(pl.DataFrame(batch), columns, first)
+                if numbers is not None:
+                    low, high = np.searchsorted(numbers, (first, first + batch.num_rows))
+                    frame = frame[numbers[low:high] - first]
+                if frame.height:
+                    results.append(function(frame, first))
+                first += batch.num_rows
+            return results
+
+        with self._lock, ThreadPoolExecutor(_THREADS) as threads:
+            return [result for results in threads.map(read, snapshot.pieces) for result in results]
+
+    def select(self, query: Query, snapshot: Snapshot) -> Numbers | None:
+        """Row numbers of a query in its order; None stands for all rows in the order of the table."""
+        if not (query.where or query.text or query.sort):
+            return None
+        key = (snapshot.signature, query)
+        with self._lock:
+            if key in self._selections:
+                self._selections.move_to_end(key)
+                return self._selections[key]
+            numbers = self._search(query, snapshot)
+            self._selections[key] = numbers
+            if len(self._selections) > _SELECTIONS:
+                self._selections.popitem(last=False)
+            return numbers
+
+    def _search(self, query: Query, snapshot: Snapshot) -> Numbers:
+        conditions = [self._parse(clause) for clause in self._checked(query.where)]
+        name = query.sort.removeprefix("-")
+        if name and name not in self.columns.names:
+            raise ConfigError(f"sort: no column {name!r}; there are {', '.join(self.columns.names)}")
+        if query.text:
+            conditions.append(self._contains(query.text))
+        roots = dict.fromkeys(root for condition in conditions for root in condition.meta.root_names())
+        columns = [*roots, *([name] if name and name not in roots else [])]
+
+        def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
+            rows = frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("\0row") + start)
+            rows = rows.filter(*conditions) if conditions else rows
+            # A row number, and the value to sort by under a name that no column has.
+            return rows.select("\0row", *([pl.col(name).alias("\0key")] if name else []))
+
+        frames = self.scan(snapshot, columns, keep)
+        rows = pl.concat(frames) if frames else pl.DataFrame({"\0row": pl.Series([], dtype=pl.Int64)})
+        if name and frames:
+            rows = rows.sort("\0key", descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
+        return np.asarray(rows["\0row"].to_numpy(), np.int64)
+
+    def _checked(self, where: tuple[str, ...]) -> tuple[str, ...]:
+        if len(where) > MAX_CLAUSES or any(len(clause) > MAX_CLAUSE_CHARACTERS for clause in where):
+            raise ConfigError(f"where: at most {MAX_CLAUSES} conditions of {MAX_CLAUSE_CHARACTERS:,} characters")
+        return where
+
+    def _parse(self, clause: str) -> pl.Expr:
+        return parse_where(clause, self.columns, option="where")
+
+    def _contains(self, text: str) -> pl.Expr:
+        """A condition: one of the text columns contains a text, upper and lower case alike."""
+        if len(text) > MAX_TEXT:
+            raise ConfigError(f"search: at most {MAX_TEXT:,} characters, got {len(text):,}")
+        # Columns are JSON, so the text is looked for as JSON writes it: quotes and line breaks are escaped there.
+        pattern = "(?i)" + pl.escape_regex(json.dumps(text, ensure_ascii=False)[1:-1])
+        parts = [pl.col(name).str.contains(pattern).fill_null(False) for name in self._text]
+        return pl.any_horizontal(parts)
+
+    def take(self, numbers: Sequence[int], columns: Sequence[str], snapshot: Snapshot) -> list[dict[str, Any]]:
+        """Read rows by number, in the order of the numbers."""
+        return self.take_frame(numbers, columns, snapshot).to_dicts()
+
+    def take_frame(self, numbers: Sequence[int], columns: Sequence[str], snapshot: Snapshot) -> pl.DataFrame:
+        """Read rows by number as a frame, in the order of the numbers."""
+        wanted = np.asarray(numbers, np.int64)
+        ordered = np.unique(wanted)
+        if len(ordered) and not 0 <= ordered[0] <= ordered[-1] < snapshot.num_rows:
+            raise TableError(f"{self.name}: no row {ordered[-1]:,}; there are {snapshot.num_rows:,}")
+        needed = self._needed(columns)
+        frames = []
+        for piece in snapshot.pieces:
+            low, high = np.searchsorted(ordered, (piece.start, piece.start + piece.num_rows))
+            if low == high:
+                continue
+            first = piece.start
+            for batch in self._batches(piece, needed):
+                part = ordered[low:high]
+                here = part[(part >= first) & (part < first + batch.num_rows)] - first
+                if len(here):
+                    # Taken before the derived columns: these are then computed for few rows.
+                    rows = [self._with_derived(pl.DataFrame(batch.slice(at, 1)), columns, first + at) for at in here]
+                    frames += [row.select(columns) for row in rows]
+                first += batch.num_rows
+                if first > part[-1]:
+                    break
+        if not frames:
+            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
+        return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
+
+    def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
+        """Read one whole row as a record batch."""
+        piece = next((piece for piece in snapshot.pieces if 0 <= number - piece.start < piece.num_rows), None)
+        if piece is None:
+            raise TableError(f"{self.name}: no row {number:,}; there are {snapshot.num_rows:,}")
+        # Neighbours are read next, when someone steps through a list: the last few batches are kept.
+        for (path, group, first), batch in list(self._recent.items()):
+            if (path, group) == (piece.path, piece.group) and first <= number < first + batch.num_rows:
+                return batch.slice(number - first, 1)
+        first = piece.start
+        for batch in self._batches(piece, self.schema.names, NEIGHBOURS):
+            if number < first + batch.num_rows:
+                if batch.nbytes <= MAX_RECENT_BYTES:
+                    self._recent[piece.path, piece.group, first] = batch
+                    while len(self._recent) > _RECENT:
+                        self._recent.popitem(last=False)
+                return batch.slice(number - first, 1)
+            first += batch.num_rows
+        raise TableError(f"{self.name}: row {number:,} is gone: open the list again")
+
+    def find(self, column: str, value: str, snapshot: Snapshot, near: int | None = None) -> int:
+        """The number of the row whose column has a value; `near` is tried first. Raises TableError if none has."""
+        if near is not None and 0 <= near < snapshot.num_rows:
+            (row,) = self.take([near], [column], snapshot)
+            if row[column] == value:
+                return near
+        hits = self.scan(snapshot, [column], lambda frame, start: _first(frame, column, value, start))
+        number = next((hit for hit in hits if hit is not None), None)
+        if number is None:
+            raise TableError(f"{self.name}: no row with {column} {value!r:.200}; it may have been deleted since")
+        return number
+
+    def _needed(self, columns: Sequence[str]) -> list[str]:
+        """The columns of the files that are needed for these columns."""
+        lists = [self.derived[name].needs if name in self.derived else (name,) for name in columns]
+        unknown = [name for names in lists for name in names if name not in self.schema.names]
+        if unknown:
+            raise TableError(f"{self.name}: no column {unknown[0]!r}")
+        for name in columns:
+            if name in self.derived:
+                self.derived[name].prepare()
+        # A query without columns still counts rows: the first column is small.
+        return list(dict.fromkeys(name for names in lists for name in names)) or [self.schema.names[0]]
+
+    def _with_derived(self, frame: pl.DataFrame, columns: Sequence[str], start: int) -> pl.DataFrame:
+        extra = [self.derived[name].compute(frame, start).alias(name) for name in columns if name in self.derived]
+        return frame.with_columns(extra) if extra else frame
+
+    def _batches(self, piece: Piece, columns: Sequence[str], num_rows: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Read a piece in batches. Columns that an older file does not have are null."""
+        num_rows = num_rows or BATCH_ROWS
+        if piece.rows is not None:
+            yield from piece.rows.select(columns).to_batches(max_chunksize=num_rows)
+            return
+        try:
+            with pq.ParquetFile(piece.path, pre_buffer=False) as file:
+                present = set(file.schema_arrow.names)
+                names = [name for name in columns if name in present] or [file.schema_arrow.names[0]]
+                for batch in file.iter_batches(num_rows, row_groups=[piece.group], columns=names, use_threads=False):
+                    yield _complete(batch, columns, self.schema)
+        except (OSError, pa.ArrowException) as error:
+            raise TableError(f"{piece.path}: cannot be read, the table has changed: open the list again") from error
+
+
+def _complete(batch: pa.RecordBatch, columns: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, schema.field(name).type)
+        for name in columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _first(frame: pl.DataFrame, column: str, value: str, start: int) -> int | None:
+    positions = (frame[column] == value).arg_true()
+    return start + int(positions[0]) if len(positions) else None

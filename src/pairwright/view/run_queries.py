@@ -1,0 +1,207 @@
+"""Answers of the page about runs and evaluations: outcome, funnel, training curves, tasks before and after."""
+
+import csv
+import itertools
+from pathlib import Path
+from typing import Any
+
+from pairwright.errors import PairwrightError
+from pairwright.evaluate.evaluation import SIDES, TASKS_NAME, read_evaluation
+from pairwright.ledger.run_status import read_status
+from pairwright.pairs.funnel import read_funnel
+from pairwright.report.curves import MAX_POINTS, metric_curve, metric_names, metric_rows
+from pairwright.report.run_folder import RunFolder, find_side, open_run, read_json
+from pairwright.store.table import Table
+from pairwright.view.experience_queries import ExperienceQueries, plain
+from pairwright.view.facets import quote
+from pairwright.view.library import Item, Library
+
+MAX_TASKS = 100_000  # of an evaluation that are listed
+MAX_RUNS_OF_TASK = 20
+_OUTCOMES = {"loss": 0, "draw": 1, "win": 2}  # regressions first
+
+
+class RunQueries:
+    """Queries over the runs and evaluations of the library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._sides: dict[Path, ExperienceQueries] = {}  # tables of evaluations, by folder
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Every run with its outcome, gate and counts."""
+        return [self._summarize(item) for item in self._library.of_kind("run")]
+
+    def read_run(self, key: str) -> dict[str, Any]:
+        """One run: its summary, metrics, funnels, curves and stages."""
+        item = self._library.get(key, "run")
+        run = _open(item)
+        evaluation = None if run is None or run.evaluation is None else read_evaluation(run.evaluation)
+        manifest = read_json(run.manifest) if run is not None and run.manifest is not None else {}
+        stages = manifest.get("stages", {}) if isinstance(manifest, dict) else {}
+        return {
+            **self._summarize(item),
+            "metrics": [] if evaluation is None else plain(_metrics(evaluation)),
+            "gate": None if evaluation is None else plain(evaluation.get("gate")),
+            "funnels": [] if run is None else self._funnels(item, run),
+            "curves": [] if run is None else _curves(run),
+            "stages": [
+                {
+                    "name": name,
+                    "state": stage.get("state"),
+                    "seconds": stage.get("seconds"),
+                    "result": plain(stage.get("result")),
+                }
+                for name, stage in stages.items()
+                if isinstance(stage, dict)
+            ],
+            "items": [entry for entry in self._library.as_json() if entry["run"] == key],
+        }
+
+    def _summarize(self, item: Item) -> dict[str, Any]:
+        run = _open(item)
+        own = [other for other in self._library.items.values() if other.run == item.key]
+        tables = [other for other in own if other.kind == "experiences" and "/evaluation/" not in other.key]
+        pairs = [other for other in own if other.kind == "pairs"]
+        evaluation = None if run is None or run.evaluation is None else read_evaluation(run.evaluation)
+        metric = (evaluation.get("metrics") or [None])[0] if evaluation else None
+        statuses = (
+            [read_status(stages.train.parent, strict=False) for stages in run.rounds if stages.train] if run else []
+        )
+        summary: dict[str, Any] = plain(
+            {
+                "key": item.key,
+                "rounds": sum(bool(stages.name) for stages in run.rounds) if run else 0,
+                "experiences": sum(Table(table.path, create=False).count() for table in tables),
+                "pairs": sum(_count_pairs(table.path) for table in pairs),
+                "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
+                "passed": None if not evaluation or not evaluation.get("gate") else evaluation["gate"]["passed"],
+                "metric": None
+                if metric is None
+                else {
+                    name: metric[name]
+                    for name in ("name", "before", "after", "difference", "wins", "draws", "losses", "better", "tasks")
+                },
+                "modified": item.path.stat().st_mtime,
+                "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
+            }
+        )
+        return summary
+
+    def _funnels(self, item: Item, run: RunFolder) -> list[dict[str, Any]]:
+        funnels = []
+        for stages in reversed(run.rounds):
+            if stages.pairs is None:
+                continue
+            try:
+                funnel = read_funnel(stages.pairs)
+            except PairwrightError:  # pairs of other origin have no funnel
+                continue
+            source = next(
+                (known for known in self._library.of_kind("pairs") if known.path == stages.pairs.resolve()), None
+            )
+            tables = self._library.tables_of_pairs(source) if source else []
+            drops = [drop["reason"] for stage in funnel.get("stages", []) for drop in stage["drops"]]
+            funnels.append(
+                {
+                    "name": stages.name,
+                    "stages": funnel.get("stages", []),
+                    "pairs": source.key if source else None,
+                    "table": tables[0].key if tables else None,
+                    # The condition on experiences behind each bar.
+                    "where": {reason: f"outcome = {quote(reason)}" for reason in drops},
+                    "hint": funnel.get("hint"),
+                }
+            )
+        return funnels
+
+    def list_tasks(self, key: str, metric: str, offset: int, limit: int, text: str) -> dict[str, Any]:
+        """The tasks of an evaluation by one metric, regressions first."""
+        item = self._library.get(key, "evaluation")
+        evaluation = read_evaluation(item.path)
+        names = [entry["name"] for entry in evaluation.get("metrics") or []]
+        wanted = metric if metric in names else (names[0] if names else "")
+        try:
+            with (item.path / TASKS_NAME).open(newline="", encoding="utf-8") as file:
+                rows = list(itertools.islice(csv.DictReader(file), MAX_TASKS * max(1, len(names))))
+        except OSError as error:
+            raise PairwrightError(f"{item.path / TASKS_NAME}: {error.strerror or error}") from None
+        own = [
+            {
+                "task": row["task"],
+                "runs": int(row["runs"]),
+                "before": float(row["before"]),
+                "after": float(row["after"]),
+                "difference": float(row["difference"]),
+                "outcome": row["outcome"],
+            }
+            for row in rows
+            if row["metric"] == wanted and text.lower() in row["task"].lower()
+        ]
+        own.sort(key=lambda row: (_OUTCOMES.get(str(row["outcome"]), 1), -abs(float(row["difference"])), row["task"]))
+        return {
+            "matches": len(own),
+            "offset": offset,
+            "rows": own[offset : offset + limit],
+            "metric": wanted,
+            "metrics": plain(_metrics(evaluation)),
+            "gate": plain(evaluation.get("gate")),
+            "before": evaluation.get("before"),
+            "after": evaluation.get("after"),
+            "transcripts": all(self._side_table(item, side) is not None for side in SIDES),
+        }
+
+    def read_task(self, key: str, task: str) -> dict[str, Any]:
+        """What both models did at one task."""
+        item = self._library.get(key, "evaluation")
+        sides: dict[str, Any] = {}
+        for side in SIDES:
+            folder = self._side_table(item, side)
+            if folder is None:
+                sides[side] = None
+                continue
+            if folder not in self._sides:
+                self._sides[folder] = ExperienceQueries(Item(str(folder), "experiences", folder), self._library)
+            sides[side] = self._sides[folder].read_task(task, MAX_RUNS_OF_TASK)
+        return {"task": task, **sides}
+
+    def _side_table(self, item: Item, side: str) -> Path | None:
+        return find_side(item.path, read_evaluation(item.path), side)
+
+
+def _open(item: Item) -> RunFolder | None:
+    try:
+        return open_run(item.path)
+    except PairwrightError:
+        return None
+
+
+def _count_pairs(folder: Path) -> int:
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(folder / "pairs.parquet").num_rows)
+
+
+def _metrics(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
+    names = ("name", "better", "tasks", "before", "after", "difference", "wins", "draws", "losses", "num_regressions")
+    return [{name: metric.get(name) for name in names} for metric in evaluation.get("metrics") or []]
+
+
+def _curves(run: RunFolder) -> list[dict[str, Any]]:
+    """Every metric of the training as points, downsampled to means of neighbours."""
+    rows, _ = metric_rows(run)
+    curves = []
+    for name in metric_names(rows):
+        for key in (name, f"eval_{name}"):
+            curve = metric_curve(rows, key)
+            if not curve.steps:
+                continue
+            every = -(-len(curve.steps) // MAX_POINTS)  # window size, rounded up
+            spans = [slice(at, at + every) for at in range(0, len(curve.steps), every)]
+            points = [(_mean(curve.steps[span]), _mean(curve.values[span])) for span in spans]
+            curves.append({"name": key, "points": points})
+    return curves
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,176 @@
+"""`view --export DIR`: a selection as one page that opens from a disk, without a server and without network requests.
+
+The page is the same script over answers that were asked beforehand; they lie in it as JSON that no browser runs. Its
+policy names the script and the style by their hashes, so nothing else runs.
+"""
+
+import base64
+import hashlib
+import html
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_plus
+
+import msgspec
+
+from pairwright.errors import ConfigError
+from pairwright.paths import write_bytes
+from pairwright.view.answers import Answers
+from pairwright.view.library import Item
+from pairwright.view.row_queries import MAX_PAGE
+from pairwright.view.view_server import BUILT
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What goes into a copy: of every table the first `limit` rows that hold the condition and contain the text."""
+
+    where: str | None = None
+    text: str = ""
+    limit: int = 200
+
+
+@dataclass
+class _Copy:
+    title: str
+    answers: dict[str, Any] = field(default_factory=dict)
+    lists: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The page that was written, its size, and how many rows of each table are in it, of how many."""
+
+    page: Path
+    num_bytes: int
+    rows: dict[str, tuple[int, int]]
+    whole: list[str]  # tables that do not have the columns of the condition
+
+
+def export_view(
+    answers: Answers, output: Path, selection: Selection, *, show: Callable[[int, int], None] = lambda done, total: None
+) -> Exported:
+    """Write the page `output/index.html`.
+
+    Args:
+        answers: Over what is exported.
+        output: The folder; it is made.
+        selection: Which rows.
+        show: Called with the number of tables that are done, and of all.
+    """
+    items = list(answers.library.items.values())
+    copy = _Copy(title=", ".join(path.name for path in answers.library.paths))
+    counts: dict[str, tuple[int, int]] = {}
+    whole: list[str] = []
+    _ask(answers, copy, "library")
+    _ask(answers, copy, "runs.list")
+    for number, item in enumerate(items):
+        _add_item(answers, copy, item, selection, counts, whole)
+        show(number + 1, len(items))
+    tables = [item for item in items if item.kind in ("experiences", "pairs")]
+    if selection.where is not None and tables and len(whole) == len(tables):
+        raise ConfigError(f"--where {selection.where!r}: no table here has these columns")
+    page = output / "index.html"
+    content = _page(copy)
+    write_bytes(page, content)
+    return Exported(page, len(content), counts, whole)
+
+
+def _add_item(
+    answers: Answers,
+    copy: _Copy,
+    item: Item,
+    selection: Selection,
+    counts: dict[str, tuple[int, int]],
+    whole: list[str],
+) -> None:
+    """Ask everything about one table that the page may ask."""
+    source = item.key
+    if item.kind == "run":
+        _ask(answers, copy, "runs.run", source=source)
+        return
+    if item.kind == "evaluation":
+        rows = _list(answers, copy, "evaluation.tasks", selection.limit, counts, source=source)
+        for row in rows:
+            _ask(answers, copy, "evaluation.task", source=source, task=row["task"])
+        return
+    narrowed: dict[str, Any] = {"source": source}
+    if item.kind != "tokens":
+        narrowed |= {"q": selection.text} if selection.text else {}
+        if selection.where is not None:
+            try:
+                answers.answer(f"{item.kind}.rows", {"source": [source], "w": [selection.where], "limit": ["1"]})
+                narrowed["w"] = selection.where
+            except ConfigError as error:
+                if "no column" not in str(error):
+                    raise
+                whole.append(source)  # the condition is about another kind of table
+    rows = _list(answers, copy, f"{item.kind}.rows", selection.limit, counts, **narrowed)
+    for row in rows:
+        if item.kind == "experiences":
+            _ask(answers, copy, "experiences.record", source=source, uid=row["uid"])
+            _ask(answers, copy, "experiences.lineage", source=source, uid=row["uid"])
+        elif item.kind == "pairs":
+            _ask(answers, copy, "pairs.pair", source=source, id=row["id"])
+        else:
+            _ask(answers, copy, "tokens.sequence", source=source, row=str(row["row"]))
+
+
+def _ask(answers: Answers, copy: _Copy, question: str, **asked: str) -> None:
+    key = f"{question}?{_query_text(asked)}"
+    copy.answers[key] = answers.answer(question, {name: [value] for name, value in asked.items()})
+
+
+def _list(
+    answers: Answers, copy: _Copy, question: str, limit: int, counts: dict[str, tuple[int, int]], **asked: str
+) -> list[dict[str, Any]]:
+    """Ask for the first rows of a list, page by page, and keep them under the name of the list."""
+    parameters = {name: [value] for name, value in asked.items()}
+    rows: list[dict[str, Any]] = []
+    while True:
+        page = {"offset": [str(len(rows))], "limit": [str(min(MAX_PAGE, limit - len(rows)))]}
+        answer = answers.answer(question, {**parameters, **page})
+        rows += answer["rows"]
+        if len(rows) >= min(limit, answer["matches"]) or not answer["rows"]:
+            break
+    counts[asked["source"]] = (len(rows), answer["matches"])
+    copy.lists[f"{question}?source={asked['source']}"] = {**answer, "rows": rows, "matches": len(rows)}
+    return rows
+
+
+def _query_text(asked: dict[str, str]) -> str:
+    """Parameters as the page's URLSearchParams writes them, in the order of their names."""
+    return "&".join(f"{_escape(name)}={_escape(asked[name])}" for name in sorted(asked))
+
+
+def _escape(text: str) -> str:
+    return quote_plus(text, safe="*").replace("~", "%7E")
+
+
+def _page(copy: _Copy) -> bytes:
+    script, style = ((BUILT / name).read_text(encoding="utf-8") for name in ("view.js", "view.css"))
+    assert "</script" not in script.lower(), "the script ends where it should not"
+    assert "</style" not in style.lower(), "the style ends where it should not"
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    # In a JSON string "<" may be written as an escape: then no text of a record can end the element.
+    data = msgspec.json.encode({"title": copy.title, "answers": copy.answers, "lists": copy.lists})
+    text = data.decode().replace("<", "\\u003c")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<title>{html.escape(copy.title)} · pairwright</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>{style}</style>\n</head>\n<body>\n"
+        f'<div id="app"></div>\n<script type="application/json" id="copy">{text}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
+    ).encode()
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,151 @@
+"""Answers of the page about encoded sequences: the list of items and refusals, and the tokens of one sequence."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pairwright.errors import PairwrightError
+from pairwright.report.run_folder import open_run, read_json
+from pairwright.tokens.sequence import Paint
+from pairwright.tokens.stage.cache import ITEMS, SCHEMA, describe_losses
+from pairwright.tokens.stage.paint import PALETTE, token_texts
+from pairwright.tokens.stage.stage import MANIFEST, folder_hash
+from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.view.experience_queries import plain
+from pairwright.view.facets import FacetColumn, count_facets
+from pairwright.view.library import Item, Library
+from pairwright.view.row_queries import Derived, Query, RowQueries, Snapshot
+
+LISTED = ("id", "side", "number", "prompt_length", "num_tokens", "num_trained", "refusal")
+MAX_TOKENS = 50_000  # of a sequence that are sent
+FACETS = (
+    FacetColumn("side", "side"),
+    FacetColumn("refusal", "refused"),
+    FacetColumn("num_tokens", "tokens", "number"),
+    FacetColumn("num_trained", "trained tokens", "number"),
+)
+_OWN = "of_last_run"  # whether a row belongs to the items of the last run
+
+
+class TokenQueries:
+    """Queries over one tokens folder. Rows of earlier runs of the stage, which the cache keeps, are left out."""
+
+    def __init__(self, item: Item, library: Library) -> None:
+        self._item = item
+        self._library = library
+        self.rows = RowQueries(item.key, self._list_files, SCHEMA)
+        self.rows.derived = {
+            _OWN: Derived(
+                pa.bool_(), ("key",), lambda frame, _: frame["key"].is_in(self._keys), prepare=lambda: self._keys
+            )
+        }
+
+    def _list_files(self) -> list[Path]:
+        return sorted(self._item.path.glob("sequences-*.parquet"))
+
+    @cached_property
+    def _keys(self) -> pl.Series:
+        return pl.read_parquet(self._item.path / ITEMS)["key"].unique().implode()
+
+    def _select(self, query: Query, snapshot: Snapshot) -> np.ndarray[Any, Any]:
+        numbers = self.rows.select(Query((*query.where, f"{_OWN} = true"), "", query.sort), snapshot)
+        assert numbers is not None
+        return numbers
+
+    def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
+        """A page of the list: sequences of the last run and its refusals; and the counts of the manifest."""
+        snapshot = self.rows.snapshot()
+        numbers = self._select(query, snapshot)
+        total = len(self._select(Query(), snapshot)) if query.where else len(numbers)
+        page = numbers[offset : offset + limit].tolist()
+        rows = self.rows.take(page, LISTED, snapshot) if page else []
+        manifest = self._manifest
+        return {
+            "total": total,
+            "matches": len(numbers),
+            "offset": offset,
+            "rows": [{"row": number, **row} for number, row in zip(page, rows, strict=True)],
+            "columns": list(SCHEMA.names),
+            "losses": describe_losses(manifest) if "items" in manifest else [],
+            "counts": {
+                name: manifest[name]
+                for name in ("items", "exact", "sequences", "tokens", "trained_tokens")
+                if name in manifest
+            },
+        }
+
+    def list_facets(self, query: Query) -> list[dict[str, Any]]:
+        snapshot = self.rows.snapshot()
+        return count_facets(self.rows, snapshot, self._select(Query(query.where), snapshot), FACETS)
+
+    def read_sequence(self, row: int) -> dict[str, Any]:
+        """The tokens of one sequence: ids, texts where the tokenizer is here, paint, mask, log-probabilities."""
+        snapshot = self.rows.snapshot()
+        (cells,) = self.rows.take([row], SCHEMA.names, snapshot)
+        if cells["refusal"] is not None:
+            return {"row": row, "id": cells["id"], "refusal": cells["refusal"], "detail": cells["detail"]}
+        ids = cells["ids"][:MAX_TOKENS]
+        texts = None if self._tokenizer is None else token_texts(self._tokenizer, ids)
+        return {
+            "row": row,
+            "id": cells["id"],
+            "side": cells["side"],
+            "number": cells["number"],
+            "num_tokens": cells["num_tokens"],
+            "num_trained": cells["num_trained"],
+            "ids": ids,
+            "texts": texts,
+            "paint": cells["paint"][:MAX_TOKENS],
+            "mask": [int(trained) for trained in cells["mask"][:MAX_TOKENS]],
+            "messages": cells["message_index"][:MAX_TOKENS],
+            "logprobs": plain(cells["logprobs"][:MAX_TOKENS]) if cells["logprobs"] is not None else None,
+            "report": plain(read_report(cells["report"])),
+            "palette": {
+                int(paint): look.name for paint, look in PALETTE.items() if paint in set(map(Paint, cells["paint"]))
+            },
+            "note": None if texts is not None else self._why_no_texts(),
+        }
+
+    @cached_property
+    def _manifest(self) -> dict[str, Any]:
+        path = self._item.path / MANIFEST
+        manifest = read_json(path) if path.is_file() else {}
+        return manifest if isinstance(manifest, dict) else {}
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer | None:
+        """The tokenizer that the folder was made with: known by its hash, looked for in the run's folders."""
+        wanted = self._manifest.get("tokenizer")
+        for folder in self._tokenizer_folders():
+            if folder == self._library.tokenizer or folder_hash(folder) == wanted:
+                return ChatTokenizer.from_folder(folder)
+        return None
+
+    def _tokenizer_folders(self) -> list[Path]:
+        folders = [self._library.tokenizer] if self._library.tokenizer is not None else []
+        # tokens/ lies in a round or in the run itself; the models are found from there.
+        for folder in self._item.path.parents[:2]:
+            try:
+                folders += open_run(folder).tokenizers
+            except PairwrightError:
+                continue
+            folders += [path.parent for path in sorted(folder.glob("*/*/tokenizer.json"))]
+        return folders
+
+    def _why_no_texts(self) -> str:
+        return (
+            "Ids alone: the tokenizer of this folder was not found in the run. "
+            "Start again with: pairwright view --tokenizer MODEL"
+        )
+
+
+def read_report(text: str | None) -> dict[str, Any]:
+    """The report of a sequence without what is empty."""
+    import msgspec
+
+    report = msgspec.json.decode(text) if text else {}
+    return {name: value for name, value in report.items() if value} if isinstance(report, dict) else {}

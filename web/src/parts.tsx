@@ -1,0 +1,168 @@
+// Parts that several views share: states, tables, facets, filters, charts.
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Asked, copy } from "./api";
+import { change, Route } from "./route";
+
+export function number(value: unknown, digits = 3): string {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  return size !== 0 && (size < 0.001 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toFixed(digits)));
+}
+
+export const count = (value: number, noun: string) => `${value.toLocaleString("en")} ${noun}${value === 1 ? "" : "s"}`;
+
+export function State(props: { title: string; children?: ComponentChildren; bad?: boolean }) {
+  return <div class={"state" + (props.bad ? " bad" : "")} role={props.bad ? "alert" : "status"}>
+    <h2>{props.title}</h2>{props.children && <p>{props.children}</p>}
+  </div>;
+}
+
+// What an answer looks like before and without it.
+export function Answer<T>(props: { asked: Asked<T>; children: (value: T) => ComponentChildren; what?: string }) {
+  const { asked } = props;
+  if (asked.error) return <State title="This could not be shown" bad>{asked.error}</State>;
+  if (asked.value === undefined) return asked.busy ? <State title="Loading…">{props.what}</State> : null;
+  return <>{props.children(asked.value)}</>;
+}
+
+export type Column<R> = { name: string; label: string; num?: boolean; sort?: boolean; wide?: boolean; keep?: boolean; cell: (row: R) => ComponentChildren };
+
+// Columns that are not kept give way where the list is narrow.
+const look = (column: { num?: boolean; wide?: boolean; keep?: boolean }) => [column.num && "num", column.wide && "wide", !column.keep && "rest"].filter(Boolean).join(" ");
+const tail = (text: string) => text.length > 30 && text.includes("/") ? "…" + text.slice(-26) : text;
+
+export function Table<R extends object>(props: {
+  columns: Column<R>[]; rows: R[]; sort?: string; here?: (row: R) => boolean; open?: (row: R) => void; label: string;
+}) {
+  const { sort = "" } = props;
+  const here = useRef<HTMLTableRowElement>(null);
+  const isHere = props.rows.map((row) => !!props.here?.(row));
+  const at = isHere.indexOf(true);
+  useEffect(() => here.current?.scrollIntoView({ block: "nearest" }), [at]);
+  return <table aria-label={props.label}>
+    <thead><tr>{props.columns.map((column) => {
+      const down = sort === "-" + column.name, up = sort === column.name;
+      const next = down ? column.name : up ? "" : "-" + column.name;
+      return <th class={look(column)} aria-sort={down ? "descending" : up ? "ascending" : undefined}>
+        {column.sort && !copy
+          ? <button onClick={() => change({ sort: next, offset: null })} title="Sort">{column.label}{down ? " ↓" : up ? " ↑" : ""}</button>
+          : column.label}
+      </th>;
+    })}</tr></thead>
+    <tbody>{props.rows.map((row, position) => <tr
+      ref={isHere[position] ? here : undefined} class={isHere[position] ? "here" : ""}
+      data-open={props.open ? "" : undefined} tabIndex={props.open ? 0 : undefined}
+      onClick={() => props.open?.(row)}
+      onKeyDown={(event) => event.key === "Enter" && props.open?.(row)}
+    >{props.columns.map((column) => <td class={look(column)}>{column.cell(row)}</td>)}</tr>)}</tbody>
+  </table>;
+}
+
+export function Pager(props: { offset: number; limit: number; matches: number }) {
+  const { offset, limit, matches } = props;
+  if (matches <= limit && !offset) return null;
+  const last = Math.min(matches, offset + limit);
+  return <div class="row pager">
+    <button disabled={!offset} onClick={() => change({ offset: Math.max(0, offset - limit) || null })}>Previous</button>
+    <span class="quiet small num">{(offset + 1).toLocaleString("en")}–{last.toLocaleString("en")} of {matches.toLocaleString("en")}</span>
+    <button disabled={last >= matches} onClick={() => change({ offset: offset + limit })}>Next</button>
+  </div>;
+}
+
+export type Facet = {
+  name: string; label: string; others?: number; min?: number; max?: number;
+  values?: { value: string | null; count: number; where: string }[];
+  bins?: { low: number; high: number; count: number; where: string }[];
+};
+
+export function Facets(props: { asked: Asked<Facet[]>; route: Route }) {
+  const active = props.route.params.getAll("w");
+  const toggle = (where: string) => change({ w: active.includes(where) ? active.filter((item) => item !== where) : [...active, where], offset: null, at: null });
+  if (props.asked.error) return <p class="small bad-text">{props.asked.error}</p>;
+  if (!props.asked.value) return <p class="small quiet">Counting…</p>;
+  return <div class={"stack facets" + (props.asked.busy ? " stale" : "")}>{props.asked.value.map((facet) => {
+    const most = Math.max(1, ...(facet.bins || facet.values || []).map((entry) => entry.count));
+    return <section key={facet.name}>
+      <h4>{facet.label}</h4>
+      {facet.bins && <>
+        <div class="bars" role="group" aria-label={`histogram of ${facet.label}`}>{facet.bins.map((bin) => <button
+          class={active.includes(bin.where) ? "on" : ""} onClick={() => toggle(bin.where)}
+          title={`${number(bin.low)} to ${number(bin.high)}: ${bin.count.toLocaleString("en")}`}
+          aria-label={`${facet.label} ${number(bin.low)} to ${number(bin.high)}: ${bin.count}`}
+        ><i style={{ height: `${(100 * bin.count) / most}%` }} /></button>)}</div>
+        <div class="row spread small quiet num"><span>{number(facet.min)}</span><span>{number(facet.max)}</span></div>
+      </>}
+      {facet.values?.map((entry) => <button
+        class={"facet" + (active.includes(entry.where) ? " on" : "")} onClick={() => toggle(entry.where)} title={entry.where}
+      ><i style={{ width: `${(100 * entry.count) / most}%` }} /><span class="cut">{entry.value === null ? "none" : tail(entry.value)}</span><span class="num">{entry.count.toLocaleString("en")}</span></button>)}
+      {!!facet.others && <p class="small quiet">and {count(facet.others, "other value")}</p>}
+    </section>;
+  })}</div>;
+}
+
+// Search, condition and what is active; the list's state is in the address.
+export function Filters(props: { route: Route; columns?: string[]; search?: boolean; example?: string; children?: ComponentChildren }) {
+  const { params } = props.route;
+  const active = params.getAll("w");
+  const [where, setWhere] = useState("");
+  const text = params.get("q") || "";
+  if (copy) return <div class="filters row">{props.children}<span class="quiet small grow">a copy of a selection</span></div>;
+  return <div class="filters">
+    <div class="row">
+      {props.children}
+      {props.search !== false && <form class="grow search" onSubmit={(event) => {
+        event.preventDefault();
+        change({ q: String(new FormData(event.currentTarget).get("q") || ""), offset: null, at: null, task: null });
+      }}><input id="search" key={text} name="q" type="search" defaultValue={text} placeholder="Search in all texts, then Enter" aria-label="Search" maxLength={1000} /></form>}
+      <form class="grow search" onSubmit={(event) => {
+        event.preventDefault();
+        if (where.trim()) { change({ w: [...active, where.trim()], offset: null, at: null }); setWhere(""); }
+      }}><input id="where" class="mono" list="columns" value={where} onInput={(event) => setWhere(event.currentTarget.value)} placeholder={props.example || "Condition, such as reward < 0.5"} aria-label="Condition" maxLength={2000} spellcheck={false} /></form>
+      <datalist id="columns">{props.columns?.map((name) => <option value={name} />)}</datalist>
+    </div>
+    {(active.length > 0 || text) && <div class="row chips">
+      {text && <span class="chip"><span class="cut">text: {text}</span><button aria-label="Clear the search" onClick={() => change({ q: null, offset: null })}>✕</button></span>}
+      {active.map((clause) => <span class="chip"><span class="cut mono">{clause}</span><button aria-label={`Remove ${clause}`} onClick={() => change({ w: active.filter((item) => item !== clause), offset: null })}>✕</button></span>)}
+      {active.length + (text ? 1 : 0) > 1 && <button class="plain small" onClick={() => change({ w: [], q: null, offset: null })}>clear all</button>}
+    </div>}
+  </div>;
+}
+
+export function Sources(props: { view: string; keys: string[]; here: string }) {
+  if (props.keys.length < 2) return <span class="source quiet cut" title={props.here}>{props.here}</span>;
+  return <select class="source" value={props.here} aria-label="Table" onChange={(event) => { location.hash = `#/${props.view}/${event.currentTarget.value.split("/").map(encodeURIComponent).join("/")}`; }}>
+    {props.keys.map((key) => <option value={key}>{key}</option>)}
+  </select>;
+}
+
+export function CopyLink() {
+  const [done, set] = useState(false);
+  if (copy || !navigator.clipboard) return null;
+  return <button class="plain small" title="Copy a link to this view" onClick={() => navigator.clipboard.writeText(location.href).then(() => { set(true); setTimeout(() => set(false), 1500); })}>{done ? "copied" : "link"}</button>;
+}
+
+export type Line = { name: string; tone: string; points: [number, number][]; dots?: boolean };
+
+export function Chart(props: { title: string; lines: Line[] }) {
+  const width = 360, height = 170, left = 46, right = 8, top = 8, bottom = 22;
+  const xs = props.lines.flatMap((line) => line.points.map((point) => point[0]));
+  const ys = props.lines.flatMap((line) => line.points.map((point) => point[1]));
+  let [low, high] = [Math.min(...ys), Math.max(...ys)];
+  if (low === high) { low -= 0.5; high += 0.5; }
+  const [from, to] = [Math.min(...xs), Math.max(...xs)];
+  const x = (value: number) => left + ((value - from) / (to - from || 1)) * (width - left - right);
+  const y = (value: number) => height - bottom - ((value - low) / (high - low)) * (height - top - bottom);
+  const ticks = [low, (low + high) / 2, high];
+  return <figure class="card figure"><figcaption class="row spread"><h3>{props.title}</h3>
+    {props.lines.length > 1 && <span class="row small">{props.lines.map((line) => <span class={"key " + line.tone}>{line.name}</span>)}</span>}</figcaption>
+    <svg class="chart" viewBox={`0 0 ${width} ${height}`} role="img" aria-label={`${props.title} over the steps`}>
+      {ticks.map((tick) => <><line class="axis" x1={left} x2={width - right} y1={y(tick)} y2={y(tick)} /><text x={left - 6} y={y(tick) + 3.5} text-anchor="end">{number(tick, 2)}</text></>)}
+      <text x={left} y={height - 6}>{number(from, 0)}</text><text x={width - right} y={height - 6} text-anchor="end">step {number(to, 0)}</text>
+      {props.lines.map((line) => line.dots || line.points.length === 1
+        ? <g class={line.tone}>{line.points.map((point) => <circle class="fill" cx={x(point[0])} cy={y(point[1])} r={2.6} />)}</g>
+        : <path class={"line " + line.tone} d={"M" + line.points.map((point) => `${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("L")} />)}
+    </svg></figure>;
+}
