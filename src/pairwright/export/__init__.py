@@ -6,6 +6,7 @@ from typing import Any
 from pairwright.errors import ConfigError
 from pairwright.export import llamafactory, nemo, openai_export, trinity_export, trl_export, whole_pairs
 from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
+from pairwright.export.hub_dataset import HubSummary, pull, push
 from pairwright.export.unpaired_runs import export_runs
 from pairwright.pairs.container import Pairs
 from pairwright.paths import place
@@ -31,7 +32,18 @@ EXPORTERS: dict[str, Exporter] = {
     "hf": whole_pairs.export_hf,
 }
 
-__all__ = ["EXPORTERS", "ExportOptions", "ExportSummary", "Exporter", "NothingFits", "export_pairs", "export_runs"]
+__all__ = [
+    "EXPORTERS",
+    "ExportOptions",
+    "ExportSummary",
+    "Exporter",
+    "HubSummary",
+    "NothingFits",
+    "export_pairs",
+    "export_runs",
+    "pull",
+    "push",
+]
 
 
 def export_pairs(
@@ -41,7 +53,7 @@ def export_pairs(
 
     Args:
         pairs: Pairs, or the folder of some.
-        target: One of `EXPORTERS`, such as "trl", "nemo-rl-preference" or "parquet": see docs/exports.md.
+        target: One of `EXPORTERS`, such as "trl", "nemo-rl-preference" or "parquet": see docs/reference/exports.md.
         output: The file to write; for "hf" the folder.
         **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
 

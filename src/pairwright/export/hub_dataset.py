@@ -1,0 +1,354 @@
+"""Push a pairs or experience table to a dataset repository of the Hugging Face Hub, and pull it back byte for byte.
+
+    pairs          pairs.parquet, funnel.json, outcomes.parquet
+    experience     table.json, its Parquet parts, exclusions.csv
+    both           README.md, the card; pairwright.json, the manifest: kind, rows, and size and SHA-256 of every file
+
+lineage.json stays here: it has paths of this machine. Endpoint, token and offline mode are those of huggingface_hub
+(HF_ENDPOINT, HF_TOKEN or `hf auth login`, HF_HUB_OFFLINE). A pull writes only names that a table has, after their size
+and hash were checked against the manifest, so that no repository can write anything else or anywhere else.
+"""
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.export.hub_card import make_card
+from pairwright.pairs.container import Pairs
+from pairwright.pairs.decisions.exclusions import FILE_NAME as EXCLUSIONS
+from pairwright.pairs.funnel import FILE_NAME as FUNNEL
+from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
+from pairwright.pairs.pair_table import FILE_NAME as PAIRS
+from pairwright.pairs.pair_table import count_pairs
+from pairwright.paths import Place, is_hub_id, local_path, place, publish
+from pairwright.store.segments import MARKER, SUFFIX
+from pairwright.store.table import Table
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+MANIFEST = "pairwright.json"
+CARD = "README.md"
+_VERSION = 1
+# Manifest and card are read into memory: the most bytes that they may have.
+_MAX_MANIFEST = 2**24
+_MAX_CARD = 2**20
+# What a repository may put into a folder, by kind: exact names, or the name of a part.
+_NAMES = {"pairs": {PAIRS, FUNNEL, OUTCOMES}, "experience": {MARKER, EXCLUSIONS}}
+_PART = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,120}\.parquet")
+_STAGING = ".pulling"
+
+
+class HubError(PairwrightError):
+    """The Hub refused, cannot be reached, or holds something else than a table of ours."""
+
+
+class FileEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """Size and hash of a file."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a repository holds; `rows` are pairs or experiences."""
+
+    kind: Literal["pairs", "experience"]
+    rows: int
+    files: dict[str, FileEntry]
+    version: int = _VERSION
+
+
+class HubSummary(msgspec.Struct):
+    """What a push or a pull did: `changed` is False where everything was there already.
+
+    >>> import pairwright as pw
+    >>> pw.HubSummary("me/pairs", "pairs", rows=4, files=3, bytes=9000, revision="2f1c", changed=True, folder="x").rows
+    4
+    """
+
+    repo: str
+    kind: str
+    rows: int
+    files: int
+    bytes: int
+    revision: str
+    changed: bool
+    folder: str
+
+
+# Push
+
+
+def push(
+    folder: str | Place,
+    repo: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    license: str | None = None,
+    token: str | None = None,
+) -> HubSummary:
+    """Push a pairs or experience table to a dataset repository, which is created if it is missing.
+
+    Args:
+        folder: Folder of the table, on this machine.
+        repo: Id of the repository, such as "me/pairs".
+        private: Create the repository as a private one; one that exists and is public is refused.
+        revision: Branch to push to, created if it is missing; None: main.
+        license: Licence in the card, such as "apache-2.0"; None keeps that of a card that is there.
+        token: Token of the Hub; None: the one that huggingface_hub knows.
+
+    >>> import pairwright as pw
+    >>> pw.push("runs/first/pairs", "not a repository")
+    Traceback (most recent call last):
+    pairwright.errors.ConfigError: repository: got 'not a repository', expected an id such as org/name
+    """
+    _check_repo(repo)
+    source = local_path(place(folder))
+    if source is None:
+        raise HubError(f"{folder}: an address, but tables are pushed from this machine: copy the folder here")
+    manifest = describe_folder(source)
+    import huggingface_hub as hub
+
+    api = hub.HfApi(token=token)
+    with _translate_errors(repo):
+        # None leaves it to the settings of the account.
+        api.create_repo(repo, repo_type="dataset", private=private or None, exist_ok=True)
+        if private and not api.dataset_info(repo).private:
+            raise HubError(
+                f"{repo}: is public, and --private was asked for: make it private there, or name another one"
+            )
+        if revision is not None:
+            api.create_branch(repo, repo_type="dataset", branch=revision, exist_ok=True)
+        parent = api.dataset_info(repo, revision=revision).sha
+        old = _read_small(api, repo, MANIFEST, parent, _MAX_MANIFEST)
+        old_card = _read_small(api, repo, CARD, parent, _MAX_CARD)
+        card = make_card(source, msgspec.to_builtins(manifest), old=old_card, license=license)
+        content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=2) + b"\n"
+        is_new = (old, old_card) != (content, card)
+        oid = parent
+        if is_new:
+            # One commit: nobody sees files of two pushes together. What the Hub has is not uploaded again.
+            operations: list[Any] = [hub.CommitOperationAdd(name, str(source / name)) for name in manifest.files]
+            operations += [hub.CommitOperationAdd(MANIFEST, content), hub.CommitOperationAdd(CARD, card)]
+            # Only files that an earlier push listed are deleted: whatever else is in the repository stays.
+            gone = _list_files(old).difference(manifest.files)
+            operations += [hub.CommitOperationDelete(name) for name in sorted(gone)]
+            title = f"{manifest.rows:,} {'pairs' if manifest.kind == 'pairs' else 'experiences'}"
+            # With `parent_commit`, a push of somebody else in the meantime makes this one fail, not overwrite.
+            oid = api.create_commit(
+                repo, operations, commit_message=title, repo_type="dataset", revision=revision, parent_commit=parent
+            ).oid
+    return _summarize(repo, manifest, str(oid), changed=is_new, folder=source)
+
+
+def describe_folder(source: Path) -> Manifest:
+    """Return the manifest of a folder; raises HubError if it has no table, or one that is being written."""
+    if (source / MARKER).is_file():
+        # Journals become parts, which others can read; the content stays the same.
+        with Table(source, create=False) as table:
+            table.compact()
+            rows = table.count()
+        names = sorted(path.name for path in source.iterdir() if _PART.fullmatch(path.name))
+        journals = sorted(source.glob(f"*{SUFFIX}"))
+        if journals:
+            raise HubError(f"{journals[0]}: another process appends to the table: push it when that has ended")
+        names = [MARKER, *names, *([EXCLUSIONS] if (source / EXCLUSIONS).is_file() else [])]
+        return Manifest("experience", rows, {name: _describe_file(source / name) for name in names})
+    if (source / PAIRS).is_file():
+        # Funnel and outcomes are missing where pairs were filtered or made by others.
+        names = [name for name in (PAIRS, FUNNEL, OUTCOMES) if (source / name).is_file()]
+        return Manifest("pairs", count_pairs(source), {name: _describe_file(source / name) for name in names})
+    raise HubError(f"{source}: neither a pairs table ({PAIRS}) nor an experience table ({MARKER})")
+
+
+# Pull
+
+
+def pull(repo: str, output: str | Place, *, revision: str | None = None, token: str | None = None) -> Pairs | Table:
+    """Download a table that `push` wrote, and check every byte of it.
+
+    A download that was cut off goes on when it is started again.
+
+    Args:
+        repo: Id of the dataset repository, such as "me/pairs".
+        output: Folder for the table: a new one, or one of a pull that was cut off.
+        revision: Branch, tag or commit; None: main.
+        token: Token of the Hub; None: the one that huggingface_hub knows.
+
+    Returns:
+        The pairs or the experience table.
+
+    >>> import pairwright as pw
+    >>> pw.pull("not a repository", "runs/pulled")
+    Traceback (most recent call last):
+    pairwright.errors.ConfigError: repository: got 'not a repository', expected an id such as org/name
+    """
+    summary = pull_files(repo, output, revision=revision, token=token)
+    return Pairs(summary.folder) if summary.kind == "pairs" else Table(summary.folder, create=False)
+
+
+def pull_files(repo: str, output: str | Place, *, revision: str | None = None, token: str | None = None) -> HubSummary:
+    """Do what `pull` does; returns what was done."""
+    _check_repo(repo)
+    folder = local_path(place(output))
+    if folder is None:
+        raise HubError(f"{output}: an address, but tables are pulled to this machine: name a folder here")
+    import huggingface_hub as hub
+
+    api = hub.HfApi(token=token)
+    with _translate_errors(repo):
+        # One commit for all files, whatever is pushed meanwhile.
+        commit = str(api.dataset_info(repo, revision=revision).sha)
+        content = _read_small(api, repo, MANIFEST, commit, _MAX_MANIFEST)
+        manifest = check_manifest(repo, content)
+        if _has_all(folder, manifest):
+            return _summarize(repo, manifest, commit, changed=False, folder=folder)
+        # The staging folder marks a pull that was cut off; any other content is not written over.
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if folder.is_file() or (names and _STAGING not in names):
+            raise ConfigError(f"{folder}: is not empty: name a new folder for {repo}")
+        _download(api, repo, commit, manifest, folder / _STAGING)
+    # Everything was checked; a crash from here on leaves a folder that is no table yet, and the next pull goes on.
+    for name in _in_order(manifest):
+        publish(folder / _STAGING / name, folder / name)
+    shutil.rmtree(folder / _STAGING)
+    rows = count_pairs(folder) if manifest.kind == "pairs" else Table(folder, create=False).count()
+    if rows != manifest.rows:
+        raise HubError(f"{repo}: its manifest says {manifest.rows:,} rows, and its files have {rows:,}")
+    return _summarize(repo, manifest, commit, changed=True, folder=folder)
+
+
+def check_manifest(repo: str, content: bytes | None) -> Manifest:
+    """Decode a manifest and check that it names the files of a table and nothing else."""
+    if content is None:
+        raise HubError(f"{repo}: has no {MANIFEST}: not a table that pairwright pushed; read it with pairwright import")
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise HubError(f"{repo}: {MANIFEST}: {error}") from None
+    if manifest.version != _VERSION:
+        raise HubError(f"{repo}: {MANIFEST}: got version {manifest.version}, expected {_VERSION}: update pairwright")
+    for name in manifest.files:
+        is_part = manifest.kind == "experience" and _PART.fullmatch(name) is not None
+        if name not in _NAMES[manifest.kind] and not is_part:
+            raise HubError(f"{repo}: {MANIFEST}: {name[:100]!r} is no file of a table of {manifest.kind}")
+    marker = PAIRS if manifest.kind == "pairs" else MARKER
+    if marker not in manifest.files:
+        raise HubError(f"{repo}: {MANIFEST}: names no {marker}")
+    return manifest
+
+
+def _download(api: "HfApi", repo: str, commit: str, manifest: Manifest, staging: Path) -> None:
+    """Download the files of a manifest, check each, and leave them in `staging`."""
+    staging.mkdir(parents=True, exist_ok=True)
+    sizes = {info.path: getattr(info, "size", None) for info in _list_info(api, repo, list(manifest.files), commit)}
+    for name, entry in manifest.files.items():
+        # Before anything is downloaded: a file may not be larger than it is said to be.
+        if sizes.get(name) != entry.size:
+            raise HubError(f"{repo}: {name}: has {sizes.get(name)} bytes, and {MANIFEST} says {entry.size}")
+        path = staging / name
+        if not _is_equal(path, entry):
+            api.hf_hub_download(repo, name, repo_type="dataset", revision=commit, local_dir=staging)
+        if not _is_equal(path, entry):
+            path.unlink(missing_ok=True)
+            raise HubError(
+                f"{repo}: {name}: its SHA-256 is not that of {MANIFEST}: changed or damaged; nothing was kept"
+            )
+
+
+def _read_small(api: "HfApi", repo: str, name: str, commit: str | None, most: int) -> bytes | None:
+    """Read a small file of a repository; None if it is not there."""
+    infos = _list_info(api, repo, [name], commit)
+    if not infos:
+        return None
+    size = getattr(infos[0], "size", None)
+    if size is None or size > most:
+        raise HubError(f"{repo}: {name}: has {size} bytes, expected a file of at most {most:,}")
+    with tempfile.TemporaryDirectory() as temporary:
+        path = api.hf_hub_download(repo, name, repo_type="dataset", revision=commit, local_dir=temporary)
+        return Path(path).read_bytes()
+
+
+def _list_info(api: "HfApi", repo: str, names: list[str], commit: str | None) -> list[Any]:
+    infos: list[Any] = []
+    # Some hundred paths a request: a table may have thousands of parts.
+    for first in range(0, len(names), 500):
+        infos += api.get_paths_info(repo, names[first : first + 500], repo_type="dataset", revision=commit)
+    return infos
+
+
+def _list_files(manifest: bytes | None) -> set[str]:
+    """Names of the files of an older manifest, which a push replaces; none if it cannot be read."""
+    try:
+        return set(check_manifest("", manifest).files)
+    except HubError:
+        return set()
+
+
+def _in_order(manifest: Manifest) -> list[str]:
+    """File names such that what makes a folder a table comes last."""
+    return sorted(manifest.files, key=lambda name: (name in (PAIRS, MARKER), name))
+
+
+def _has_all(folder: Path, manifest: Manifest) -> bool:
+    return folder.is_dir() and all(_is_equal(folder / name, entry) for name, entry in manifest.files.items())
+
+
+def _is_equal(path: Path, entry: FileEntry) -> bool:
+    # The size first: hashing a large file takes long.
+    return path.is_file() and path.stat().st_size == entry.size and _describe_file(path) == entry
+
+
+def _describe_file(path: Path) -> FileEntry:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileEntry(file.tell(), digest.hexdigest())
+
+
+def _summarize(repo: str, manifest: Manifest, revision: str, *, changed: bool, folder: Path) -> HubSummary:
+    sizes = sum(entry.size for entry in manifest.files.values())
+    return HubSummary(repo, manifest.kind, manifest.rows, len(manifest.files), sizes, revision, changed, str(folder))
+
+
+def _check_repo(repo: str) -> None:
+    if not is_hub_id(repo):
+        raise ConfigError(f"repository: got {repo!r}, expected an id such as org/name")
+
+
+@contextmanager
+def _translate_errors(repo: str) -> Iterator[None]:
+    """Translate errors of huggingface_hub and of the network into HubError with a way out."""
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.RevisionNotFoundError:
+        raise HubError(f"{repo}: has no such revision: name a branch, tag or commit of it") from None
+    except (errors.RepositoryNotFoundError, errors.GatedRepoError):
+        raise HubError(
+            f"{repo}: the Hub has no such dataset for you: check the name, or log in: hf auth login (or HF_TOKEN)"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        code = error.response.status_code
+        way_out = "; log in with a token that may write: hf auth login (or HF_TOKEN)" if code in (401, 403) else ""
+        lines = str(error.server_message or error).strip().splitlines() or [type(error).__name__]
+        raise HubError(f"{repo}: the Hub answered {code}: {lines[0]}{way_out}") from None
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+        raise HubError(f"{repo}: the Hub cannot be asked: HF_HUB_OFFLINE is set, or there is no connection") from None
+    except errors.HFValidationError as error:
+        raise ConfigError(f"repository: {str(error).splitlines()[0]}") from None
+    except httpx.HTTPError as error:
+        raise HubError(
+            f"{repo}: the Hub cannot be reached: {type(error).__name__}: {error}; the same command goes on"
+        ) from None
