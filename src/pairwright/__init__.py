@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TableError,
     )
     from pairwright.evaluate.evaluating import evaluate
-    from pairwright.export import ExportSummary, export_pairs
+    from pairwright.export import ExportSummary, HubSummary, export_pairs, pull, push
     from pairwright.pairs.container import Pairs, make_pairs
     from pairwright.records.canonical import prompt_hash
     from pairwright.records.experience import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
@@ -73,7 +73,7 @@ _HOMES = {
         "split_preferences",
     ],
     "records.messages": ["ErrorSite", "Message", "ToolCall"],
-    "export": ["ExportSummary", "export_pairs"],
+    "export": ["ExportSummary", "HubSummary", "export_pairs", "pull", "push"],
     "pairs.container": ["Pairs", "make_pairs"],
     "records.experience": ["EID", "CustomField", "Experience", "Kind", "Pair", "Side", "SideOf", "Source"],
     "sources.shapes.chat_messages": ["message_from_chat"],
@@ -98,6 +98,7 @@ __all__ = [
     "ErrorSite",
     "Experience",
     "ExportSummary",
+    "HubSummary",
     "Kind",
     "Message",
     "Pair",
@@ -135,6 +136,8 @@ __all__ = [
     "make_pairs",
     "message_from_chat",
     "prompt_hash",
+    "pull",
+    "push",
     "split_preference",
     "split_preferences",
     "to_arrow",

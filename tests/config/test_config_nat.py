@@ -315,7 +315,7 @@ def test_strict_ends_with_exit_code_2_and_json_has_the_list(written):
 
 
 def test_the_page_lists_every_key_that_is_mapped_and_every_one_that_is_not():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "from-nat.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "nat-keys.md").read_text(encoding="utf-8")
     mapped = dict(re.findall(r"^\| `([\w.*]+)` \| `([\w.]+)`", page, re.M))
     for theirs, ours in (RENAMED | BELOW).items():
         assert mapped.get(theirs) == ours, theirs

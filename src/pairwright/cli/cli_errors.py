@@ -54,6 +54,8 @@ _AT_STOP = {
     "experience export": _FROM_START,
     "pairs build": _FROM_START,
     "export": _FROM_START,
+    "push": _SAME,
+    "pull": _SAME,
     "tokens build": _SAME,
     "tokens show": _FROM_START,
     "train": _WITH_RESUME,

@@ -27,9 +27,9 @@ from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve,
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.doctor import doctor
-from pairwright.cli.commands.export import export_pairs
+from pairwright.cli.commands.export import export_pairs, pull_table, push_table
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
-from pairwright.cli.commands.report import explain_run, report
+from pairwright.cli.commands.report import explain_run, report, view
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
@@ -70,9 +70,9 @@ _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment",
 
 class _Commands(GroupInOrder):
     order = (
-        "import", "collect", "record", "teach", "experience", "pairs", "export",
+        "import", "collect", "record", "teach", "experience", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
-        "evaluate", "explain", "report", "serve",
+        "evaluate", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
     )  # fmt: skip
 
@@ -91,12 +91,15 @@ app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)
+app.command("push", rich_help_panel=_DATA)(push_table)
+app.command("pull", rich_help_panel=_DATA)(pull_table)
 app.add_typer(tokens.app, name="tokens", rich_help_panel=_TRAINING)
 app.command("train", cls=with_options(*TRAIN_KEYS, after="override"), rich_help_panel=_TRAINING)(train_model)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAINING)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
 app.command("explain", rich_help_panel=_PROOF)(explain_run)
 app.command("report", rich_help_panel=_PROOF)(report)
+app.command("view", rich_help_panel=_PROOF)(view)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
 app.command("init", rich_help_panel=_PROJECT)(begin.init_project)
 app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)

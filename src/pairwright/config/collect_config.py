@@ -39,7 +39,7 @@ class PolicyConfig(Section):
     """Variables of the chat template, such as {"enable_thinking": false}: sent to an endpoint (as vLLM and `pairwright
     serve model` take them), or rendered by the local model; recorded with each experience."""
     tools_as_text: ToolsAsText = "off"
-    """Local model whose chat template has no tool role: tools, calls and results as text (docs/tokens.md)."""
+    """Local model whose chat template has no tool role: tools, calls and results as text (docs/reference/tokens.md)."""
     # what is asked of an endpoint
     logprobs: bool = False
     """Ask the endpoint for log-probabilities; a local model always records them."""

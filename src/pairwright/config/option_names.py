@@ -1,6 +1,6 @@
 """Foreign names of options: tables of NAT's finetuning keys, and the translation of a `pairs` section (`own_names`).
 
-Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9; docs/from-nat.md shows the tables.
+Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9 (docs/how-to/from-nat.md).
 """
 
 from collections.abc import Mapping

@@ -94,7 +94,7 @@ PRESETS: dict[str, dict[str, Any]] = {"gym-guide": {"strategy": "best-worst", "m
 
 
 class PairsConfig(Section):
-    """How pairs are built. null means: no limit. docs/pairs.md says what each does."""
+    """How pairs are built. null means: no limit. docs/reference/pairs.md says what each does."""
 
     preset: Literal["gym-guide"] | None = None
     """Defaults to start from. gym-guide: NeMo Gym's guide, best against worst of one prompt from a gap of 0.2 on."""

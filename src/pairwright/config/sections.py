@@ -85,11 +85,11 @@ class SourcesConfig(Section):
     paths: tuple[str, ...] = ()
     """Files, folders and globs."""
     format: str = "auto"
-    """A format's name (docs/sources.md), or auto: detected by the content of each file."""
+    """A format's name (docs/reference/sources/index.md), or auto: detected by the content of each file."""
     reward: str | None = None
     """The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."""
     map: str | dict[str, str] | None = None
-    """Which field is what, for data of your own: prompt=a.text,completion=b.text,reward=c.score (docs/sources.md)."""
+    """Fields of your own data: prompt=a.text,completion=b.text,reward=c.score (docs/how-to/own-data.md)."""
     task: str | None = None
     """What names the task: prompt, a field's name or path, several with commas, file, folder, or row//4."""
     run: str | None = None

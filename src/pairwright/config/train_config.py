@@ -101,7 +101,7 @@ class PreferenceLossName(Named):
     """Which preference loss."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
-    """Preference loss, by its name in docs/losses.md; dpo is sigmoid."""
+    """Preference loss, by its name in docs/reference/losses.md; dpo is sigmoid."""
     mixture: dict[str, Amount] = Field(default={})
     """Several losses, each with its weight, in the place of `loss`: {sigmoid: 0.8, bco_pair: 0.2}."""
 
@@ -207,8 +207,11 @@ class PolicyConfig(PolicyTerms, AdvantageName):
     """The policy channel."""
 
     teacher_weight: Amount = 0.0
-    """On-policy distillation: the advantage of a token is this times (teacher_logprobs - logprobs), both as they were
-    recorded, in the place of rewards; 0: teacher_logprobs are not used."""
+    """On-policy distillation from recorded teacher_logprobs and logprobs: the advantage of a token is this times that
+    of `teacher_beta`, in the place of rewards; 0: teacher_logprobs are not used."""
+    teacher_beta: Share = 1.0
+    """Divergence that teacher_weight lowers: 1 is KL(student‖teacher), 0 is KL(teacher‖student), between them the
+    generalised JSD, as in `sdpo.beta`."""
 
 
 class KtoConfig(Named):
@@ -218,9 +221,12 @@ class KtoConfig(Named):
     """kto compares with the mean divergence from the reference, apo_zero_unpaired with 0."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """Strength of the pull to the reference (β)."""
-    label_by: Literal["threshold", "group"] = "threshold"
-    """Desirable are runs whose reward reaches `threshold`, or is above the mean of their group: same task, step and
-    prompt. By group, runs whose group has one reward only are left out."""
+    label_by: Literal["threshold", "group", "best", "best-worst"] = "threshold"
+    """Desirable are runs whose reward reaches `threshold`, or is above the mean of their group (same task, step and
+    prompt), or is the highest of it (best, best-worst). best-worst leaves out what is between the highest and the
+    lowest. All but threshold leave out groups with one reward only."""
+    unique: bool = False
+    """Runs of the same tokens and label count once, as equal pairs do."""
     threshold: float | None = None
     """Runs with this reward or more are desirable; null is halfway between the lowest and the highest reward."""
     desirable_weight: Amount = 1.0
@@ -253,10 +259,24 @@ class DistillTerms(Named):
 class DistillConfig(DistillTerms):
     """The distillation channel."""
 
-    teacher: Literal["initial", "same", "ema"] = "initial"
-    """Whose hinted answer is taught: the weights as they were, as they are, or their moving average."""
+    teacher: str = "initial"
+    """Who teaches: the weights as they were (initial), as they are (same), their moving average (ema), or another model
+    of the same vocabulary: its folder."""
     ema_rate: Share = 0.02
     """teacher ema: how much of the new weights each step takes in."""
+    context: tuple[Literal["hints", "sibling", "feedback"], ...] = ("hints",)
+    """What the teacher reads and the student does not: hints at error turns; or, for whole runs, a successful run of
+    the group (sibling), what the environment said (feedback), or both. Empty: nothing, for another model."""
+    students: Literal["failed", "all"] = "failed"
+    """sibling, feedback: the runs that are taught: those without success, or all; a run never reads itself."""
+    success_reward: float | None = None
+    """A run with this reward or more is a success; null: those with the highest reward of a group that has several."""
+    feedback_field: str = "feedback"
+    """Key of a run's `info` with the feedback; without it, what its error sites reported."""
+    solution_text: str = "An answer to this that succeeded:\n\n{solution}"
+    """What the teacher reads of a sibling."""
+    feedback_text: str = "What came of an earlier attempt:\n\n{feedback}"
+    """What the teacher reads of feedback."""
     templates: dict[str, str] = Field(default={})
     """Hints by error kind, beside the built-in ones."""
     hint: str | None = None
@@ -272,6 +292,17 @@ class DistillConfig(DistillTerms):
     """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
     hint_cache: str | None = None
     """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
+
+    @model_validator(mode="after")
+    def _check_context(self) -> "DistillConfig":
+        if "hints" in self.context and len(self.context) > 1:
+            raise ValueError("context: hints are for single turns, sibling and feedback for whole runs: give one kind")
+        if not self.context and self.teacher == "same":
+            raise ValueError("teacher: the same weights in the same context teach nothing: name a model, or a context")
+        for name, field in (("solution_text", "{solution}"), ("feedback_text", "{feedback}")):
+            if field not in getattr(self, name):
+                raise ValueError(f"{name}: expected {field} in it")
+        return self
 
 
 class LoraConfig(Named):
@@ -306,16 +337,25 @@ class TrainConfig(Named):
     micro_batch_size: Positive | None = _also("micro_batch_size", "train_micro_batch_size", default=None)
     """Most pairs in memory at once; the update is the same whatever it is."""
     micro_batch_tokens: Positive = 4096
-    """Most tokens in memory at once (a pair that is longer goes alone)."""
+    """Most tokens in memory at once (a pair that is longer goes alone); tokens that sequences share count once."""
     gradient_accumulation_steps: Positive | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
     """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
+    stages: tuple[str, ...] = ()
+    """A curriculum: conditions as in `where`. What meets the first is trained from the first epoch on, what meets the
+    second as well from the next stage on, and so on; everything has to meet one."""
+    stage_epochs: Positive = 1
+    """Epochs of each stage before the last."""
     run_weight: Literal["sequence", "run"] = "sequence"
     """Runs that are several sequences, since their template rewrites history (sft and grpo of runs): each sequence
     counts as one, or all sequences of a run together count as one, also among the rewards of its group (run)."""
     shuffle: bool = True
     """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
+    shuffle_by: Literal["item", "run", "group"] | None = None
+    """What stays together when items are shuffled, so that what it shares is computed once: nothing, the sequences of a
+    run, or those of a group of runs (of pairs: those of a task). null is group in grpo, run in sft and kto of runs, and
+    item for pairs."""
     # optimizer
     learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)
     """Largest learning rate."""
@@ -347,7 +387,7 @@ class TrainConfig(Named):
     dropout: bool = False
     """Keep the model's dropout on."""
     prefix_sharing: bool = True
-    """Compute the prompt of a pair once for both sides, where the model can."""
+    """Compute what sequences begin with alike once for all of them, where the model can."""
     threads: Positive | None = None
     """CPU threads; null takes the cores that are idle when the run starts."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
@@ -418,7 +458,7 @@ class TrainConfig(Named):
             raise ValueError("dpo.reference_sync: averages of adapters are not those of models: train all weights")
         if self.dpo.reference_sync is not None and self.reference != "initial":
             raise ValueError("dpo.reference_sync: the reference begins as the initial model: leave out reference")
-        if self.kto.label_by == "group" and self.kto.threshold is not None:
+        if self.kto.label_by != "threshold" and self.kto.threshold is not None:
             raise ValueError("kto.threshold: labels by group have none: leave it out, or set label_by to threshold")
         if self.grpo.max_sampling_ratio is not None and self.reference != "initial":
             raise ValueError("grpo.max_sampling_ratio: the old policy is the initial model: leave out reference")

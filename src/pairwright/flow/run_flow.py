@@ -220,7 +220,8 @@ class Flow:
         tables = [path for path, _ in used]
         start = self._require_model(model)
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
-        pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used])
+        decisions = _decisions_key(tables, config.pairs.votes)
+        pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used], *decisions)
         settings = config.train.model_dump(mode="json")
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
         if config.tokens.chat_template is not None:
@@ -414,6 +415,14 @@ def _model_key(model: Path | None) -> str:
     if not (model / "config.json").exists():
         raise ConfigError(f"model: {model} is not the folder of a model (no config.json)")
     return model_hash(model)
+
+
+def _decisions_key(tables: list[Path], votes: str | Path | None) -> list[str]:
+    """Hashes of the files in which people decided about these tables; empty if there are none, as in older runs."""
+    from pairwright.pairs.decisions.exclusions import FILE_NAME
+
+    files = [table / FILE_NAME for table in tables] + ([] if votes is None else [Path(votes)])
+    return [content_hash(file.read_bytes().hex()) for file in files if file.is_file()]
 
 
 def _format_value(value: Any) -> str:

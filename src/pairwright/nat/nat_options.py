@@ -52,7 +52,7 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     """Changes nothing: a pair needs two candidates, in NAT as well. Turns with one are counted in either case."""
     # ours
     pairs: PairsConfig = PairsConfig()
-    """Further options of pair building (docs/pairs.md), such as near_duplicates, length_balance or contradictions."""
+    """Further options of pair building (docs/reference/pairs.md), such as near_duplicates or contradictions."""
     seed: int = Field(default=0, ge=0)
     """Seed of samples."""
     redact: bool = False
@@ -129,9 +129,9 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     model: str | None = None
     """local, ray: folder of the model to train."""
     train: TrainConfig = TrainConfig()
-    """local, ray: options of training (docs/training.md), in the place of the hyperparameters where both say one."""
+    """local, ray: options of training (docs/reference/training.md); they override the hyperparameters."""
     tokens: TokensConfig = TokensConfig()
-    """local, ray: how messages become tokens (docs/tokens.md)."""
+    """local, ray: how messages become tokens (docs/reference/tokens.md)."""
     engine: EngineConfig = EngineConfig()
     """ray: address and number of workers."""
     # all

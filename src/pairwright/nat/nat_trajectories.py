@@ -91,6 +91,7 @@ def from_prompt(prompt: Any) -> tuple[Message, ...]:
 def _text(message: Message) -> str:
     if _is_plain(message):
         return message.text
+    # Must be deterministic: `_messages` compares these texts to tell whether an item was changed.
     return json.dumps(to_chat_message(message), ensure_ascii=False)
 
 
@@ -119,6 +120,7 @@ def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> T
     if pair.pair is not None:
         metadata["pair_id"] = pair.pair.id
         metadata["chosen_uid"], metadata["rejected_uid"] = pair.pair.chosen_eid.uid, pair.pair.rejected_eid.uid
+        # Where the texts are everything, the item itself holds the pair.
         if not _is_text_only(pair.pair):
             metadata[WHOLE] = {
                 "prompt": [to_chat_message(message) for message in pair.pair.prompt],
@@ -144,7 +146,7 @@ class Preferences:
     """The DPO items of a collection as preferences, with the place of each: group, trajectory, item."""
 
     experiences: list[Experience]
-    places: dict[str, tuple[int, int]]
+    places: dict[str, tuple[int, int]]  # uid -> number of the group, position in it
     num_other: int
     """Episode items that are no DPOItem."""
     num_cut: int
@@ -175,7 +177,9 @@ def read_preferences(
                     prompt, num_cut = prompt[-1:], num_cut + 1
                 metadata = trajectory.metadata or {}
                 example = None if by_prompt else metadata.get("example_id")
+                # Without an example, pairs of one prompt are one task: a split does not tear them apart.
                 task = prompt_hash(prompt, tools) if example is None else str(example)
+                # The position makes ids unique: an example may have many pairs, even equal ones.
                 eid = EID(task=task, suffix=f"{len(experiences):08d}")
                 preference = _preference(eid, metadata, prompt, tools, (chosen, rejected))
                 places[preference.eid.uid] = (number, position)
@@ -192,6 +196,7 @@ def _messages(
         parts = [tuple(message_from_chat(chat) for chat in whole[name]) for name in ("prompt", "chosen", "rejected")]
         prompt, chosen, rejected = parts
         texts = (to_prompt(prompt), to_response(chosen), to_response(rejected))
+        # Texts that were changed after our builder wrote them win over the metadata.
         if texts == (item.prompt, item.chosen_response, item.rejected_response):
             return prompt, tuple(whole["tools"]), chosen, rejected
     answers = [(Message("assistant", text),) for text in (item.chosen_response, item.rejected_response)]
@@ -247,6 +252,7 @@ def select_trajectories(
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
     summary = build_pairs([table], folder / "pairs", pair_options(config))
+    # A trajectory stays if any of its items became a pair.
     places = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
     groups = [
         [trajectory for position, trajectory in enumerate(group) if (number, position) in places]
@@ -260,4 +266,5 @@ def _row_uids(folder: Path) -> Iterator[str]:
     from pairwright.pairs.container import Pairs
 
     for pair in Pairs(folder):
+        # With the strategy `imported`, this is the id of the preference itself.
         yield pair.chosen_eid.uid

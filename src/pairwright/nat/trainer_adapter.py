@@ -41,6 +41,7 @@ from pairwright.records.messages import Json
 
 logger = logging.getLogger(__name__)
 
+# A job that is being cancelled still runs: NAT polls until one of `_ENDED`.
 _STATES = {
     JobState.PREPARED: TrainingStatusEnum.PENDING,
     JobState.CREATED: TrainingStatusEnum.PENDING,
@@ -95,6 +96,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         run_id = check_name(trajectories.run_id)
         if run_id in self._active_jobs:
             raise ValueError(f"Training job for run {run_id} already exists")
+        # Building pairs and submitting block: in a thread, so that the event loop goes on.
         ref = await asyncio.to_thread(self._submit, trajectories)
         self._active_jobs[run_id] = ref.metadata["job_id"]
         self._job_output_models[run_id] = ref.metadata["output_model"]
@@ -102,6 +104,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Ask for the status of a job. A call that fails is a status `failed` whose message says so, as in NAT."""
+        # A reference outlives the process that submitted the job: then only its metadata has the id.
         job_id = self._active_jobs.get(ref.run_id) or (ref.metadata or {}).get("job_id")
         folder = self._job_folder(ref)
         if job_id is None and not is_submitted(folder):
@@ -137,18 +140,21 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         started, num_failures, last = time.monotonic(), 0, None
         while True:
             status = await self.status(ref)
+            # The call failed, not the job: it is repeated, less and less often, before that counts.
             is_lost = status.status == TrainingStatusEnum.FAILED and (status.message or "").startswith(NOT_REACHED)
             num_failures = num_failures + 1 if is_lost else 0
             if is_lost and num_failures < self.adapter_config.max_consecutive_status_failures:
                 await asyncio.sleep(interval * 1.5**num_failures)
                 continue
             state = (status.status, status.progress)
+            # Each change is logged once, however often the job is polled.
             if state != last:
                 logger.info("job of run %s: %s", ref.run_id, status.message or status.status.value)
                 self.log_progress(ref, {"status": status.status.value, "progress": status.progress})
                 last = state
             if status.status in _ENDED:
                 return await self._end(ref, status)
+            # Only the waiting ends at the limit: the job is not cancelled.
             limit = self.adapter_config.training_timeout_seconds
             if limit is not None and time.monotonic() - started > limit:
                 raise RuntimeError(
@@ -191,6 +197,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
         folder, backend = root / "train", BACKENDS[self.backend]
+        # A job that ended without a model makes way for a new one; any other is found again.
         if is_submitted(folder) and read_job(folder).state in (JobState.FAILED, JobState.CANCELLED):
             folder.rename(folder.with_name(f"train-{read_job(folder).id}"))  # its log stays
         if is_submitted(folder):
@@ -221,6 +228,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         begin alike) that can tie most of them together; then only those of one prompt stay together.
         """
         config, run_id = self.adapter_config, trajectories.run_id
+        # As NAT does for the Customizer: the last message of each prompt, unless the whole history is asked for.
         whole = config.use_full_message_history or self.backend != "nemo-customizer"
         summary: Json = {}
         for by_prompt in (False, True):
@@ -234,6 +242,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             options = {"strategy": "imported", "verbatim": True, "validation": share}
             own = pair_options(adjust_config(Config(), seed=config.seed, pairs=options))
             summary = build_pairs([table], root / "pairs", own)
+            # The held-out share is near enough to what was asked for; else once more, with prompts as tasks.
             if not share or 0 < summary["validation"] <= _MOST_HELD_OUT * share * summary["pairs"]:
                 break
         if not summary["train"]:
@@ -280,6 +289,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
 
     async def _end(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """Return the last status of a job, with its deployment; raise if there is no model."""
+        # From here on, `submit` takes this run again.
         self._active_jobs.pop(ref.run_id, None)
         folder = self._job_folder(ref)
         reason = status.message or "no reason given"
@@ -294,7 +304,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         if self.adapter_config.deploy_on_completion:
             backend, config = BACKENDS[self.backend], self.adapter_config.job_config()
             deployment = await asyncio.to_thread(backend.deploy, folder, read_job(folder), config, logger.info)
-        elif not is_submitted(folder):
+        elif not is_submitted(folder):  # a job of the service, known by its id alone
             return status
         job = read_job(folder)
         metadata = {

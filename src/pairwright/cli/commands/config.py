@@ -1,7 +1,7 @@
 """`pairwright config schema|validate|show|from-nat`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 def schema() -> None:
     """Print the JSON schema of the configuration (for editors and other tools)."""
+    import json
+
     from pairwright.config import config_schema
 
-    print_json(config_schema())
+    print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command(cls=ConfigCommand)
@@ -34,15 +36,28 @@ def validate(file: File = None, override: Overrides = None) -> None:
 
 
 @app.command(cls=ConfigCommand)
-def show(file: File = None, override: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the resolved configuration. Values from the environment stand as ${VAR}, never in clear."""
-    from pairwright.config import printable_config
+def show(
+    file: File = None,
+    override: Overrides = None,
+    comments: Annotated[
+        bool, typer.Option("--comments", help="Say above each key what it means and which values it takes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the resolved configuration: every key with its value. Values from the environment stand as ${VAR}.
 
+    pairwright config show --comments > config.yaml  writes a file of all keys to start from.
+    """
+    from pairwright.config import Config, printable_config
+    from pairwright.config.key_comments import to_commented_yaml, to_yaml
+
+    if comments and as_json:
+        raise ConfigError("JSON has no comments: leave out --comments or --json")
     resolved = printable_config(file, overrides=parse_overrides(override))
     if as_json:
         print_json(resolved)
     else:
-        print(_as_yaml(resolved), end="")
+        print(to_commented_yaml(resolved, Config) if comments else to_yaml(resolved), end="")
 
 
 @app.command("from-nat")
@@ -58,6 +73,7 @@ def from_nat(
 
     from pairwright.config.from_nat import from_nat as convert
     from pairwright.config.from_nat import read_nat
+    from pairwright.config.key_comments import to_yaml
 
     tree = read_nat(file)
     try:
@@ -66,12 +82,12 @@ def from_nat(
         # the conversion does not know the name of the file
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
-        _write(output, _as_yaml(conversion.tree), overwrite=overwrite)
+        _write(output, to_yaml(conversion.tree), overwrite=overwrite)
     if as_json:
         unmapped = [asdict(entry) for entry in conversion.unmapped]
         print_json({"config": conversion.tree, "unmapped": unmapped, "set": conversion.to_set})
     elif output is None:
-        print(_as_yaml(conversion.tree), end="")
+        print(to_yaml(conversion.tree), end="")
     for entry in conversion.unmapped:
         say(f"not mapped: {entry.key}: {entry.reason}")
     where = "" if output is None else f"{output}: "
@@ -91,15 +107,3 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         raise ConfigError(f"{path}: is there already: choose another name, or --overwrite") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _as_yaml(value: Any) -> str:
-    from io import StringIO
-
-    from ruamel.yaml import YAML
-
-    stream = StringIO()
-    yaml = YAML()
-    yaml.default_flow_style = False  # one key a line
-    yaml.dump(value, stream)
-    return stream.getvalue()

@@ -30,12 +30,15 @@ class Target(StrEnum):
 
 @app.command()
 def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
-    """Count what a table holds: kinds, tasks, rewards, lengths, sources."""
+    """Count what a table holds: kinds, tasks, rewards, lengths, sources, and what people have excluded."""
+    from pairwright.pairs.decisions.exclusions import read_exclusions
     from pairwright.store.exporting import table_statistics
     from pairwright.store.table import Table
 
     table = Table(folder, create=False)
     statistics = table_statistics(table, _condition(where))
+    if where is None:
+        statistics["excluded"] = len(read_exclusions(table.path))
     if as_json:
         print_json(statistics)
         return

@@ -1,6 +1,7 @@
-"""`pairwright export PAIRS --to FORMAT -o FILE`; an experience table with `--to trl-unpaired`."""
+"""`pairwright export PAIRS --to FORMAT -o FILE`, and `push` and `pull` of tables to and from the Hub."""
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,7 @@ def export_pairs(
         str,
         typer.Option(
             "--to",
-            help="Target, such as trl. See docs/exports.md.",
+            help="Target, such as trl. See docs/reference/exports.md.",
             show_default=False,
             autocompletion=complete_target,
         ),
@@ -90,6 +91,47 @@ def export_pairs(
     _report(summary, file, as_json=as_json)
     noun = "runs" if is_experience else "pairs"
     say(f"{summary.written:,} of {summary.pairs:,} {noun} written to {file} ({summary.target})")
+
+
+def push_table(
+    folder: Annotated[Path, typer.Argument(help="The folder of a pairs or experience table.", show_default=False)],
+    repo: Annotated[str, typer.Argument(help="Dataset repository of the Hub, such as me/pairs.", show_default=False)],
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch to push to, created if it is missing [default: main].")
+    ] = None,
+    license: Annotated[str | None, typer.Option(help="Licence in the card, such as apache-2.0.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Push a table to a dataset repository of the Hub, with a card made of its funnel, statistics and hashes."""
+    from pairwright.export.hub_dataset import push
+
+    summary = push(folder, repo, private=private, revision=revision, license=license)
+    if as_json:
+        print_json({name: getattr(summary, name) for name in summary.__struct_fields__})
+    what = f"{summary.rows:,} {'pairs' if summary.kind == 'pairs' else 'experiences'} in {summary.files:,} files"
+    done = "pushed" if summary.changed else "were there already"
+    say(f"{what} {done}: {repo} at {summary.revision[:12]}. Next: pairwright pull {repo} -o DIR")
+
+
+def pull_table(
+    repo: Annotated[str, typer.Argument(help="Dataset repository of the Hub, such as me/pairs.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for the table; a new one.", show_default=False)
+    ],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [default: main].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Download a table that was pushed, and check every byte of it; a pull that was cut off goes on."""
+    from pairwright.export.hub_dataset import pull_files
+
+    summary = pull_files(repo, output, revision=revision)
+    if as_json:
+        print_json({name: getattr(summary, name) for name in summary.__struct_fields__})
+    is_pairs = summary.kind == "pairs"
+    done = f"pulled to {output}" if summary.changed else f"were in {output} already"
+    next_step = f"pairs lint {output}" if is_pairs else f"pairs {output} -o DIR"
+    say(f"{summary.rows:,} {'pairs' if is_pairs else 'experiences'} {done}. Next: pairwright {next_step}")
 
 
 def _check_source(source: str, to: str, threshold: float | None, *, is_experience: bool) -> None:

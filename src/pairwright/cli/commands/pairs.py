@@ -1,4 +1,4 @@
-"""`pairwright pairs [build]|stats|lint|explain`."""
+"""`pairwright pairs [build]|stats|lint|explain|votes`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,6 +125,38 @@ def explain(
     reason = answer.get("reason")
     if "experience" in answer:
         say(f"in {answer['num_chosen'] + answer['num_rejected']} pairs" + (f": {reason}" if reason else ""))
+
+
+@app.command()
+def votes(
+    file: Annotated[Path, typer.Argument(help="A file of votes or ratings.", show_default=False)],
+    experience: Annotated[
+        list[str], typer.Argument(help="The experience tables that were judged; also s3://...", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Say how many people voted, and how far they agree with each other and with the reward."""
+    from pairwright.pairs.candidates.candidates import read_rows
+    from pairwright.pairs.strategies.votes import read_votes
+    from pairwright.store.table import Table
+
+    rows = read_rows([Table(path, create=False) for path in experience])
+    summary = read_votes(file, rows).summary
+    if as_json:
+        print_json(summary)
+        return
+    agreement = summary.pop("agreement", {})
+    lines = list(summary.items())
+    lines += [(name, agreement.get(name)) for name in ("items", "agreement", "alpha") if agreement]
+    lines += [(f"decisions of {voter}", count) for voter, count in agreement.get("voters", {}).items()]
+    for both in agreement.get("people", []):
+        lines += [(f"{' and '.join(both['voters'])}: {name}", both[name]) for name in both if name != "voters"]
+    for voter, counts in agreement.get("reward", {}).items():
+        lines += [(f"reward and {voter}: {name}", value) for name, value in counts.items()]
+    print_table(str(file), ("what", "value"), [(name, "-" if value is None else value) for name, value in lines])
+    say(
+        f"{summary['decisions']:,} {summary['kind']} in {file}. Next: pairwright pairs EXPERIENCE -o DIR --votes {file}"
+    )
 
 
 class NoPairs(PairwrightError):

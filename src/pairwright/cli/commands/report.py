@@ -1,11 +1,16 @@
-"""`pairwright report RUN`: a run on one page; `pairwright explain --run RUN`: where every generated token went."""
+"""`pairwright report RUN`: a run on one page; `explain --run RUN`: where every token went; `view`: a local page."""
 
+import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pairwright.view.answers import Answers
 
 # `pairwright report`.
 
@@ -74,3 +79,67 @@ def explain_run(
     if problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(problems))
     say(f"{run}: every generated token has its place, and the sums agree")
+
+
+# `pairwright view`.
+
+
+def view(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Runs, experience tables, pairs, tokens, or folders of them.", show_default="runs"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8010,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model's folder, to paint tokens; by default the run's.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write a page that opens without a server into this folder.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Export the rows for which a condition holds, e.g. 'reward < 0.5'.")
+    ] = None,
+    search: Annotated[str, typer.Option(help="Export the rows that contain a text.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=20_000, help="Export so many rows of each table.")] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was exported as JSON.")] = False,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Look at runs, experiences, pairs, tokens and evaluations in the browser, and decide by hand."""
+    from pairwright.view.answers import Answers
+    from pairwright.view.library import Library
+
+    library = Library(folders or [Path("runs")], tokenizer=tokenizer)
+    if export is not None:
+        _export(Answers(library), export, where, search, limit, as_json)
+        return
+    if where is not None or search or as_json:
+        raise ConfigError("--where, --search and --json belong to --export; on the page they are above the list")
+    from pairwright.view.view_server import serve_view
+
+    def announce(link: str) -> None:
+        kinds = [item.kind for item in library.items.values()]
+        counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+        say(f"{', '.join(counts)}. Open {link} (Ctrl-C ends it).")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(link)
+
+    serve_view(Answers(library), host=host, port=port, token=secrets.token_urlsafe(24), announce=announce)
+
+
+def _export(answers: "Answers", output: Path, where: str | None, search: str, limit: int, as_json: bool) -> None:
+    from pairwright.view.static_copy import Selection, export_view
+
+    with Progress("exporting", "tables") as progress:
+        exported = export_view(answers, output, Selection(where, search, limit), show=progress.show)
+    rows = {key: {"exported": count, "matches": matches} for key, (count, matches) in exported.rows.items()}
+    if as_json:
+        print_json({"page": str(exported.page), "bytes": exported.num_bytes, "rows": rows, "whole": exported.whole})
+    else:
+        cells = [(key, count, matches) for key, (count, matches) in exported.rows.items()]
+        print_table("exported", ("table", "exported", "matches"), cells)
+    for key in exported.whole:
+        say(f"note: {key} does not have the columns of --where: its first rows are in the copy")
+    say(f"{exported.page} ({exported.num_bytes / 1e6:,.1f} MB). Open it in a browser; it needs no server.")
