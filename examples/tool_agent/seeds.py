@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    words = parser.parse_args()
+    words = parser.parse_intermixed_args()  # KEY=VALUE words may follow options
     folders = {int(seed): words.folder / f"seed-{seed}" for seed in words.seeds.split(",")}
     for seed, folder in folders.items():
         run_seed(folder, seed, words.overrides)

