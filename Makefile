@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
 
-.PHONY: help demo example quickstart test test-all check lint types bench clean
+.PHONY: help demo example quickstart test test-all check lint types docs docs-serve reference picture web bench clean
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -29,21 +30,39 @@ quickstart: $(READY) ## Import, pair, export and encode a bundled example
 
 test: check ## Pass the checks and the tests (what CI runs)
 
-check: $(READY) lint types ## Lint, types, tests, documentation
+check: $(READY) lint types docs ## Lint, types, tests, documentation
 	$(PYTEST) -q -n 2 -m "not slow"
 
-test-all: $(READY) lint types ## The same with the slow tests
+test-all: $(READY) lint types docs ## The same with the slow tests
 	$(PYTEST) -q -n 2
 
 lint: $(READY) ## ruff
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples tools
+	$(BIN)/ruff format --check src tests bench examples tools
 
 types: $(READY) ## mypy, strict on src
 	$(BIN)/mypy
+
+web: ## Build the page of `pairwright view` from web/ (needs node and npm; the built files are committed)
+	cd web && npm install --no-save && npm run build
+
+docs: $(READY) ## Build the documentation into site/; a dead link or anchor is an error
+	$(MKDOCS) build --strict
+
+docs-serve: $(READY) ## Show the documentation at http://127.0.0.1:8000
+	$(MKDOCS) serve
+
+reference: $(READY) ## Fill the generated parts of the documentation: options, keys, formats, columns
+	$(BIN)/python -m tools.make_reference
+
+picture: $(READY) ## The picture of the README: a run of the template `nat` and its report (half a minute of CPU; needs Chromium)
+	rm -rf runs/picture && $(BIN)/pairwright init runs/picture --template nat
+	cd runs/picture && PATH="$(CURDIR)/$(BIN):$$PATH" sh -c 'python make_model.py && pairwright run config.yaml'
+	cd runs/picture && $(CURDIR)/$(BIN)/pairwright report runs/nat --title "A triage agent, trained on its own answers"
+	$(BIN)/python -m tools.picture runs/picture/runs/nat/report.html docs/assets/report.png --height 740
 
 bench: $(READY) ## Measure against the peers, print the figures of docs/benchmarks.md
 	$(BIN)/python -m bench
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

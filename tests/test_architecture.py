@@ -37,6 +37,7 @@ ORDER = [
     "service",
     "serve",
     "report",
+    "view",
     "flow",
     "nat",
     "cli",
@@ -45,7 +46,7 @@ ORDER = [
 SUB_ORDER = {
     "sources": ["shapes", "datasets", "rollouts", "agents", "sessions", "frameworks", "tracing"],
     "collect": ["proxy"],
-    "pairs": ["candidates", "strategies"],
+    "pairs": ["decisions", "candidates", "strategies"],
     "tokens": ["template", "spans", "batch", "stage"],
     "train": ["model", "channels"],
     "jobs": ["doctor"],
@@ -204,10 +205,10 @@ def test_the_store_knows_no_format():
 
 
 def test_the_annotated_tree_of_the_readme_is_true():
-    """Every folder and top-level module of the package has its line in README.md, and every line its file."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Every folder and top-level module of the package has its line in CONTRIBUTING.md, and every line its file."""
+    readme = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = re.search(r"```\nsrc/pairwright/\n(.*?)```", readme, re.S)
-    assert tree, "README.md has an annotated tree"
+    assert tree, "CONTRIBUTING.md has an annotated tree"
     listed = {line.split()[0].rstrip("/") for line in tree[1].splitlines() if line.startswith("  ") and line[2] != " "}
     there = {path.name for path in SOURCE.iterdir() if path.name not in ("__pycache__", "__init__.py", "py.typed")}
     assert listed == there
