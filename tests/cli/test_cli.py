@@ -13,7 +13,7 @@ from pairwright.store.codec import payload_size
 
 def run(*words, **environment):
     return subprocess.run(
-        [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)],
+        [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)],
         capture_output=True, text=True, env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=120,
     )  # fmt: skip
 
@@ -108,9 +108,7 @@ def test_config_show_and_schema(tmp_path):
 
 
 def test_a_closed_pipe_is_no_error(folder):
-    command = (
-        f"{sys.executable} -c 'from pairwright.cli import main; main()' experience head {folder} --json | head -c 1"
-    )
+    command = f"{sys.executable} -c 'from pairwright.cli import run_program; run_program()' experience head {folder} --json | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stderr.count("Traceback") == 0
 
@@ -137,3 +135,28 @@ def test_what_was_exported_is_imported_to_the_same_records(folder, tmp_path, nam
     assert run("experience", "export", folder, "-o", tmp_path / name).returncode == 0
     assert run("import", tmp_path / name, "-o", tmp_path / "back").returncode == 0
     assert list(Table(tmp_path / "back").records()) == list(Table(folder).records())
+
+
+def test_a_thread_inside_torch_does_not_change_the_exit_code():
+    code = """
+import atexit, sys, threading, time, torch
+
+def multiply():
+    matrix = torch.ones(300, 300)
+    while True:
+        matrix @ matrix
+
+for _ in range(4):
+    threading.Thread(target=multiply, daemon=True).start()
+time.sleep(0.3)
+sys.argv = ["pairwright", *sys.argv[1:]]
+import pairwright.cli
+module = sys.modules["pairwright.cli.main"]
+module.name_types_plainly = lambda command: atexit.register(print, "handler", file=sys.stderr)
+module.run_program()
+"""
+    for words, expected in ((["--version"], 0), (["no-such-command"], 3)):
+        ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+        assert ended.returncode == expected, ended.stderr
+        assert ended.stderr.splitlines()[-1] == "handler"  # exit handlers of the command ran
+        assert ended.stdout.startswith("pairwright ") == (expected == 0)

@@ -78,7 +78,7 @@ def test_a_terminal_gets_a_bar_and_a_table(traces_file, tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from pairwright.cli import main; main()",
+        "from pairwright.cli import run_program; run_program()",
         "import",
         str(traces_file),
         "-o",

@@ -217,7 +217,7 @@ def run(words, *, num_bytes=None, **options):
         if num_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
-    command = [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.run(command, text=True, preexec_fn=limit, timeout=120, stdin=subprocess.DEVNULL, **options)
 

@@ -41,7 +41,7 @@ def table(tmp_path_factory):
 
 
 def start(*words, cwd=None):
-    command = [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd,
         env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,

@@ -123,7 +123,7 @@ def test_a_condition_picks_rows_of_a_table_only(tmp_path):
 
 def command(folder, *words):
     return subprocess.run(
-        [sys.executable, "-c", "from pairwright.cli import main; main()", "evaluate", *map(str, words)],
+        [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", "evaluate", *map(str, words)],
         cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
 

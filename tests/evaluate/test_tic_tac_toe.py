@@ -182,7 +182,7 @@ def test_the_command_compares_two_models(models, tmp_path):
         "--json",
     ]
     done = subprocess.run(
-        [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)],
+        [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)],
         capture_output=True,
         text=True,
     )

@@ -45,7 +45,7 @@ def held(folder):
 
 def command(*words):
     return subprocess.run(
-        [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)],
+        [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)],
         capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
 

@@ -115,7 +115,7 @@ def test_a_cancelled_job_saves_and_ends(started):
 
 def test_a_job_survives_the_command_that_started_it_and_is_attached_to(started, tmp_path):
     code = (f"import sys; from pairwright.jobs import local; local.COMMAND = {STANDIN!r};"
-            "from pairwright.cli import main; main()")  # fmt: skip
+            "from pairwright.cli import run_program; run_program()")  # fmt: skip
     arguments = ["jobs", "submit", "--pairs", str(tmp_path), "--model", "slow", "-o", str(tmp_path / "run")]
     command = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
     try:
@@ -155,7 +155,7 @@ def test_the_commands_tell_the_whole_life_of_a_job(started, tmp_path):
 
 
 def test_a_job_that_fails_is_exit_code_1(started, tmp_path):
-    code = f"from pairwright.jobs import local; local.COMMAND = {STANDIN!r}; from pairwright.cli import main; main()"
+    code = f"from pairwright.jobs import local; local.COMMAND = {STANDIN!r}; from pairwright.cli import run_program; run_program()"
     done = subprocess.run(
         [sys.executable, "-c", code, "jobs", "submit", "--pairs", "x", "--model", "failing", "-o", str(tmp_path / "run")],
         capture_output=True, text=True,

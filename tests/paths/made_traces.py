@@ -45,7 +45,7 @@ def digests(folder, *, suffix="", names=True):
 def command(*words, **environment):
     """The command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)],
+        [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)],
         capture_output=True, text=True, env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=300,
     )  # fmt: skip
 

@@ -245,7 +245,9 @@ def test_tokens_of_another_tokenizer_are_refused(run, tmp_path):
 def test_the_command_writes_the_page_and_the_plots(run, tmp_path):
     words = ["report", str(run), "-o", str(tmp_path / "out" / "page.html"), "--title", "Support", "--json"]
     done = subprocess.run(
-        [sys.executable, "-c", "from pairwright.cli import main; main()", *words], capture_output=True, text=True
+        [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *words],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

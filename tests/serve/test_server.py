@@ -16,7 +16,7 @@ from generate.tiny_models import save_model
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.serve.model_server import check_address, vllm_command
 
-COMMAND = [sys.executable, "-c", "from pairwright.cli import main; main()", "serve", "model"]
+COMMAND = [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", "serve", "model"]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`python -m pairwright.cli`: the command without its script, as child processes start it."""
 
-from pairwright.cli.main import main
+from pairwright.cli.main import run_program
 
 if __name__ == "__main__":
-    main()
+    run_program()

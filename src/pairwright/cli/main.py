@@ -3,6 +3,7 @@
 Exit codes: 0 fine, 1 runtime error, 2 a verdict of "no" (lint, gate), 3 bad configuration or usage.
 """
 
+import atexit
 import os
 import re
 import sys
@@ -119,6 +120,27 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def run_program() -> None:
+    """The `pairwright` program: `main`, and an end that keeps its exit code.
+
+    Python's own end aborts the process (exit code 134) if a thread is still inside torch or Arrow: those are C++, which
+    cannot be unwound. Exit handlers run last in, first out, so this one ends the process after all others.
+    """
+    code = 1  # of an exception that is no SystemExit
+    atexit.register(lambda: _leave(code))
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+
+
+def _leave(code: int) -> None:
+    _drop_output()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main() -> None:
