@@ -78,7 +78,7 @@ def test_a_real_file_is_claimed_by_one_format_alone(name):
 
 
 def test_general_formats_are_asked_after_all_others():
-    assert sorted(GENERAL) == ["openai-chat", "rows"]
+    assert sorted(GENERAL) == ["message-rows", "openai-chat", "rows"]
     assert set(list(READERS)[-len(GENERAL) :]) == GENERAL
 
 

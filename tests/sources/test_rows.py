@@ -369,3 +369,16 @@ def test_a_preference_that_is_no_number_is_refused(preference):
 def test_parts_whose_type_is_no_text_do_not_stop_the_reader(kind):
     talk = [ASKED, {"role": "assistant", "content": [{"type": kind, "text": GOOD}]}]
     assert list(rows.read({"conversation": talk, "reward": 1}, Origin("a.jsonl"), Options()))
+
+
+def test_a_system_prompt_under_its_own_name_is_not_lost(tmp_path):
+    turns = [
+        {"role": "system", "system_prompt": "Be an engineer.", "text": None, "mask": False},
+        {"role": "user", "system_prompt": None, "text": Q, "mask": False},
+        {"role": "ai", "system_prompt": None, "text": GOOD, "mask": True},
+    ]
+    (record,) = rows.FORMAT.read({"instance_id": "x", "trajectory": turns}, Origin("a.jsonl"), Options())
+    assert [message.text for message in record.prompt] == ["Be an engineer.", Q]
+    odd = [{"role": "user", "prompt": Q}, {"role": "assistant", "content": GOOD}]
+    with pytest.raises(BadRecord, match="'prompt' is not read as such"):
+        list(rows.FORMAT.read({"messages": odd, "reward": 1.0}, Origin("a.jsonl"), Options()))

@@ -26,6 +26,7 @@ from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
     media_rows,
+    message_rows,
     nemo_rl_preference,
     openai_chat,
     openai_preference,
@@ -144,7 +145,8 @@ READERS: dict[str, tuple[Format, ...]] = {
     "sharegpt": (sharegpt.FORMAT,),
     "trl-preference": (trl_preference.FORMAT,),
     "customizer-sft": (customizer.SFT_FORMAT,),
-    "openai-chat": (openai_chat.FORMAT,),
+    "message-rows": (message_rows.FORMAT,),
+    "openai-chat": (openai_chat.FORMAT, message_rows.TRANSCRIPT_FORMAT),
     "rows": (rows.FORMAT,),
 }
 

@@ -17,7 +17,7 @@ _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
 )
 # Other names of the content: text is read, the others are refused rather than lost.
-_OTHER_BODIES = ("parts", "value", "body", "message", "output")
+_OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
 # Keys of a plain message: messages with no other keys take the fast path below.
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _convert = msgspec.convert
@@ -53,7 +53,7 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
             extra[key] = value[key]
     content = value.get("content")
     if content is None and not calls and reasoning is None:
-        content = _content_elsewhere(extra, where)
+        content = _content_elsewhere(extra, role, where)
     return Message(
         role=role,
         content=content_from_chat(content, f"{where}.content"),
@@ -66,10 +66,12 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     )
 
 
-def _content_elsewhere(extra: Json, where: str) -> str | None:
-    """Return the `text` of a message without content, out of its other fields; refuse what has yet another name."""
-    if isinstance(extra.get("text"), str):
-        return str(extra.pop("text"))
+def _content_elsewhere(extra: Json, role: str, where: str) -> str | None:
+    """Return the `text` of a message without content, or the `system_prompt` of a system message (SWE-agent's rows),
+    out of its other fields; refuse what has yet another name."""
+    for key in ("text", *(("system_prompt",) if role == "system" else ())):
+        if isinstance(extra.get(key), str):
+            return str(extra.pop(key))
     name = next((key for key in _OTHER_BODIES if isinstance(extra.get(key), str | list) and extra[key]), None)
     if name is not None:
         raise BadRecord(f"{where}: no content, and {name!r} is not read as such")

@@ -1,0 +1,253 @@
+"""Logs and tables with one message a row: `{conversation_id, role, content, created_at, ...}`.
+
+Rows of one conversation id are a conversation, wherever they stand in the file; JSON Lines of messages without any id
+are one conversation. Within it, rows are in the order of their number (`turn`, `position` ...), else of their time,
+else of the file. What all its rows agree on (task, model, other fields) is of the conversation; other fields are in
+`info["message_fields"]`, one object a message. Messages of one conversation with different scores are refused, since
+nothing says which of them is the score of the whole.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.messages import Json
+from pairwright.sources.datasets.row_names import MODELS, plain_name
+from pairwright.sources.datasets.rows import read_turns
+from pairwright.sources.fields import BadRecord, identifier, items, score, small_fields
+from pairwright.sources.format import (
+    Format,
+    Options,
+    Origin,
+    Record,
+    Rejected,
+    build,
+    guarded,
+    session_run,
+    split_at_first_answer,
+)
+from pairwright.sources.shapes.any_messages import decode_json_text
+from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+
+NAME = "message-rows"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# The first of these that any row has names the conversation; compared as `plain_name` writes it.
+_CONVERSATIONS = _words(
+    """conversation_id conversation_uuid session_id session_uuid thread_id chat_id dialog_id dialogue_id trajectory_id
+    rollout_id episode_id run_id trace_id interaction_id conversation session thread dialog dialogue chat"""
+)
+_NUMBERS = _words(
+    """turn turn_id turn_index turn_number position message_index message_number message_idx sequence sequence_number
+    seq seq_num order ordinal idx index step"""
+)
+_TIMES = _words("created_at timestamp time created sent_at date datetime created_time create_time ts")
+_SPEAKERS = ("role", "sender", "speaker", "author", "message_role", "sender_role", "author_role")
+_TEXTS = ("content", "text", "message", "body", "message_content", "message_text", "value")
+_ROLES = frozenset(
+    _words("system developer user human assistant ai bot gpt chatgpt model tool function tool_result observation")
+)
+_FROM_MODEL = frozenset(_words("assistant ai bot gpt chatgpt model"))
+# Of a message, beside its role and text; calls may be JSON text in a cell of a table.
+_MESSAGE_KEYS = (
+    *("tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"),
+    *("weight", "train", "loss_weight"),
+)
+_JSON_KEYS = frozenset({"tool_calls", "function_call"})
+
+
+def matches(value: Any) -> bool:
+    """Whether the records of a file are messages, with an answer of a model among them."""
+    return matches_transcript(value) and _shared_key(value, _CONVERSATIONS) is not None
+
+
+def matches_transcript(value: Any) -> bool:
+    """The same without an id: the lines of one conversation. JSON lists of messages are read by `openai-chat`."""
+    if not isinstance(value, list) or len(value) < 2 or not all(map(_is_message, value)):
+        return False
+    return any(_role(row) in _FROM_MODEL for row in value)
+
+
+def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Record | Rejected]:
+    """Yield an experience for each conversation."""
+    rows = items(value, "rows")
+    key = _shared_key(rows, _CONVERSATIONS)
+    conversations: dict[int | str | None, list[tuple[int, Json]]] = {}  # rows with their numbers in the file
+    for number, row in enumerate(rows):
+        conversation = identifier(row.get(key)) if key is not None and isinstance(row, dict) else None
+        if not isinstance(row, dict) or (key is not None and conversation is None):
+            reason = f"row {number + 1}: no {key}, which other rows have" if isinstance(row, dict) else "no object"
+            yield Rejected(origin.file, None if origin.line is None else number + 1, reason, name)
+        else:
+            conversations.setdefault(conversation, []).append((number, row))
+    for position, (conversation, numbered) in enumerate(conversations.items()):
+        line = None if origin.line is None else numbered[0][0] + 1
+        try:
+            members = [row for _, row in numbered]
+            yield _read_conversation(name, conversation, members, origin.at(line, position), options)
+        except (BadRecord, RecordError) as error:
+            where = "" if conversation is None else f"conversation {conversation!r}: "
+            yield Rejected(origin.file, line, f"{where}{error}", name)
+
+
+def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+    return read(value, origin, options, "openai-chat")
+
+
+def _read_conversation(
+    name: str, conversation: int | str | None, rows: list[Json], origin: Origin, options: Options
+) -> Record:
+    if conversation is None and sum(_role(row) == "system" for row in rows) > 1:
+        raise BadRecord("several system messages, and no field that says which conversation a message is of")
+    rows = _in_order(rows)
+    messages = read_turns([_chat_turn(row, number) for number, row in enumerate(rows)], "rows")
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("no message of the assistant, so there is no completion")
+    if not prompt:
+        raise BadRecord("begins with a message of the assistant, so there is no prompt")
+    rewards = {pair[0]: pair[1] for row in rows if (pair := reward_of(row, options))[0] is not None}
+    if len(rewards) > 1:
+        raise BadRecord(f"its messages have different scores: {', '.join(map(str, rewards))}; --scores gives it one")
+    reward, components = next(iter(rewards.items()), (None, None))
+    shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows[1:])}
+    tools = next((tools for row in rows if (tools := tools_of(row))), [])
+    models = {
+        row[key]: None for row in rows for key in MODELS if _role(row) in _FROM_MODEL and identifier(row.get(key))
+    }
+    task = task_of(shared)
+    leftovers = [_leftover(row, shared) for row in rows]
+    info = {
+        "session_id": conversation,
+        **{key: value for key, value in shared.items() if key not in _read_keys(shared) and value != task},
+        "message_fields": leftovers if any(leftovers) else None,
+    }
+    return build(
+        name,
+        origin,
+        task=task,
+        run=session_run(conversation, origin),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=error_sites(messages, tools, result_error_kind),
+        info=small_fields(info, frozenset()),
+        model_version=next(iter(models)) if len(models) == 1 else None,
+    )
+
+
+def _shared_key(rows: list[Any], names: tuple[str, ...]) -> str | None:
+    """The field of the first of these names that any row has a value under."""
+    keys = {
+        plain_name(key): key
+        for row in rows
+        if isinstance(row, dict)
+        for key, value in row.items()
+        if value is not None and value != ""
+    }
+    return next((keys[name] for name in names if name in keys), None)
+
+
+def _in_order(rows: list[Json]) -> list[Json]:
+    """Rows by number, else by time, where all have one; rows of one time stay in the order of the file."""
+    for names, read_value in ((_NUMBERS, score), (_TIMES, _seconds)):
+        key = _shared_key(rows, names)
+        values = [None if key is None else read_value(row.get(key)) for row in rows]
+        if any(value is None for value in values):
+            continue
+        # Numbers that repeat do not tell the order of all rows: a turn may have a question and an answer.
+        order = sorted(range(len(rows)), key=lambda number: values[number])  # type: ignore[arg-type, return-value]
+        return [rows[number] for number in order]
+    return rows
+
+
+def _seconds(value: Any) -> float | None:
+    """A time as a number: seconds, milliseconds, or ISO 8601 text; of one conversation all are alike."""
+    if isinstance(value, dict):  # {created: 1705313000000}
+        value = value.get("created", value.get("start"))
+    number = score(value)
+    if number is not None or not isinstance(value, str):
+        return number
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# One row
+
+
+def _field(row: Json, names: tuple[str, ...]) -> str | None:
+    return _find_key(tuple(row), names)
+
+
+@lru_cache(maxsize=4096)
+def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+    """The key whose plain name is the first of `names` that is there."""
+    return next((key for name in names for key in keys if plain_name(key) == name), None)
+
+
+def _role(row: Json) -> str | None:
+    key = _field(row, _SPEAKERS)
+    value = row[key] if key is not None else None
+    return value.strip().lower() if isinstance(value, str) else None
+
+
+def _read_keys(row: Json) -> set[str]:
+    """The fields of a row that are read: the conversation, the message, the tools."""
+    fields = (_field(row, _SPEAKERS), _field(row, _TEXTS), _field(row, _CONVERSATIONS))
+    return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
+
+
+def _leftover(row: Json, shared: Json) -> Json:
+    known = _read_keys(row)
+    return {key: value for key, value in row.items() if key not in known and key not in shared and value is not None}
+
+
+def _is_message(row: Any) -> bool:
+    if not isinstance(row, dict) or _role(row) not in _ROLES or "messages" in row:
+        return False
+    key = _field(row, _TEXTS)
+    return (key is not None and isinstance(row[key], str | list | None)) or any(row.get(key) for key in _JSON_KEYS)
+
+
+def _chat_turn(row: Json, number: int) -> Json:
+    """A row as a chat message, without what is of the conversation or of the log."""
+    role, key = _role(row), _field(row, _TEXTS)
+    if role not in _ROLES:
+        raise BadRecord(f"message {number}: {role!r} is no role of a message")
+    content = None if key is None else row[key]
+    turn: Json = {"role": {"observation": "tool", "tool_result": "tool"}.get(role, role), "content": content}
+    for name in _MESSAGE_KEYS:
+        if row.get(name) not in (None, ""):
+            turn[name] = decode_json_text(row[name]) if name in _JSON_KEYS else row[name]
+    return turn
+
+
+FORMAT = Format(
+    name=NAME,
+    unit="file",
+    matches=matches,
+    read=guarded(read),
+    summary="Logs and tables with one message a row",
+    is_general=True,
+)
+# A variant of `openai-chat`, which has read such a JSON list before its lines can be taken for messages.
+TRANSCRIPT_FORMAT = Format(
+    name="openai-chat",
+    unit="file",
+    matches=matches_transcript,
+    read=guarded(_read_transcript),
+    summary="messages of one conversation, one a line",
+    is_general=True,
+)

@@ -1,0 +1,115 @@
+"""Logs and tables with one message a row: which rows are a conversation, in which order, with which reward."""
+
+import csv
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pairwright.records.experience import Experience
+from pairwright.sources.format import Options, Rejected
+from pairwright.sources.reading import Layout, detect, read_file
+
+FIXTURE = Path(__file__).parent / "fixtures" / "message_rows.jsonl"
+ROWS = [json.loads(line) for line in FIXTURE.read_text().splitlines()]
+
+
+def read_path(path: Path) -> tuple[str, list[Experience], list[str]]:
+    """The format of a file, its experiences, and the reasons of what was refused."""
+    layout = detect(path)
+    assert isinstance(layout, Layout), layout
+    records = list(read_file(path, layout, Options()))
+    reasons = [record.reason for record in records if isinstance(record, Rejected)]
+    return layout.format, [record for record in records if isinstance(record, Experience)], reasons
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def texts(experience: Experience) -> list[str]:
+    return [message.text for message in (*experience.prompt, *experience.completion)]
+
+
+def test_rows_of_one_id_are_a_conversation_wherever_they_stand():
+    name, (first, second), reasons = read_path(FIXTURE)
+    assert (name, reasons) == ("message-rows", [])
+    assert texts(first) == ["Weigh parcels.", "How heavy is parcel 4?", "", "2.4 kg", "2.4 kg."]
+    assert texts(second) == ["Weigh parcels.", "How heavy is parcel 4?", "About a kilo."]
+    assert [message.role for message in first.completion] == ["assistant", "tool", "assistant"]
+    assert first.completion[0].tool_calls[0].arguments == '{"parcel": 4}'
+    assert (first.reward, second.reward, first.model_version) == (1.0, 0.0, "m-9")
+    # the same prompt, so runs of one task
+    assert first.eid.task == second.eid.task
+    assert first.eid.run != second.eid.run
+    assert (first.info["session_id"], first.info["channel"]) == ("w-1", "web")
+    assert first.info["message_fields"][4] == {"created_at": "2026-03-01T09:00:07Z", "model": "m-9", "rating": 1}
+    assert [first.source.line, second.source.line] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "sqlite", "reversed lines"])
+def test_any_kind_of_file_gives_the_same_conversations(kind, tmp_path):
+    path = tmp_path / {"csv": "log.csv", "json": "log.json", "sqlite": "log.db"}.get(kind, "log.jsonl")
+    keys = list(dict.fromkeys(key for row in ROWS for key in row))
+    cells = [
+        {key: json.dumps(value) if isinstance(value := row.get(key), list) else value for key in keys}
+        for row in reversed(ROWS)  # newest first, as many exports are
+    ]
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, keys)
+            writer.writeheader()
+            writer.writerows(cells)
+    elif kind == "json":
+        path.write_text(json.dumps(ROWS[::-1]))
+    elif kind == "sqlite":
+        with sqlite3.connect(path) as database:
+            database.execute(f"CREATE TABLE messages ({', '.join(keys)})")
+            marks = ", ".join("?" * len(keys))
+            database.executemany(f"INSERT INTO messages VALUES ({marks})", [tuple(row.values()) for row in cells])
+        database.close()
+    else:
+        write_lines(path, ROWS[::-1])
+    name, experiences, reasons = read_path(path)
+    assert (name, reasons) == ("message-rows", [])
+    expected = {tuple(texts(exp)): (exp.reward, exp.eid.task, exp.eid.run) for exp in read_path(FIXTURE)[1]}
+    assert {tuple(texts(exp)): (exp.reward, exp.eid.task, exp.eid.run) for exp in experiences} == expected
+
+
+def test_numbers_go_before_times_and_equal_ones_keep_the_order_of_the_file(tmp_path):
+    rows = [
+        {"session": 7, "sender": "AI", "text": "third", "turn": 2, "ts": 1},
+        {"session": 7, "sender": "human", "text": "first", "turn": 1, "ts": 9},
+        {"session": 7, "sender": "AI", "text": "second", "turn": 1, "ts": 9},
+    ]
+    _, (experience,), _ = read_path(write_lines(tmp_path / "log.jsonl", rows))
+    assert texts(experience) == ["first", "second", "third"]
+
+
+def test_lines_of_messages_without_an_id_are_one_conversation(tmp_path):
+    rows = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    name, (experience,), _ = read_path(write_lines(tmp_path / "talk.jsonl", rows))
+    assert (name, experience.source.format, texts(experience)) == ("openai-chat", "openai-chat", ["a", "b", "c"])
+    several = [{"role": "system", "content": "s"}, *rows] * 2
+    _, experiences, reasons = read_path(write_lines(tmp_path / "talks.jsonl", several))
+    assert experiences == []
+    assert reasons == ["several system messages, and no field that says which conversation a message is of"]
+
+
+def test_what_cannot_be_told_is_refused_and_the_rest_is_read(tmp_path):
+    scored = [
+        {**ROWS[5], "conversation_id": "s", "role": role, "content": role, "rating": rating}
+        for role, rating in (("user", None), ("assistant", 1), ("user", None), ("assistant", 0))
+    ]
+    no_answer = [{**ROWS[2], "conversation_id": "n"}]
+    no_id = [{**ROWS[2], "conversation_id": None}]
+    path = write_lines(tmp_path / "log.jsonl", [*ROWS, *scored, *no_answer, *no_id])
+    _, experiences, reasons = read_path(path)
+    assert [exp.info["session_id"] for exp in experiences] == ["w-1", "w-2"]
+    assert reasons == [
+        "row 14: no conversation_id, which other rows have",
+        "conversation 's': its messages have different scores: 1.0, 0.0; --scores gives it one",
+        "conversation 'n': no message of the assistant, so there is no completion",
+    ]
