@@ -67,7 +67,10 @@ def score_names(components: Json, info: Json) -> list[str]:
     return names + [name for name in in_info if any(word in name.lower() for word in _SCORE_WORDS)]
 
 
-_SCORE_WORDS = ("reward", "score", "rating", "grade", "correct", "pass", "success", "label", "resolved")
+_SCORE_WORDS = (
+    *("reward", "score", "rating", "grade", "correct", "pass", "success", "label", "resolved", "solved", "verified"),
+    *("target", "verdict", "outcome", "accepted", "quality"),
+)
 
 
 def _number_paths(fields: Any, depth: int) -> Iterator[str]:
