@@ -113,3 +113,22 @@ def test_what_cannot_be_told_is_refused_and_the_rest_is_read(tmp_path):
         "conversation 's': its messages have different scores: 1.0, 0.0; --scores gives it one",
         "conversation 'n': no message of the assistant, so there is no completion",
     ]
+
+
+def test_messages_that_branch_give_an_experience_for_every_way(tmp_path):
+    tree = [("q", None, "prompter"), ("a1", "q", "assistant"), ("a2", "q", "assistant"), ("f", "a1", "prompter"),
+            ("b", "f", "assistant")]  # fmt: skip
+    rows = [
+        {"message_tree_id": "t", "message_id": name, "parent_id": parent, "role": role, "text": name}
+        for name, parent, role in reversed(tree)
+    ]
+    _, experiences, reasons = read_path(write_lines(tmp_path / "tree.jsonl", rows))
+    assert reasons == []
+    assert sorted(map(texts, experiences)) == [["q", "a1", "f", "b"], ["q", "a2"]]
+    assert len({exp.eid.run for exp in experiences}) == 2
+    torn = [row for row in rows if row["message_id"] != "a1"]
+    assert read_path(write_lines(tmp_path / "torn.jsonl", torn))[2] == [
+        "conversation 't': parent_id: 'a1' is none of its messages, so the conversation lacks some"
+    ]
+    circle = [{**row, "parent_id": "b" if row["message_id"] == "q" else row["parent_id"]} for row in rows[::-1]]
+    assert "circle" in read_path(write_lines(tmp_path / "circle.jsonl", circle))[2][0]

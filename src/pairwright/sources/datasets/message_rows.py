@@ -4,7 +4,8 @@ Rows of one conversation id are a conversation, wherever they stand in the file;
 are one conversation. Within it, rows are in the order of their number (`turn`, `position` ...), else of their time,
 else of the file. What all its rows agree on (task, model, other fields) is of the conversation; other fields are in
 `info["message_fields"]`, one object a message. Messages of one conversation with different scores are refused, since
-nothing says which of them is the score of the whole.
+nothing says which of them is the score of the whole. Where messages name the one before them (`parent_id`), every way
+from the first to a last message is an experience, as in the sessions of coding agents.
 """
 
 from collections.abc import Iterator
@@ -42,19 +43,25 @@ def _words(text: str) -> tuple[str, ...]:
 # The first of these that any row has names the conversation; compared as `plain_name` writes it.
 _CONVERSATIONS = _words(
     """conversation_id conversation_uuid session_id session_uuid thread_id chat_id dialog_id dialogue_id trajectory_id
-    rollout_id episode_id run_id trace_id interaction_id conversation session thread dialog dialogue chat"""
+    rollout_id episode_id run_id trace_id interaction_id message_tree_id conversation session thread
+    dialog dialogue chat"""
 )
 _NUMBERS = _words(
     """turn turn_id turn_index turn_number position message_index message_number message_idx sequence sequence_number
     seq seq_num order ordinal idx index step"""
 )
 _TIMES = _words("created_at timestamp time created sent_at date datetime created_time create_time ts")
+_IDS = _words("message_id message_uuid msg_id uuid id")
+_PARENTS = _words("parent_message_id parent_id parent_uuid parent reply_to reply_to_id in_reply_to")
 _SPEAKERS = ("role", "sender", "speaker", "author", "message_role", "sender_role", "author_role")
 _TEXTS = ("content", "text", "message", "body", "message_content", "message_text", "value")
 _ROLES = frozenset(
-    _words("system developer user human assistant ai bot gpt chatgpt model tool function tool_result observation")
+    _words(
+        "system developer user human prompter assistant ai bot gpt chatgpt model tool function tool_result observation"
+    )
 )
 _FROM_MODEL = frozenset(_words("assistant ai bot gpt chatgpt model"))
+_MAX_BRANCHES = 256
 # Of a message, beside its role and text; calls may be JSON text in a cell of a table.
 _MESSAGE_KEYS = (
     *("tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"),
@@ -91,7 +98,10 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
         line = None if origin.line is None else numbered[0][0] + 1
         try:
             members = [row for _, row in numbered]
-            yield _read_conversation(name, conversation, members, origin.at(line, position), options)
+            for branch, way in enumerate(_ways(members)):
+                # Branches of one conversation are runs of their own: each conversation has room for 256.
+                place = origin.at(line, position * _MAX_BRANCHES + branch)
+                yield _read_conversation(name, conversation, branch, way, place, options)
         except (BadRecord, RecordError) as error:
             where = "" if conversation is None else f"conversation {conversation!r}: "
             yield Rejected(origin.file, line, f"{where}{error}", name)
@@ -102,11 +112,10 @@ def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[R
 
 
 def _read_conversation(
-    name: str, conversation: int | str | None, rows: list[Json], origin: Origin, options: Options
+    name: str, conversation: int | str | None, branch: int, rows: list[Json], origin: Origin, options: Options
 ) -> Record:
     if conversation is None and sum(_role(row) == "system" for row in rows) > 1:
         raise BadRecord("several system messages, and no field that says which conversation a message is of")
-    rows = _in_order(rows)
     messages = read_turns([_chat_turn(row, number) for number, row in enumerate(rows)], "rows")
     prompt, completion = split_at_first_answer(messages)
     if not completion:
@@ -133,7 +142,7 @@ def _read_conversation(
         name,
         origin,
         task=task,
-        run=session_run(conversation, origin),
+        run=session_run(conversation, origin, branch),
         prompt=prompt,
         completion=completion,
         tools=tools,
@@ -184,6 +193,33 @@ def _seconds(value: Any) -> float | None:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def _ways(rows: list[Json]) -> list[list[Json]]:
+    """The ways from a first message to a last one; rows that name no other row are one way, in their order."""
+    ordered = _in_order(rows)
+    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, _PARENTS)
+    if id_key is None or parent_key is None:
+        return [ordered]
+    by_id = {identifier(row.get(id_key)): row for row in ordered}
+    parents = [identifier(row.get(parent_key)) for row in ordered]
+    if len(by_id) < len(rows) or None in by_id:
+        raise BadRecord(f"{parent_key} names messages, and {id_key} is not one a message")
+    missing = next((parent for parent in parents if parent is not None and parent not in by_id), None)
+    if missing is not None:
+        raise BadRecord(f"{parent_key}: {missing!r} is none of its messages, so the conversation lacks some")
+    ways, followed = [], set(parents)
+    for last in (row for row in ordered if row[id_key] not in followed):
+        way, row = [last], last
+        while (parent := identifier(row.get(parent_key))) is not None:
+            row = by_id[parent]
+            way.append(row)
+            if len(way) > len(rows):
+                raise BadRecord(f"{parent_key}: messages that follow each other in a circle")
+        ways.append(way[::-1])
+    if not ways or len(ways) > _MAX_BRANCHES:
+        raise BadRecord(f"{parent_key}: {len(ways)} ways through its messages, expected 1 to {_MAX_BRANCHES}")
+    return ways
+
+
 # One row
 
 
@@ -227,7 +263,10 @@ def _chat_turn(row: Json, number: int) -> Json:
     if role not in _ROLES:
         raise BadRecord(f"message {number}: {role!r} is no role of a message")
     content = None if key is None else row[key]
-    turn: Json = {"role": {"observation": "tool", "tool_result": "tool"}.get(role, role), "content": content}
+    turn: Json = {
+        "role": {"observation": "tool", "tool_result": "tool", "prompter": "user"}.get(role, role),
+        "content": content,
+    }
     for name in _MESSAGE_KEYS:
         if row.get(name) not in (None, ""):
             turn[name] = decode_json_text(row[name]) if name in _JSON_KEYS else row[name]
