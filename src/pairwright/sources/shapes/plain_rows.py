@@ -97,8 +97,7 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
         else:
             num_characters += len(content)
         if role == "tool":
-            if not has_errors and text_error_kind(content) is not None:
-                has_errors = True
+            has_errors = has_errors or text_error_kind(content) is not None
         elif not role or role == TEXT:
             return None
         calls: Any = turn.tool_calls
@@ -123,18 +122,17 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
         turn.tool_calls = plain
         result_of = None if call_id is None else call_numbers.get(call_id, call_id)
         canonical.append((role, content, "", turn.name, canonical_calls, result_of))
-    errors: Sequence[ErrorSite] = ()
-    if has_errors:
-        messages = [*prompt.messages, *map(_message_of, turns)]
-        errors = error_sites(messages, list(prompt.tools), result_error_kind)
+    errors = errors_of(prompt, turns) if has_errors else ()
     return Completion(turns, canonical, num_characters, num_calls, errors)
 
 
-def _message_of(turn: PlainTurn) -> Message:
-    """Return a turn of `read_turns` as a message."""
-    calls: Any = turn.tool_calls or ()
-    plain = tuple([ToolCall(call.name, call.arguments, call.id, call.type) for call in calls])
-    return Message(turn.role, turn.content, None, plain, turn.tool_call_id, turn.name)
+def errors_of(prompt: PlainPrompt, turns: Sequence[Any]) -> list[ErrorSite]:
+    """Return the error sites of a whole conversation."""
+    messages = list(prompt.messages)
+    for turn in turns:
+        calls = tuple([ToolCall(call.name, call.arguments, call.id, call.type) for call in turn.tool_calls or ()])
+        messages.append(Message(turn.role, turn.content, None, calls, turn.tool_call_id, turn.name))
+    return error_sites(messages, list(prompt.tools), result_error_kind)
 
 
 def plain_row(
