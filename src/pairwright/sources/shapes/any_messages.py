@@ -146,13 +146,13 @@ _decode_turn = msgspec.json.Decoder(PlainTurn).decode
 
 
 def plain_messages(value: Any) -> list[Message] | None:
-    """Read JSON text of one or several plain chat messages; None for anything else.
+    """Read one or several plain chat messages, or JSON text of them; None for anything else.
 
     The result is that of `conversation`, which reads the other shapes, too.
     """
-    if not isinstance(value, str):
-        return None
     try:
+        if not isinstance(value, str):
+            return _convert_plain(value) if isinstance(value, list | dict) and value else None
         if value[:1] == "[":
             texts = [bytes(text) for text in _decode_list(value)]
         elif value[:1] == "{":
@@ -175,6 +175,14 @@ def _read_plain(text: bytes) -> Message:
     _num_known_bytes += len(text)
     message = _known_messages[text] = message_from_turn(turn)
     return message
+
+
+def _convert_plain(value: list[Any] | Json) -> list[Message]:
+    """Convert decoded plain messages; raises ValueError for any other value."""
+    turns = msgspec.convert(value if isinstance(value, list) else [value], list[PlainTurn])
+    for turn in turns:
+        check_plain(turn)
+    return [message_from_turn(turn) for turn in turns]
 
 
 def check_plain(turn: PlainTurn) -> None:

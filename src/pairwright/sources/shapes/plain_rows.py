@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from pairwright.records.canonical import canonical_arguments, canonical_messages, digest, pack
 from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.json_text import MAX_DEPTH, encode
+from pairwright.records.json_text import MAX_DEPTH, decode, encode
 from pairwright.records.messages import TEXT, ErrorSite, Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import UNUSUAL, Origin, ReadRow, ReadyRow, label_of, task_hash
@@ -126,6 +126,11 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
     return Completion(turns, canonical, num_characters, num_calls, errors)
 
 
+def answer_of(text: str, prompt: PlainPrompt) -> Completion:
+    """Return a completion that is one text of the model."""
+    return Completion([PlainTurn("assistant", text)], [("assistant", text, "", None)], len(text), 0, prompt.errors)
+
+
 def errors_of(prompt: PlainPrompt, turns: Sequence[Any]) -> list[ErrorSite]:
     """Return the error sites of a whole conversation."""
     messages = list(prompt.messages)
@@ -143,6 +148,7 @@ def plain_row(
     *,
     task: int | str | None,
     run: int,
+    step: int = 0,
     batch: str = "",
     reward: float | None,
     info: Json,
@@ -150,7 +156,7 @@ def plain_row(
     metrics: Json | None = None,
     model: str | None = None,
 ) -> ReadyRow:
-    """Return the row of a plain conversation; `info`, components and metrics were decoded from JSON.
+    """Return the row of a plain conversation; `info`, components and metrics are JSON values.
 
     Raises one of UNUSUAL for what has no cell of its own.
     """
@@ -162,12 +168,13 @@ def plain_row(
     # The same values in the same order as in `build`, or ids would differ between the two ways.
     body = [None, None, reward, reward_components, info, label_of(origin)]
     return ReadyRow(
-        # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step 0 and suffix.
-        uid=f'{tid[:-1]},{run},0,"{digest(pack((prompt.hash, text, body)))[:24]}"]',
+        # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step and suffix.
+        uid=f'{tid[:-1]},{run},{step},"{digest(pack((prompt.hash, text, body)))[:24]}"]',
         tid=tid,
         batch=batch,
         task=task_id,
         run=run,
+        step=step,
         kind="single_turn" if len(turns) == 1 else "multi_turn",
         reward=reward,
         model_version=None if model is None else encode(model).decode(),
@@ -203,8 +210,10 @@ def _task_ids(prompt: PlainPrompt, batch: str, task: int | str | None) -> tuple[
 
 
 def _cell(value: Json) -> bytes:
-    """Return an object that was decoded from JSON as JSON text; raises BadRecord where `to_json` would change it."""
+    """Return an object of JSON values as JSON text; raises BadRecord where `to_json` would write another."""
     data = encode(value)
-    if b'"$float"' in data or (len(data) > MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH):
+    is_deep = len(data) > MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
+    # Repaired files may have NaN, which is encoded as null.
+    if is_deep or b'"$float"' in data or (b"null" in data and decode(data) != value):
         raise BadRecord("a value that JSON does not hold, or not as it is")
     return data
