@@ -82,7 +82,7 @@ def test_a_hub_id_is_found_in_the_cache_and_else_named_with_its_command(tmp_path
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        TokensError, match=r"not in the cache of huggingface_hub.*pairwright model fetch org/tiny models/tiny"
+        TokensError, match=r"not in the cache of huggingface_hub.*pairwright model fetch org/tiny -o models/tiny"
     ):
         ChatTokenizer.from_folder("org/tiny")
     snapshot = tmp_path / "models--org--tiny" / "snapshots" / ("0" * 40)

@@ -44,7 +44,7 @@ def find_model(name: str | Path, *, weights: bool = True, download: bool = True)
     if folder.is_dir():
         return folder
     if folder.suffix == ".gguf" and folder.is_file():
-        raise ModelFolderError(f"{folder}: a GGUF file: pairwright model convert {folder} models/{folder.stem}")
+        raise ModelFolderError(f"{folder}: a GGUF file: pairwright model convert {folder} -o models/{folder.stem}")
     if not is_hub_id(name):
         raise ModelFolderError(f"{folder}: no such folder; expected the folder of a model, or a Hub id (org/name)")
     hub = _import_hub(str(name))
@@ -102,7 +102,7 @@ def _explain(name: str, error: Exception) -> str:
 
 
 def _how_to_get(name: str) -> str:
-    return f"pairwright model fetch {name} models/{name.rpartition('/')[2]}"
+    return f"pairwright model fetch {name} -o models/{name.rpartition('/')[2]}"
 
 
 def _import_hub(name: str) -> Any:

@@ -16,7 +16,7 @@ import msgspec
 
 from pairwright.errors import PairwrightError
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
+from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import MAX_DEPTH, decode, encode
 from pairwright.records.messages import TEXT, ErrorSite, Json, Message, check_truncation
@@ -68,6 +68,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 # Members looked up once: `build` runs for every record.
+_ID_TYPES = (int, str)
 _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
 
 Read = Callable[[Any, Origin, Options], Iterator["Record | Rejected"]]
@@ -181,7 +182,7 @@ def build(
         suffix = content_hash(context.hash, completion_text, body)[:24]
     except _NOT_JSON as error:
         raise _refuse(error) from None
-    eid = EID(batch, task, origin.ordinal if run is None else run, step, suffix)
+    run = origin.ordinal if run is None else run
     kind = _PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN
     fields: Json = {
         "kind": kind,
@@ -195,11 +196,12 @@ def build(
     }
     if origin.as_row and kind is not _PREFERENCE and not arrays:
         try:
-            return _ready_row(format_name, origin, eid, context, completion, completion_text, **fields)
+            own_id = (batch, task, run, step, suffix)
+            return _ready_row(format_name, origin, own_id, context, completion, completion_text, **fields)
         except UNUSUAL:
             pass  # the experience says what is wrong, if anything
     return Experience(
-        eid=eid,
+        eid=EID(batch, task, run, step, suffix),
         prompt=context.prompt,
         tools=context.tools,
         completion=completion,
@@ -214,7 +216,7 @@ def build(
 def _ready_row(
     format_name: str,
     origin: Origin,
-    eid: EID,
+    own_id: tuple[int | str, int | str, int, int, str],  # the fields of an EID
     context: "_Context",
     completion: tuple[Message, ...],
     completion_text: bytes,
@@ -229,6 +231,11 @@ def _ready_row(
     truncate_status: str | None,
 ) -> ReadyRow:
     """Return the cells of a record, checked as an Experience checks it; raises one of UNUSUAL if it needs one."""
+    batch, task, run, step, suffix = own_id
+    are_ids = type(batch) in _ID_TYPES and type(task) in _ID_TYPES and type(run) is type(step) is int
+    if not are_ids or not (0 <= run < 2**63 and 0 <= step < 2**63):
+        raise BadRecord("an id that is none")
+    tid = encode((batch, task)).decode()
     cells = _context_cells(context)
     check_truncation(truncate_status)
     if (completion and completion[0].role == TEXT) or (reward is not None and not math.isfinite(reward)):
@@ -244,15 +251,14 @@ def _ready_row(
         for call in message.tool_calls:
             num_characters += len(call.arguments)
         num_calls += len(message.tool_calls)
-    tid = eid.tid
     return ReadyRow(
         # `tid` is the JSON text [batch, task]; `uid` goes on behind it.
-        uid=f'{tid[:-1]},{eid.run},{eid.step},"{eid.suffix}"]',
+        uid=f'{tid[:-1]},{run},{step},"{suffix}"]',
         tid=tid,
-        batch=str(eid.batch),
-        task=str(eid.task),
-        run=eid.run,
-        step=eid.step,
+        batch=str(batch),
+        task=str(task),
+        run=run,
+        step=step,
         kind=kind,
         reward=None if reward is None else float(reward),
         model_version=None if model_version is None else encode(model_version).decode(),
@@ -303,11 +309,22 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
 
 def task_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...], metadata: Any) -> str:
     """Return the task id for records without one: a hash of prompt, tools and metadata."""
-    canonical = canonical_messages(prompt)
+    canonical = _canonical_prompt(prompt)
     try:
         return content_hash(canonical, tools, metadata)
     except _NOT_JSON as error:
         raise _refuse(error) from None
+
+
+def _canonical_prompt(prompt: tuple[Message, ...]) -> list[Any]:
+    """Return the canonical messages of a prompt; computed once for its task and its hash."""
+    global _last_canonical
+    if _last_canonical[0] is not prompt:
+        _last_canonical = prompt, canonical_messages(prompt)
+    return _last_canonical[1]
+
+
+_last_canonical: tuple[tuple[Message, ...], list[Any]] = ((), [])
 
 
 def session_task(
@@ -368,7 +385,7 @@ def _context_cells(context: _Context) -> _ContextCells:
             Experience(kind=_SINGLE_TURN, tools=context.tools)  # checks them
         prompt, tools = context.text
         context.cells = _ContextCells(
-            prompt_hash(context.prompt, context.tools),
+            content_hash(_canonical_prompt(context.prompt), context.tools),
             prompt if context.prompt else None,
             tools if context.tools else None,
         )

@@ -1,4 +1,4 @@
-"""What a project begins with: `pairwright init DIR`, `model fetch NAME DIR`, `model convert FILE.gguf DIR`."""
+"""What a project begins with: `pairwright init DIR`, `model fetch NAME -o DIR`, `model convert FILE.gguf -o DIR`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -56,10 +56,22 @@ class WeightType(StrEnum):
     float16 = "float16"
 
 
+_Folder = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The same as --output.", show_default=False)]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write; a new or empty one.")]
+
+
+def _folder_of(folder: Path | None, output: Path | None) -> Path:
+    """Return the folder to write, which stands behind -o or as the last word."""
+    if (folder is None) is (output is None):
+        raise ConfigError("name the folder to write once: -o DIR")
+    return Path(str(output if folder is None else folder))
+
+
 @app.command("fetch")
 def fetch_model(
     name: Annotated[str, typer.Argument(help="Hub id, such as Qwen/Qwen2.5-0.5B-Instruct.", show_default=False)],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to put it in.", show_default=False)],
+    folder: _Folder = None,
+    output: _Output = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default the newest.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -67,6 +79,7 @@ def fetch_model(
     from pairwright.paths import download_model, is_hub_id
     from pairwright.paths.model_folders import require_empty
 
+    folder = _folder_of(folder, output)
     if not is_hub_id(name):
         raise ConfigError(f"{name}: expected a Hub id, such as Qwen/Qwen2.5-0.5B-Instruct")
     require_empty(folder, of=name)
@@ -82,7 +95,8 @@ def fetch_model(
 @app.command("convert")
 def convert_model(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file.", show_default=False)],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write.", show_default=False)],
+    folder: _Folder = None,
+    output: _Output = None,
     dtype: Annotated[
         WeightType, typer.Option(help="Of the weights; auto: as in the file, bfloat16 if they are quantised.")
     ] = WeightType.auto,
@@ -94,6 +108,7 @@ def convert_model(
     """Convert a GGUF file to a model's folder: dequantised weights, tokenizer, chat template."""
     from pairwright.models.convert_gguf import convert_gguf
 
+    folder = _folder_of(folder, output)
     with Progress("converting", "tensors") as bar:
         result = convert_gguf(file, folder, dtype=dtype.value, tokenizer=tokenizer, progress=bar.show)
     if as_json:

@@ -16,21 +16,16 @@ Legacy `functions` are converted to tools. Other numbers, texts and small object
 Plain rows of a JSON Lines file take a fast path from JSON text to table cells (`read_row`).
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from pairwright.records.canonical import canonical_arguments, content_hash, prompt_hash
-from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.json_text import encode
-from pairwright.records.messages import TEXT, Json, Message
+from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, small_fields
 from pairwright.sources.format import (
-    UNUSUAL,
     Format,
     Options,
     Origin,
@@ -39,22 +34,19 @@ from pairwright.sources.format import (
     Rejected,
     build,
     guarded,
-    json_cell,
-    label_of,
     split_at_first_answer,
-    task_hash,
 )
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import (
-    PlainCall,
     PlainTurn,
     is_left_out,
     message_from_chat,
     message_from_turn,
     read_weight,
 )
+from pairwright.sources.shapes.plain_rows import PlainPrompt, plain_reader, plain_row, read_prompt, read_turns
 from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, text_error_kind, tool_names
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
 _MAX_CHOICES = 128
@@ -224,156 +216,45 @@ _NO_OPTIONS = Options()
 _decode = msgspec.json.decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_turns = msgspec.json.Decoder(list[PlainTurn]).decode
+_last_prompt: tuple[list[PlainTurn], bytes, PlainPrompt] | None = None
 
 
-class _SharedPrompt(Struct, gc=False):
-    """What the runs of a task share: prompt and tools, with their cells and hashes."""
-
-    key: tuple[bytes, bytes]  # prompt and tools as JSON
-    messages: tuple[Message, ...]
-    tools: tuple[Json, ...]
-    tool_names: tuple[str, ...]
-    has_errors: bool
-    hash: str
-    prompt_hash: str
-    prompt: bytes | None
-    tools_text: bytes | None
-    task_key: int | str | None = None  # of which `ids` are
-    ids: tuple[str, str] | None = None  # the cells `task` and `tid`
-
-
-def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
-    """Convert a plain row to its table row; None if it needs `read`."""
-    try:
-        return _ready_row(line, origin)
-    except UNUSUAL:
-        return None
-
-
-def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
+def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     """Build the row of a plain line; returns None or raises one of UNUSUAL for any other line."""
     fields = _decode_fields(line)
     if not _NOT_PLAIN.isdisjoint(fields):
         return None
     turns = _decode_turns(fields.pop("messages"))
     tools = fields.pop("tools", _NULL)
-    start = next((number for number, turn in enumerate(turns) if turn.role == "assistant"), None)
+    for start, turn in enumerate(turns):  # noqa: B007
+        if turn.role == "assistant":
+            break
+    else:
+        return None
     row = {key: _decode(text) for key, text in fields.items()}
     reward, components = reward_of(row, _NO_OPTIONS)
-    if start is None or reward is None or components or not math.isfinite(reward):
+    if reward is None or components:
         return None
-    shared, completion = _prompt_of(turns[:start], bytes(tools)), turns[start:]
-    canonical = _canonical_turns(completion, shared.tool_names)
-    if shared.has_errors or canonical is None:
+    prompt = _prompt_of(turns[:start], bytes(tools))
+    completion = read_turns(turns[start:], prompt)
+    if completion is None:
         return None
-    info = _info(row, row)
-    task_id, tid = _task_ids(shared, task_of(row))
     run = run_of(row)
     run = origin.ordinal if run is None else run
-    text = encode(completion)
-    # The same values in the same order as in `build`, or ids would differ between the two ways.
-    suffix = content_hash(shared.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
-    return ReadyRow(
-        # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step 0 and suffix.
-        uid=f'{tid[:-1]},{run},0,"{suffix}"]',
-        tid=tid,
-        batch="",
-        task=task_id,
-        run=run,
-        kind="single_turn" if len(completion) == 1 else "multi_turn",
-        reward=reward,
-        model_version=None,
-        prompt_hash=shared.prompt_hash,
-        completion_hash=content_hash(canonical),
-        num_prompt_messages=start,
-        num_completion_messages=len(completion),
-        num_completion_characters=sum([_num_characters(turn) for turn in completion]),
-        num_tool_calls=sum([len(turn.tool_calls) for turn in completion if turn.tool_calls]),
-        num_errors=0,
-        source_format=NAME,
-        source=origin.file,
-        source_line=origin.ordinal + 1,
-        prompt=shared.prompt,
-        tools=shared.tools_text,
-        completion=text,
-        errors=None,
-        info=json_cell(info),
-    )
+    info = _info(row, row)
+    return plain_row(NAME, origin, prompt, completion, task=task_of(row), run=run, reward=reward, info=info)
 
 
-def _canonical_turns(turns: list[PlainTurn], tool_names: tuple[str, ...]) -> list[Any] | None:
-    """Return the turns as `canonical_messages` does, and make their calls plain; None if one shows an error."""
-    canonical: list[Any] = []
-    call_numbers: dict[str, int] = {}
-    for turn in turns:
-        role, content, call_id = turn.role, turn.content or "", turn.tool_call_id
-        if not role or role == TEXT or (role == "tool" and text_error_kind(content) is not None):
-            return None
-        if not turn.tool_calls:
-            turn.tool_calls = None
-            if call_id is None:
-                canonical.append((role, content, "", turn.name))
-                continue
-        calls = []
-        plain: list[Any] = []
-        for call in turn.tool_calls or ():
-            name, arguments = call.function.name, call.function.arguments
-            if tool_names and name not in tool_names:
-                return None
-            plain.append(PlainCall(name, arguments, call.id, call.type))
-            number = call_numbers.setdefault(call.id, len(call_numbers))
-            calls.append((number, name, canonical_arguments(arguments)))
-        turn.tool_calls = plain or None
-        result_of = None if call_id is None else call_numbers.get(call_id, call_id)
-        canonical.append((role, content, "", turn.name, calls, result_of))
-    return canonical
-
-
-def _num_characters(turn: PlainTurn) -> int:
-    calls: Any = turn.tool_calls or ()
-    return len(turn.content or "") + sum([len(call.arguments) for call in calls])
-
-
-def _prompt_of(turns: list[PlainTurn], tools_text: bytes) -> _SharedPrompt:
+def _prompt_of(turns: list[PlainTurn], tools: bytes) -> PlainPrompt:
     """Return what a prompt and tools give; mostly those of the row before."""
     global _last_prompt
-    key = (encode(turns), tools_text)
-    if _last_prompt is None or _last_prompt.key != key:
-        _last_prompt = _read_prompt(key, turns)
-    return _last_prompt
+    if _last_prompt is None or _last_prompt[0] != turns or _last_prompt[1] != tools:
+        prompt = read_prompt([message_from_turn(turn) for turn in turns], tools_of({"tools": _decode(tools)}))
+        _last_prompt = turns, tools, prompt
+    return _last_prompt[2]
 
 
-_last_prompt: _SharedPrompt | None = None
-
-
-def _read_prompt(key: tuple[bytes, bytes], turns: list[PlainTurn]) -> _SharedPrompt:
-    messages = tuple([message_from_turn(turn) for turn in turns])
-    tools = tuple(tools_of({"tools": _decode(key[1])}))
-    Experience(kind=Kind.SINGLE_TURN, prompt=messages, tools=tools)  # checks them
-    if messages and messages[0].role == TEXT:
-        raise BadRecord("raw text before a chat")
-    return _SharedPrompt(
-        key=key,
-        messages=messages,
-        tools=tools,
-        tool_names=tool_names(list(tools)),
-        has_errors=bool(error_sites(list(messages), list(tools), result_error_kind)),
-        hash=content_hash(messages, tools),
-        prompt_hash=prompt_hash(messages, tools),
-        prompt=encode(messages) if messages else None,
-        tools_text=encode(tools) if tools else None,
-    )
-
-
-def _task_ids(shared: _SharedPrompt, task: int | str | None) -> tuple[str, str]:
-    """Return the cells `task` and `tid`, which the runs of a task share."""
-    if shared.ids is None or shared.task_key != task:
-        own = task_hash(shared.messages, shared.tools, None) if task is None else task
-        shared.task_key, shared.ids = task, (str(own), EID("", own, suffix="a").tid)
-    return shared.ids
-
-
-read = guarded(read_unit)
+read, read_row = guarded(read_unit), plain_reader(_read_plain)
 
 FORMAT = Format(
     name=NAME,

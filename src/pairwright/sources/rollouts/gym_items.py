@@ -17,6 +17,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
+from pairwright.sources.shapes.chat_messages import PlainCall
+from pairwright.sources.shapes.plain_rows import Completion, PlainPrompt, errors_of
 from pairwright.sources.shapes.tool_errors import text_error_kind
 
 
@@ -75,53 +77,42 @@ else:
     )
 
 
-class _Call(Struct, gc=False, omit_defaults=True):
-    """Encodes like ToolCall, without validation."""
-
-    name: str
-    arguments: str
-    id: str
-
-
 class _Turn(Struct, gc=False, omit_defaults=True):
     """Encodes like Message, without validation."""
 
     role: str
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: Sequence[_Call] = ()
+    tool_calls: Sequence[PlainCall] = ()
     tool_call_id: str | None = None
-
-
-class Completion(Struct, gc=False):
-    turns: list[_Turn]
-    canonical: list[Any]
-    num_characters: int
-    num_calls: int
-    arrays: Json  # the token fields of the record; empty without recorded ids
+    name: None = None
 
 
 _END = Item(type="")  # behind the last item, so that the last turn is closed
 
 
-def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completion | None:
-    """Merge items into turns as sources/shapes/responses.py does; None if an item is not typical or shows an error."""
+def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None:
+    """Merge items into turns as sources/shapes/responses.py does; None if an item is not typical."""
     turns: list[_Turn] = []
     canonical: list[Any] = []
+    tool_names = prompt.tool_names
     # Call ids as numbers in order of appearance: canonical messages do not depend on how ids were made.
     call_numbers: dict[str, int] = {}
     content = reasoning = None  # these two and the calls are of the open assistant turn
-    calls: list[_Call] = []
+    calls: list[PlainCall] = []
     canonical_calls: list[Any] = []
     num_characters = num_calls = 0
+    has_errors = bool(prompt.errors)
     for item in (*items, _END):
         kind = item.type
         if kind == "function_call":
             name, arguments, call_id = item.name, item.arguments, item.call_id
-            if name is UNSET or arguments is None or call_id is None or (tool_names and name not in tool_names):
+            if name is UNSET or arguments is None or call_id is None:
                 return None
+            if tool_names and name not in tool_names:
+                has_errors = True
             number = call_numbers.setdefault(call_id, len(call_numbers))
-            calls.append(_Call(name, arguments, call_id))
+            calls.append(PlainCall(name, arguments, call_id))
             canonical_calls.append((number, name, decode(arguments)))  # raises for what is not JSON
             num_characters += len(arguments)
             num_calls += 1
@@ -138,8 +129,9 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
             content = reasoning = None
         if kind == "function_call_output":
             output, call_id = item.output, item.call_id
-            if output is None or call_id is None or text_error_kind(output) is not None:
+            if output is None or call_id is None:
                 return None
+            has_errors = has_errors or text_error_kind(output) is not None
             turns.append(_Turn("tool", output, None, (), call_id))
             canonical.append(("tool", output, "", None, (), call_numbers.get(call_id, call_id)))
             num_characters += len(output)
@@ -157,7 +149,8 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
     if not turns:
         return None
     arrays = _read_tokens(items) if any(item.generation_token_ids is not _ABSENT for item in items) else {}
-    return None if arrays is None else Completion(turns, canonical, num_characters, num_calls, arrays)
+    errors = errors_of(prompt, turns) if has_errors else ()
+    return None if arrays is None else Completion(turns, canonical, num_characters, num_calls, errors, arrays)
 
 
 def _read_text(item: Item) -> str | None:

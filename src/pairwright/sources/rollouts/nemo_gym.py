@@ -16,7 +16,6 @@ metrics. A truncated response (`incomplete_details`) is `response_truncated`.
 Typical lines take a fast path from JSON text to table cells (`read_row`); all others use `decode` and `read`.
 """
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import PurePath
@@ -25,10 +24,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from pairwright.records.canonical import canonical_messages, content_hash, digest, pack
-from pairwright.records.experience import Experience, Kind
-from pairwright.records.json_text import encode
-from pairwright.records.messages import TEXT, ErrorSite, Json, Message
+from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -40,24 +36,13 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import (
-    UNUSUAL,
-    Format,
-    Options,
-    Origin,
-    ReadyRow,
-    Record,
-    Rejected,
-    build,
-    json_cell,
-    label_of,
-    task_hash,
-)
+from pairwright.sources.format import Format, Options, Origin, ReadyRow, Record, Rejected, build
 from pairwright.sources.rollouts.gym_items import WholeResponse, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
+from pairwright.sources.shapes.plain_rows import PlainPrompt, plain_reader, plain_row, read_prompt
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
 from pairwright.sources.shapes.responses import messages_from_items
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, tool_names
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "nemo-gym"
@@ -274,28 +259,15 @@ _NOT_USUAL = ("output", "reward_components", "tokens_dropped")
 _NO_FIELDS: frozenset[str] = frozenset()
 
 
-class _Tools(Struct, gc=False):
-    schemas: tuple[Json, ...]
-    names: tuple[str, ...]
-    text: bytes | None
-    packed: Raw  # stands for the schemas in what is hashed
-
-
 class _Task(Struct, gc=False):
-    """Data shared by the rollouts of a task: cells and hashes derived from `responses_create_params`."""
+    """Data shared by the rollouts of a task: what `responses_create_params` gives."""
 
     params: bytes
-    messages: tuple[Message, ...]
-    tools: _Tools
+    prompt: PlainPrompt
     has_instructions: bool
-    errors: tuple[ErrorSite, ...]
     info: Json
-    hash: str  # of the record's identity, as `build` has it
-    prompt_hash: str
-    prompt: bytes | None
-    metadata: Any
-    ids_key: tuple[str, bytes, Any] = ("", b"", None)  # of what `ids` were made
-    ids: tuple[str, str] = ("", "")
+    task_key: tuple[bytes, Any] | None = None  # agent and index, of which `task` is the id
+    task: str | None = None
 
 
 class _Row(Struct, gc=False, forbid_unknown_fields=True):
@@ -311,69 +283,37 @@ _decode_bare_row = msgspec.json.Decoder(_Row).decode
 _decode_response = msgspec.json.Decoder(WholeResponse).decode
 
 
-def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
-    """Convert a typical line to its table row; None if it needs `decode` and `read`."""
-    try:
-        return _ready_row(line, origin)
-    except UNUSUAL:
-        return None
-
-
-def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
+def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     """Build the row of a typical line; returns None or raises one of UNUSUAL for any other line."""
     row, more = _decode_row(line)
     response, task = row.response, _task_of(bytes(row.responses_create_params))
-    completion = read_completion(response.output, task.tools.names)
+    prompt = task.prompt
+    completion = read_completion(response.output, prompt)
     if completion is None or response.incomplete_details:
         return None
     # The response adds tools or instructions that the parameters lack, as in `_prompt_of_rollout`.
-    if (response.tools and not task.tools.schemas) or (response.instructions and not task.has_instructions):
+    if (response.tools and not prompt.tools) or (response.instructions and not task.has_instructions):
         return None
     reward = row.reward
     if type(reward) is not float:
         if isinstance(reward, dict):
             return None
         reward = score(reward)
-    if reward is not None and not math.isfinite(reward):
-        return None
-    info = task.info
-    if more:
-        info = {**small_fields(more, _NO_FIELDS), **info}
     run = row.rollout_index
     if type(run) is not int or not 0 <= run < 2**63:
         run = index(run)
         run = origin.ordinal if run is None else run
-    batch = _batch(origin.file)
-    task_id, tid = _task_ids(task, (batch, bytes(row.agent_ref), row.task_index))
-    text = encode(completion.turns)
-    # The same values in the same order as in `build`, or ids would differ between the two ways.
-    suffix = content_hash(task.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
-    return ReadyRow(
-        # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step 0 and suffix.
-        uid=f'{tid[:-1]},{run},0,"{suffix}"]',
-        tid=tid,
-        batch=batch,
-        task=task_id,
+    return plain_row(
+        NAME,
+        origin,
+        prompt,
+        completion,
+        task=_task_id(task, (bytes(row.agent_ref), row.task_index)),
         run=run,
-        kind="single_turn" if len(completion.turns) == 1 else "multi_turn",
+        batch=_batch(origin.file),
         reward=reward,
-        model_version=None if response.model is None else encode(response.model).decode(),
-        prompt_hash=task.prompt_hash,
-        completion_hash=content_hash(completion.canonical),
-        num_prompt_messages=len(task.messages),
-        num_completion_messages=len(completion.turns),
-        num_completion_characters=completion.num_characters,
-        num_tool_calls=completion.num_calls,
-        num_errors=len(task.errors),
-        source_format=NAME,
-        source=origin.file,
-        source_line=origin.ordinal + 1,
-        prompt=task.prompt,
-        tools=task.tools.text,
-        completion=text,
-        errors=encode(task.errors) if task.errors else None,
-        info=json_cell(info),
-        **completion.arrays,
+        info={**small_fields(more, _NO_FIELDS), **task.info} if more else task.info,
+        model=response.model,
     )
 
 
@@ -416,53 +356,33 @@ _last_task: _Task | None = None
 
 @lru_cache(maxsize=_NUM_SHARED)
 def _read_task(text: bytes) -> _Task:
-    """Decode `responses_create_params` and compute the cells and hashes that its rollouts share."""
+    """Decode `responses_create_params` and compute what its rollouts share."""
     fields = _decode_raw(text)
     tools = _read_tools(bytes(fields.pop("tools", _NULL)))
     params = {key: _decode(value) for key, value in fields.items()}
-    messages = tuple(prompt_of(params, {}))
-    if messages and messages[0].role == TEXT:
-        raise BadRecord("raw text before a chat")
     metadata = params.get("metadata")
-    info = {"metadata": metadata} if metadata else {}
-    json_cell(info)  # checks it
-    return _Task(
-        params=text,
-        messages=messages,
-        tools=tools,
-        has_instructions=bool(params.get("instructions")),
-        errors=tuple(error_sites(list(messages), list(tools.schemas), result_error_kind)),
-        info=info,
-        # as `content_hash`, but for integers of more than 64 bits, which raise here
-        hash=digest(pack((messages, tools.packed))),
-        prompt_hash=digest(pack((canonical_messages(messages), tools.packed))),
-        prompt=encode(messages) if messages else None,
-        metadata=metadata,
-    )
+    prompt = read_prompt(prompt_of(params, {}), tools, metadata)
+    return _Task(text, prompt, bool(params.get("instructions")), {"metadata": metadata} if metadata else {})
 
 
 @lru_cache(maxsize=_NUM_SHARED)
-def _read_tools(text: bytes) -> _Tools:
+def _read_tools(text: bytes) -> tuple[Json, ...]:
+    """Return the tools; the same object for all tasks that have them, so that they are checked once."""
     value = _decode(text)
-    schemas = tuple(tools_from_chat(value, "tools")) if value else ()
-    Experience(kind=Kind.SINGLE_TURN, tools=schemas)  # checks them
-    names = tool_names(list(schemas))
-    return _Tools(schemas, names, encode(schemas) if schemas else None, Raw(pack(schemas)))
+    return tuple(tools_from_chat(value, "tools")) if value else ()
 
 
-def _task_ids(task: _Task, key: tuple[str, bytes, Any]) -> tuple[str, str]:
-    """Return the `task` and `tid` cells for batch, agent and task index, cached for the following rollouts."""
+def _task_id(task: _Task, key: tuple[bytes, Any]) -> str | None:
+    """Return the task id of an agent and a task index; None if there is no index."""
     # Types are compared as well: 1, 1.0 and True are equal in Python and different as task ids.
-    if task.ids_key != key or type(task.ids_key[2]) is not type(key[2]):
-        batch, agent, number = key[0], _agent_name({"agent_ref": _decode(key[1])}), identifier(key[2])
-        if number is None:
-            task_id = task_hash(task.messages, task.tools.schemas, task.metadata)
-        else:
-            task_id = json_text([agent, number])
-        task.ids_key, task.ids = key, (task_id, encode((batch, task_id)).decode())
-    return task.ids
+    if task.task_key != key or type(task.task_key[1]) is not type(key[1]):
+        number = identifier(key[1])
+        agent = _agent_name({"agent_ref": _decode(key[0])})
+        task.task_key, task.task = key, None if number is None else json_text([agent, number])
+    return task.task
 
 
+read_row = plain_reader(_read_plain)
 FORMAT = Format(
     name=NAME,
     unit="record",

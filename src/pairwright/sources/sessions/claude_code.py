@@ -138,7 +138,8 @@ def _experiences(
                 else:
                     shared[turn] = messages_of(turn)
                 messages += shared[turn]
-            prompt, completion = split_at_answer(messages)  # equal prompts in all branches of a root
+            before, completion = split_at_answer(messages)
+            prompt = tuple(before)  # equal in all branches of a root
             if not any(message.is_generated for message in messages):
                 raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")
             if session not in tasks:

@@ -177,7 +177,7 @@ class Turn(Struct, eq=False):
 
     parent: "Turn | None"
     lines: list[Line]
-    answered: set[str] = set()
+    answered: set[str] | frozenset[str] = frozenset()
     children: list["Turn"] = []
     results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
 
@@ -204,10 +204,10 @@ def roots_of(lines: list[Line]) -> list[Turn]:
         parent = parents[position]
         above = None if parent is None else turns[parent]
         line = lines[position]
-        if above is not None and line.is_sidechain and not above.first.is_sidechain:
+        if line.thread[1] and above is not None and not above.first.is_sidechain:
             above = None  # it names the line that started it, but it does not see that conversation
         turn = turns[position] = _join_turn(line, above) if line.messages else above
-        if turn is not None and turn.parent is None and turn.lines == [line]:
+        if turn is not None and turn.parent is None and turn.lines[0] is line and len(turn.lines) == 1:
             roots.append(turn)
     for turn in turns:
         # The tree is walked downwards from here. Without the way up there is no circle, so that all is freed at once.
@@ -224,17 +224,24 @@ def branches_of(root: Turn) -> Iterator[list[Turn]]:
         turn, depth = stack.pop()
         del path[depth:]
         path.append(turn)
+        below = turn.children
+        while len(below) == 1:  # most turns have one that follows
+            path.append(below[0])
+            depth, below = depth + 1, below[0].children
         # Descending, since the stack gives the last one first.
-        below = sorted(turn.children, key=lambda child: child.first.number, reverse=True)
+        below = sorted(below, key=lambda child: child.first.number, reverse=True)
         stack += [(child, depth + 1) for child in below]
         if not below:
             yield list(path)
 
 
-def _answered_by(line: Line) -> set[str]:
+_NONE: frozenset[str] = frozenset()
+
+
+def _answered_by(line: Line) -> set[str] | frozenset[str]:
     """Return the ids of the calls whose results the line has."""
     if line.is_assistant:
-        return set()
+        return _NONE
     return {message.tool_call_id for message in line.messages if message.tool_call_id is not None}
 
 
@@ -332,15 +339,18 @@ def messages_of(turn: Turn) -> list[Message]:
 
 def _merge_messages(left: Message, right: Message) -> Message:
     """Merge two lines of one message, dropping duplicates (some versions repeat earlier content)."""
-    parts = _parts(left)
-    parts += [part for part in _parts(right) if part not in parts]
+    content = left.content
+    if right.content is not None or isinstance(content, list):
+        parts = _parts(left)
+        parts += [part for part in _parts(right) if part not in parts]
+        content = plain_content(parts)
     thoughts = [left.reasoning] if left.reasoning is not None else []
     if right.reasoning is not None and right.reasoning not in thoughts:
         thoughts.append(right.reasoning)
     calls = left.tool_calls + tuple(call for call in right.tool_calls if call not in left.tool_calls)
     return Message(
         "assistant",
-        content=plain_content(parts),
+        content=content,
         reasoning="\n\n".join(thoughts) if thoughts else None,
         tool_calls=calls,
         generated=False if False in (left.generated, right.generated) else None,

@@ -146,13 +146,13 @@ _decode_turn = msgspec.json.Decoder(PlainTurn).decode
 
 
 def plain_messages(value: Any) -> list[Message] | None:
-    """Read JSON text of one or several plain chat messages; None for anything else.
+    """Read one or several plain chat messages, or JSON text of them; None for anything else.
 
     The result is that of `conversation`, which reads the other shapes, too.
     """
-    if not isinstance(value, str):
-        return None
     try:
+        if not isinstance(value, str):
+            return _convert_plain(value) if isinstance(value, list | dict) and value else None
         if value[:1] == "[":
             texts = [bytes(text) for text in _decode_list(value)]
         elif value[:1] == "{":
@@ -168,20 +168,34 @@ def _read_plain(text: bytes) -> Message:
     """Read a plain message and keep it for its next occurrence; raises ValueError for any other value."""
     global _num_known_bytes
     turn = _decode_turn(text)
-    content = turn.content
-    if turn.role not in _PLAIN_ROLES or (content is None and turn.tool_calls is None):
-        raise ValueError("not a message of a known role")
-    if turn.tool_call_id is None and turn.role in ("assistant", "tool") and content is not None and content[:1] == "[":
-        raise ValueError("perhaps calls as text")
-    # `name_tool_turns` would take a later turn of this role for the result.
-    if any(call.function.name in ("user", "assistant") for call in turn.tool_calls or ()):
-        raise ValueError("a tool with the name of a role")
+    check_plain(turn)
     if _num_known_bytes >= _MOST_KNOWN_BYTES:
         _known_messages.clear()
         _num_known_bytes = 0
     _num_known_bytes += len(text)
     message = _known_messages[text] = message_from_turn(turn)
     return message
+
+
+def _convert_plain(value: list[Any] | Json) -> list[Message]:
+    """Convert decoded plain messages; raises ValueError for any other value."""
+    turns = msgspec.convert(value if isinstance(value, list) else [value], list[PlainTurn])
+    for turn in turns:
+        check_plain(turn)
+    return [message_from_turn(turn) for turn in turns]
+
+
+def check_plain(turn: PlainTurn) -> None:
+    """Raise ValueError unless the general code would read the turn as it is."""
+    content, calls = turn.content, turn.tool_calls
+    if turn.role not in _PLAIN_ROLES or (content is None and calls is None):
+        raise ValueError("not a message of a known role")
+    if content is not None and content[:1] == "[" and turn.tool_call_id is None and turn.role in ("assistant", "tool"):
+        raise ValueError("perhaps calls as text")
+    # `name_tool_turns` would take a later turn of this role for the result.
+    for call in calls or ():
+        if call.function.name in ("user", "assistant"):
+            raise ValueError("a tool with the name of a role")
 
 
 def _join_calls(messages: list[Message]) -> list[Message]:

@@ -5,7 +5,10 @@ orders and the table of words are documented in docs/reference/sources/index.md.
 """
 
 import re
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, index, json_value, score
@@ -18,7 +21,6 @@ TASK_KEYS = (
     *("task_id", "prompt_id", "question_id", "instance_id", "problem_id", "example_id"),
     *("task", "task_name", "uid"),
 )
-_TASKS = frozenset(TASK_KEYS)
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
 # Scores may be any number; labels are verdicts: true or false, 1, 0 or -1, or a word of the table below.
 SCORE_KEYS = ("reward", "score", "rating")
@@ -34,20 +36,36 @@ _BAD = re.compile(
 )
 
 
+class _Names(msgspec.Struct, frozen=True):
+    """Which of the names above a row has, in their order."""
+
+    tasks: list[str]
+    runs: list[str]
+    scores: list[str]
+    labels: list[str]
+
+
+@lru_cache(maxsize=256)
+def _names_in(keys: tuple[str, ...]) -> _Names:
+    """Return the names among the keys of a row; rows of one file mostly have the same keys."""
+    tasks, runs, scores, labels = (
+        [key for key in names if key in keys] for names in (TASK_KEYS, RUN_KEYS, SCORE_KEYS, LABEL_KEYS)
+    )
+    return _Names(tasks, runs, scores, labels)
+
+
 def task_of(row: Json) -> int | str | None:
     """Return the task id of a row, or None."""
-    if _TASKS.isdisjoint(row):
-        return None
-    for key in TASK_KEYS:
-        task = identifier(row.get(key))
+    for key in _names_in(tuple(row)).tasks:
+        task = identifier(row[key])
         if task is not None:
             return task
     return None
 
 
 def run_of(row: Json) -> int | None:
-    for key in RUN_KEYS:
-        number = index(row.get(key))
+    for key in _names_in(tuple(row)).runs:
+        number = index(row[key])
         if number is not None:
             return number
     return None
@@ -82,13 +100,16 @@ def label_of(value: Any) -> float | None:
 
 def reward_in(row: Json) -> tuple[str, float] | None:
     """Return the name and number of the field that holds the reward of a row, or None."""
-    for key in SCORE_KEYS:
-        value = row.get(key)
+    names = _names_in(tuple(row))
+    for key in names.scores:
+        value = row[key]
+        if type(value) is float:
+            return key, value
         number = label_of(value) if isinstance(value, str) and score(value) is None else score(value)
         if number is not None:
             return key, number
-    for key in LABEL_KEYS:
-        number = label_of(row.get(key))
+    for key in names.labels:
+        number = label_of(row[key])
         if number is not None:
             return key, number
     return None
@@ -98,8 +119,8 @@ def reward_of(row: Json, options: Options) -> tuple[float | None, Json | None]:
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
-    for key in SCORE_KEYS:
-        if isinstance(row.get(key), dict):
+    for key in _names_in(tuple(row)).scores:
+        if isinstance(row[key], dict):
             # A reward that is an object holds components; those under their own key override it.
             components = {**row[key], **(components or {})}
             break

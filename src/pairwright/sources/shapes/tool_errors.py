@@ -330,7 +330,7 @@ def _value_kind(value: Any, depth: int) -> str | None:
         return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
     if not isinstance(value, dict) or depth > 3:
         return None
-    has_exit, has_error, has_verdict, wrappers = _marks_under(tuple(value))
+    has_exit, has_error, has_verdict, codes, wrappers = _marks_under(tuple(value))
     if has_exit:
         status = _status_of(value)
         if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
@@ -346,7 +346,7 @@ def _value_kind(value: Any, depth: int) -> str | None:
                 return failure_kind(_words_of(value), "tool_error") if value[key] else None
         if _names_error(value):
             return _word(_words_of(value))
-    if has_verdict and _has_failed_status(value):
+    if has_verdict and _has_failed_status(value, codes):
         return _word(_words_of(value))
     stderr = value.get("stderr") if has_exit else None
     if isinstance(stderr, str) and not value.get("stdout") and _is_crash(stderr, stderr.rstrip()[-_NUM_TAIL:]):
@@ -359,15 +359,16 @@ def _value_kind(value: Any, depth: int) -> str | None:
 
 
 @lru_cache(maxsize=128)
-def _marks_under(keys: tuple[str, ...]) -> tuple[bool, bool, bool, list[str]]:
-    """Return which marks an object with these keys may have: exit status, error, verdict; and its wrappers.
+def _marks_under(keys: tuple[str, ...]) -> tuple[bool, bool, bool, list[str], list[str]]:
+    """Return which marks an object with these keys may have: exit status, error, verdict; its codes and its wrappers.
 
     Results of one tool have the same keys, so this is mostly known already.
     """
     has_exit, has_error, has_verdict = (
         not marks.isdisjoint(keys) for marks in (_EXIT_KEYS, _ERROR_KEYS, _VERDICT_KEYS)
     )
-    return has_exit, has_error, has_verdict, [key for key in _WRAPPERS if key in keys and len(keys) <= 6]
+    codes, wrappers = ([key for key in names if key in keys] for names in (_CODE_KEYS, _WRAPPERS))
+    return has_exit, has_error, has_verdict, codes, wrappers if len(keys) <= 6 else []
 
 
 def _status_of(value: Json) -> int | None:
@@ -393,7 +394,7 @@ def _names_error(value: Json) -> bool:
     return all(isinstance(item, dict) and "message" in item for item in errors)
 
 
-def _has_failed_status(value: Json) -> bool:
+def _has_failed_status(value: Json, codes: list[str]) -> bool:
     """Whether an envelope says that the call failed: {"success": false}, {"status": "error"}, {"code": 404, ...}."""
     if value.get("success") is False or value.get("ok") is False:
         return True
@@ -401,8 +402,8 @@ def _has_failed_status(value: Json) -> bool:
     if type(status) is str and status.lower() in _ERROR_WORDS:
         is_told = status.lower() == "error" and any(value.get(key) for key in ("message", "msg", "reason", "detail"))
         return is_told or _is_envelope(value)
-    for key in _CODE_KEYS:
-        if key in value and _is_number(value[key]) and 400 <= value[key] < 600:
+    for key in codes:
+        if _is_number(value[key]) and 400 <= value[key] < 600:
             return _is_envelope(value)
     return False
 

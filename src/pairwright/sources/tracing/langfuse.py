@@ -39,14 +39,12 @@ from pairwright.sources.shapes.genai_attributes import (
     tools_of_attributes,
 )
 from pairwright.sources.shapes.langchain_messages import unwrap
+from pairwright.sources.shapes.plain_rows import plain_reader
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
+from pairwright.sources.tracing.langfuse_rows import INFO, NAME, read_plain
 from pairwright.sources.tracing.otel_spans import moment
 from pairwright.sources.tracing.trace_to_experiences import read_trace
-
-NAME = "langfuse"
-# Field of the trace -> name in `info`.
-_INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
 
 
 def matches(value: Any) -> bool:
@@ -84,7 +82,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
     refused: list[str] = []
     events = _events(trace, list(zip(names, observations, strict=True)), ids, parents, refused)
     metadata = decode_json_text(trace.get("metadata"))
-    info: Json = {ours: trace[theirs] for theirs, ours in _INFO.items() if trace.get(theirs)}
+    info: Json = {ours: trace[theirs] for theirs, ours in INFO.items() if trace.get(theirs)}
     read_out = Trace(
         id=identifier(trace.get("id")),
         events=events,
@@ -332,4 +330,11 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Langfuse trace exports")
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=guarded(read),
+    summary="Langfuse trace exports",
+    read_row=plain_reader(read_plain),
+)

@@ -31,8 +31,9 @@ from pairwright.sources.fields import (
     optional_mapping,
     score,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import UNUSUAL, Format, Options, Origin, ReadyRow, Record, Rejected, build, guarded
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
+from pairwright.sources.shapes.plain_rows import PlainPrompt, answer_of, plain_row, read_prompt
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
@@ -67,8 +68,8 @@ def read_candidates(
 ) -> Iterator[Record | Rejected]:
     """Yield one experience per TTC_END event of an item, and Rejected for those that are incomplete."""
     # By UUID, which START and END of a step share.
-    starts = {p["UUID"]: p for p in payloads if event_of(p) == "TTC_START" and isinstance(p.get("UUID"), str)}
-    ends = [payload for payload in payloads if event_of(payload) == "TTC_END"]
+    starts = {p["UUID"]: p for p in payloads if p["event_type"] == "TTC_START" and isinstance(p.get("UUID"), str)}
+    ends = [payload for payload in payloads if payload["event_type"] == "TTC_END"]
     names = list(dict.fromkeys(name_of(payload) for payload in ends))
     ended = {payload["UUID"] for payload in ends if isinstance(payload.get("UUID"), str)}
     for uuid in (uuid for uuid in starts if uuid not in ended and options.step_name in (None, name_of(starts[uuid]))):
@@ -103,8 +104,11 @@ def _fields(payload: Json, start: Json) -> Json:
     data = optional_mapping(payload.get("data"), "data")
     begun = optional_mapping(start.get("data"), "data of TTC_START")
     metadata = optional_mapping(payload.get("metadata"), "metadata")
-    fields: Json = dict.fromkeys(_KEYS)
-    for place in (begun, metadata.get("provided_metadata"), metadata, data.get("payload"), data):  # the last one counts
+    fields: Json = {key: data.get(key) for key in _KEYS}
+    # Other places count where the data say nothing; mostly there are none.
+    others = begun or metadata or data.get("payload")
+    for place in (begun, metadata.get("provided_metadata"), metadata, data.get("payload"), data) if others else ():
+        # the last one counts
         if isinstance(place, dict) and place:
             fields |= {key: place[key] for key in _KEYS if place.get(key) is not None}
     input_value = data.get("input")
@@ -113,10 +117,11 @@ def _fields(payload: Json, start: Json) -> Json:
     return fields
 
 
-class _Prompt(msgspec.Struct, frozen=True):
+class _Prompt(msgspec.Struct):
     messages: tuple[Message, ...]
     tools: tuple[Json, ...]
     origin: str | None  # where the messages are from, if not from the event
+    plain: PlainPrompt | None = None  # what rows of this prompt share, once one was made
 
 
 class _Prompts:
@@ -178,14 +183,20 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
     info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
     info["metadata"] = payload.get("metadata")
     info["prompt_from"] = prompt.origin
-    alternatives = answers(fields["output"], "data.output", objects_as_text=True)
+    output = fields["output"]
+    if origin.as_row and type(output) is str and output.lstrip()[:1] not in ("{", "["):
+        try:
+            return _plain_candidate(output, fields, prompt, place, origin, info)
+        except UNUSUAL:
+            pass  # the experience says what is wrong, if anything
+    alternatives = answers(output, "data.output", objects_as_text=True)
     if len(alternatives) > 1:
         raise BadRecord(f"data.output: {len(alternatives)} alternative answers under one score")
     if alternatives:
         completion = alternatives[0]
     else:  # kept, so that it can lose: an empty answer is an answer
         completion = [Message("assistant", "")]
-        info["empty_output"] = "no output key" if "output" not in fields["data"] else json_text(fields["output"])
+        info["empty_output"] = "no output key" if "output" not in fields["data"] else json_text(output)
     return build(
         NAME,
         origin,
@@ -202,12 +213,30 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
     )
 
 
+def _plain_candidate(output: str, fields: Json, prompt: _Prompt, place: _Place, origin: Origin, info: Json) -> ReadyRow:
+    """Return the row of a candidate whose output is text; raises one of UNUSUAL for what has no cells."""
+    if prompt.plain is None:
+        prompt.plain = read_prompt(prompt.messages, prompt.tools)
+    return plain_row(
+        NAME,
+        origin,
+        prompt.plain,
+        answer_of(output, prompt.plain),
+        task=identifier(place.task),
+        batch=place.batch,
+        run=place.run,
+        step=place.step,
+        reward=score(fields["score"]),
+        info={key: value for key, value in info.items() if value is not None},
+    )
+
+
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
     """Return the tool schemas of LLM_START events, keyed by their input."""
     by_function: dict[str, list[Json]] = {}
     for payload in payloads:
         metadata, data = payload.get("metadata"), payload.get("data")
-        if event_of(payload) == "LLM_START" and isinstance(metadata, dict) and isinstance(data, dict):
+        if payload["event_type"] == "LLM_START" and isinstance(metadata, dict) and isinstance(data, dict):
             listed = metadata.get("tools_schema")
             schemas = [schema for schema in listed if isinstance(schema, dict)] if isinstance(listed, list) else []
             if schemas:
@@ -260,14 +289,15 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
     for position, step in enumerate(steps):
         payload = step.get("payload", step) if isinstance(step, dict) else None
         if isinstance(payload, dict) and isinstance(payload.get("event_type"), str):
-            parent = step.get("parent_id")
-            payloads.append({**payload, "parent_id": parent if isinstance(parent, str) else None})
+            parent, event = step.get("parent_id"), event_of(payload)
+            parent = parent if isinstance(parent, str) else None
+            payloads.append({**payload, "parent_id": parent, "event_type": event})
         else:
             yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
     run_index = index(item.get("run", item.get("run_index")))
     # The item's own number, else its count among items of its id, else its position.
     run = run_index if run_index is not None else before if "id" in item else origin.ordinal + number
-    if any(event_of(payload).startswith("TTC_") for payload in payloads):
+    if any(payload["event_type"].startswith("TTC_") for payload in payloads):
         yield from read_candidates(item, payloads, run, origin, options)
     else:
         yield from _read_trajectory(item, payloads, run, origin, options)
@@ -277,13 +307,13 @@ def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Record | Rejected]:
     """Convert the LLM and TOOL events of an item to a Trace and yield its experiences."""
-    starts = {p["UUID"]: p for p in payloads if event_of(p) == "LLM_START" and isinstance(p.get("UUID"), str)}
+    starts = {p["UUID"]: p for p in payloads if p["event_type"] == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []
     for number, payload in enumerate(payloads):
         uuid = payload["UUID"] if isinstance(payload.get("UUID"), str) else f"#{number}"
-        if event_of(payload) == "LLM_END":
+        if payload["event_type"] == "LLM_END":
             events.append(_model_call(payload, starts.get(uuid, {}), uuid))
-        elif event_of(payload) == "TOOL_END":
+        elif payload["event_type"] == "TOOL_END":
             events.append(_tool_run(payload, uuid))
     if not any(isinstance(event, ModelCall) for event in events):
         prompt = conversation(item.get("question"), "question", role="user")
