@@ -1,12 +1,12 @@
-"""Training on trees of tokens: sequences that begin alike, against TRL's trainers and against an earlier version.
+"""Training on trees of tokens: sequences that begin alike, against TRL's trainers and against less sharing.
 
-    python -m bench.trees [SHAPE ...] [--rounds 1] [--scale 1] [--before SRC]
+    python -m bench.trees [SHAPE ...] [--rounds 1] [--scale 1] [--sides ours,trl,level,none]
 
 The same model, sequences, masks and batches in a process each, in turns, one thread. CPU seconds count the updates;
-TRL's GRPOTrainer gets recorded completions in the place of those that it would generate. `--before` names the `src`
-folder of an earlier checkout of pairwright, such as the last one with one level of sharing. `--scale` makes all texts
-so many times longer. The limit is how many
-times fewer tokens there are when each distinct one is counted once; tokens of TRL are counted without padding.
+TRL's GRPOTrainer gets recorded completions in the place of those that it would generate. `level` is our own code with
+one level of sharing, a prompt with its branches: of what a sequence begins with, only the shortest prompt of the batch
+that it begins with is shared. `none` shares nothing. `--scale` makes all texts so many times longer. The limit is how
+many times fewer tokens there are when each distinct one is counted once; tokens of TRL are counted without padding.
 """
 
 import argparse
@@ -24,13 +24,14 @@ import numpy as np
 
 from bench.train import make_model
 
-# channel, sequences of a batch, sequences in memory at once for TRL, aims: times fewer tokens, memory
+# channel, sequences of a batch, at once in memory (sequences of TRL, tokens of ours), aims: times fewer tokens, memory
 SHAPES = {
-    "20 turns, a sequence each": ("sft", 20, 4, 5.0, None),
-    "groups of 8, prompt 1,000": ("grpo", 16, 8, 3.0, None),
-    "64 runs of a task": ("grpo", 64, 16, 3.0, 0.4),
+    "20 turns, a sequence each": ("sft", 20, 4, 8192, 5.0, None),
+    "groups of 8, prompt 1,000": ("grpo", 16, 8, 4096, 3.0, None),
+    "64 runs of a task": ("grpo", 64, 16, 4096, 3.0, 0.4),
 }
-NUM_EPOCHS, MICRO_BATCH_TOKENS = 1, 8192
+SIDES = ("ours", "trl", "level", "none")
+NUM_EPOCHS, NUM_WORDS = 1, 8192
 TEMPLATE = (
     "{% for m in messages %}<{{ 'assistant' if m.role == 'assistant' else 'user' }}>"
     "{% if loop.last and m.reasoning_content %}{{ m.reasoning_content }} {% endif %}{{ m.content }}<end>{% endfor %}"
@@ -101,12 +102,12 @@ def read_items(folder: Path) -> list[tuple[str, Any]]:
 
 def measure_ours(folder: Path, shape: str, work: Path) -> dict[str, Any]:
     from pairwright.config import Config
-    from pairwright.train import train
+    from pairwright.train import loop, train
 
-    channel, batch, *_ = SHAPES[shape]
+    channel, batch, _, at_once, *_ = SHAPES[shape]
     settings = {
         "epochs": NUM_EPOCHS, "batch_size": batch, "learning_rate": 1e-4, "shuffle": False, "threads": 1,
-        "schedule": "constant", "save_every": 10**6, "max_grad_norm": 0, "micro_batch_tokens": MICRO_BATCH_TOKENS,
+        "schedule": "constant", "save_every": 10**6, "max_grad_norm": 0, "micro_batch_tokens": at_once,
         "channels": {"dpo": 0, channel: 1}, "grpo": {"kl_weight": 0, "aggregation": "token", "advantage": "dr_grpo"},
     }  # fmt: skip
     marks: list[float] = []
@@ -116,14 +117,54 @@ def measure_ours(folder: Path, shape: str, work: Path) -> dict[str, Any]:
         if event["kind"] == "step":
             marks.append(time.process_time())
             steps.append((event["loss"], event["grad_norm"]))
-        elif not steps:
-            marks[:] = [time.process_time()]  # data and model are ready when the first update begins
 
+    run_updates = loop.Training.run
+
+    def run_timed(self: Any, stop: Any) -> Any:
+        marks.append(time.process_time())  # data and model are ready
+        return run_updates(self, stop)
+
+    loop.Training.run = run_timed  # type: ignore[method-assign]
     train(
         Config.model_validate({"train": settings}), model=folder / "model", tokens=folder / "tokens",
         output=work / "run", progress=progress,
     )  # fmt: skip
     return {"seconds": marks[-1] - marks[0], "steps": steps}
+
+
+def share_less(side: str) -> None:
+    """Make the trainer share one level only, or nothing, for the rest of this process: tokens that are not to be shared
+    get ids of their own while trees are cut and laid out."""
+    from msgspec.structs import replace
+
+    from pairwright.tokens.batch.collate import Tree
+    from pairwright.train import batch_schedule
+    from pairwright.train.model import policy_model
+
+    def part_below_prompts(trees: list[Any]) -> list[Any]:
+        prompts = sorted({tree.prompt.tobytes() for tree in trees}, key=len)
+        parted = []
+        for number, tree in enumerate(trees):
+            shared = 0
+            if side == "level":
+                key = tree.prompt.tobytes()
+                shared = len(next(prompt for prompt in prompts if key.startswith(prompt))) // tree.prompt.itemsize
+            offset = NUM_WORDS * (number + 1)
+            prompt = np.concatenate([tree.prompt[:shared], tree.prompt[shared:] + offset])
+            parted.append(Tree(prompt, tuple(branch + offset for branch in tree.branches), tree.masks, tree.rows))
+        return parted
+
+    cut, collate = batch_schedule.micro_batches, policy_model.collate_trees
+
+    def cut_parted(items: Any, trees: Any, **limits: Any) -> Any:
+        parted = dict(zip(items.tolist(), part_below_prompts([trees(item)[0] for item in items]), strict=True))
+        return cut(items, lambda item: [parted[int(item)]], **limits)
+
+    def collate_parted(trees: Any, layout: Any) -> Any:
+        batch = collate(part_below_prompts(list(trees)), layout)
+        return replace(batch, input_ids=batch.input_ids % NUM_WORDS, target=batch.target % NUM_WORDS)
+
+    batch_schedule.micro_batches, policy_model.collate_trees = cut_parted, collate_parted
 
 
 def measure_trl(folder: Path, shape: str, work: Path) -> dict[str, Any]:
@@ -241,15 +282,17 @@ def child(side: str, shape: str, folder: str, scale: str) -> None:
         prepare(Path(folder), shape, float(scale))
         print(json.dumps(count_tokens(Path(folder), shape)))
         return
+    if side in ("level", "none"):
+        share_less(side)
     measure = measure_trl if side == "trl" else measure_ours
     measured = measure(Path(folder), shape, Path(tempfile.mkdtemp(dir=folder)))
     print(json.dumps({**measured, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 
 
-def run(side: str, shape: str, folder: str, scale: float, source: str | None = None) -> Any:
+def run(side: str, shape: str, folder: str, scale: float) -> Any:
     quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = Path(__file__).parents[1]
-    paths = {"PYTHONPATH": os.pathsep.join([source or str(root / "src"), str(root)])}
+    paths = {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
     command = [sys.executable, "-m", "bench.trees", "--child", side, shape, folder, str(scale)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **quiet, **paths})
     if done.returncode:
@@ -261,47 +304,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--before", help="the src folder of an earlier checkout")
+    parser.add_argument("--sides", default=",".join(SIDES), help="what to measure, ours among it")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--child", nargs=4)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
         return
-    print("| data | tokens, distinct | limit | CPU s, ours / TRL | speed | of the limit | before | memory | apart |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| data | side | CPU s | ours is faster by | of the limit | peak memory | ours to it | apart |")
+    print("|---|---|---|---|---|---|---|---|")
     for shape in SHAPES:
         if not options.shapes or any(shape.startswith(name) for name in options.shapes):
-            report(shape, options.rounds, options.scale, options.before)
+            report(shape, options.rounds, options.scale, options.sides.split(","))
 
 
-def report(shape: str, rounds: int, scale: float, before: str | None) -> None:
-    sides = {"ours": None, "trl": None, **({"before": before} if before else {})}
+def report(shape: str, rounds: int, scale: float, sides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         total, distinct = run("prepare", shape, folder, scale)
         measured: dict[str, list[Any]] = {side: [] for side in sides}
         for _ in range(rounds):
-            for side, source in sides.items():
-                measured[side].append(run(side, shape, folder, scale, source))
+            for side in sides:
+                measured[side].append(run(side, shape, folder, scale))
     best = {side: min(each, key=lambda one: one["seconds"]) for side, each in measured.items()}
-    ours, theirs = best["ours"], best["trl"]
-    if len(ours["steps"]) != len(theirs["steps"]):
-        sys.exit(f"{shape}: {len(ours['steps'])} updates of ours, {len(theirs['steps'])} of TRL: nothing to compare")
-    # The largest difference of loss and of gradient norm, step by step, to the size of the latter.
-    apart = max(
-        max(abs(mine[0] - other[0]), abs(mine[1] - other[1]) / other[1])
-        for mine, other in zip(ours["steps"], theirs["steps"], strict=True)
-    )
-    limit, speed = total / distinct, theirs["seconds"] / ours["seconds"]
-    aim, memory_aim = SHAPES[shape][3:]
-    wanted = f" (aim {memory_aim}×)" if memory_aim else ""
-    earlier = f"{best['before']['seconds'] / ours['seconds']:.2f}×" if before else "–"
-    print(
-        f"| {shape} | {total:,}, {distinct:,} | {limit:.2f}× (aim {aim:g}×) | {ours['seconds']:.1f} / "
-        f"{theirs['seconds']:.1f} | **{speed:.2f}×** | {speed / limit:.2f} | {earlier} | {ours['memory']:.0f} / "
-        f"{theirs['memory']:.0f} MB, **{ours['memory'] / theirs['memory']:.2f}×**{wanted} | {apart:.0e} |",
-        flush=True,
-    )
+    ours, limit = best["ours"], total / distinct
+    aim, memory_aim = SHAPES[shape][4:]
+    print(f"| {shape} | {total:,} tokens, {distinct:,} distinct: limit {limit:.2f}× (aim {aim:g}×) | | | | | | |")
+    for side, other in best.items():
+        if len(ours["steps"]) != len(other["steps"]):
+            sys.exit(f"{shape}: {len(ours['steps'])} updates of ours, {len(other['steps'])} of {side}: cannot compare")
+        # The largest difference of loss and of gradient norm, step by step, to the size of the latter.
+        apart = max(
+            max(abs(mine[0] - theirs[0]), abs(mine[1] - theirs[1]) / theirs[1])
+            for mine, theirs in zip(ours["steps"], other["steps"], strict=True)
+        )
+        speed, memory = other["seconds"] / ours["seconds"], ours["memory"] / other["memory"]
+        share = f"{speed / limit:.2f}" if side == "trl" else ""
+        wanted = f" (aim {memory_aim}×)" if memory_aim and side == "trl" else ""
+        compared = f"**{speed:.2f}×** | {share}" if side != "ours" else "|"
+        sizes = f"{other['memory']:.0f} MB | " + (f"**{memory:.2f}×**{wanted} | {apart:.0e}" if side != "ours" else "|")
+        print(f"| | {side} | {other['seconds']:.1f} | {compared} | {sizes} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ CASES = {
     "decayed": {"weight_decay": 0.1, "max_grad_norm": 0.1},
     "kto": {"dpo": {"loss": "kto"}},
     "channels": {"channels": {"dpo": 1, "sft": 0.5, "grpo": 0.5, "sdpo": 0.5}, "grpo": {"kl_weight": 0.1}},
+    "unpaired": {"channels": {"dpo": 0, "kto": 1}, "kto": {"beta": 0.5}},
     "sdpo": {"channels": {"dpo": 0, "sdpo": 1}, "sdpo": {"teacher": "initial"}},
     "followed": {"channels": {"dpo": 0, "sdpo": 1}, "sdpo": {"teacher": "ema", "ema_rate": 0.5}},
     "referred": {"reference": "other"},

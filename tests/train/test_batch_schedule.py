@@ -34,6 +34,9 @@ def test_micro_batches_count_what_is_shared_once_and_lose_no_item():
     trees = [Tree(prompts[number % 3], (end,), (np.ones(len(end), bool),)) for number, end in enumerate(ends)]
     parts = micro_batches(np.arange(30), lambda item: [trees[item]], max_items=7, max_tokens=120)
     assert sorted(np.concatenate(parts).tolist()) == list(range(30))
+    sizes = [count_distinct([trees[item] for item in part]) for part in parts]
+    assert sizes == sorted(sizes, reverse=True)  # later parts fit into the memory of earlier ones
+    assert sizes[0] > sizes[-1]
     for part in parts:
         assert len(part) <= 7
         assert count_distinct([trees[item] for item in part]) <= 120

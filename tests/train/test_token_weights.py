@@ -1,17 +1,24 @@
 """Weights of single tokens reach every loss: a weight of 0 is a token that is not trained, halves count by half."""
 
+import json
 from dataclasses import replace
+from itertools import groupby
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
+import pairwright as pw
 from pairwright.config import Config
+from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import DistillConfig, KtoConfig, PolicyConfig, PreferenceConfig
 from pairwright.losses import DistillOptions, PolicyOptions, PolicyTokens, distill_loss, policy_loss
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.stage.stage import encode_source
+from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.train import train
 from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.channels import Limits, _likely_of_pairs, _likely_of_runs
 from pairwright.train.channels.distillation import DistillChannel
@@ -152,3 +159,45 @@ def test_weights_go_where_the_tokens_go():
     one = sequence([40, 41, 5], weights=[1.0, 0.5, 0.25])
     assert one.take(np.array([0, 6, 7])).weights.tolist() == [9.0, 0.5, 0.25]
     assert one != msgspec.structs.replace(one, weights=None)
+
+
+RAW = [
+    [
+        ("system", "be brief", None), ("user", "say red", None), ("assistant", "blue", 0), ("user", "no", None),
+        ("assistant", "it is red", 0.5), ("user", "and green", None), ("assistant", "green!", None),
+    ],
+    [("user", "one", None), ("assistant", "two", 1)],
+    [("user", "one", None), ("assistant", "three", 0.25)],
+]  # fmt: skip
+TRAINED = {"it is red<|end|>": 0.5, "green!<|end|>": 1.0, "two<|end|>": 1.0, "three<|end|>": 0.25}
+
+
+def test_weights_of_a_raw_file_reach_the_batches_and_the_loss_of_a_run(model, tmp_path):
+    """Import, tokens and training, one after the other; what was trained is decoded from the dumped batch."""
+    lines = [
+        {"messages": [{"role": r, "content": c} | ({} if w is None else {"weight": w}) for r, c, w in turns]}
+        for turns in RAW
+    ]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pw.import_traces(tmp_path / "raw.jsonl", tmp_path / "experience")
+    encode_source(tmp_path / "experience", tmp_path / "tokens", TokensConfig(tokenizer=str(model)))
+    settings = {"channels": {"dpo": 0, "sft": 1}, "batch_size": 3, "max_steps": 1, "threads": 1, "dump_batches": 1}
+    config = Config.model_validate({"train": settings})
+    train(config, model=model, tokens=tmp_path / "tokens", output=tmp_path / "run")
+    batch = json.loads((tmp_path / "run/batches/step-00000000.json").read_text())
+    tokenizer, network = ChatTokenizer.from_folder(model), load_model(model, Config().train)
+    turns, total, count = {}, 0.0, 0.0
+    for item in batch["channels"]["sft"]:
+        ((branch,), (mask,)), start = (item["branches"], item["masks"]), len(item["prompt"])
+        (weights,) = item["weights"] or [list(map(float, mask))]
+        assert [weight > 0 for weight in weights] == mask
+        ids = torch.tensor([item["prompt"] + branch])
+        with torch.no_grad():
+            logps = network(ids).logits.log_softmax(-1)[0, start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
+        total, count = total - float(logps @ torch.tensor(weights)), count + sum(weights)
+        for weight, tokens in groupby(zip(weights, branch, strict=True), key=lambda pair: pair[0]):
+            turns[tokenizer.decode([token for _, token in tokens])] = weight
+    assert {text: weight for text, weight in turns.items() if weight} == TRAINED
+    assert turns["<|user|>and green<|end|><|assistant|>"] == 0
+    (row,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert row["loss"] == pytest.approx(total / count, rel=1e-5)

@@ -13,7 +13,14 @@ from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
-from pairwright.pairs.selection import Signature, length_effect, near_duplicates, one_sided, signature
+from pairwright.pairs.selection import (
+    Signature,
+    balance_weights,
+    length_effect,
+    near_duplicates,
+    one_sided,
+    signature,
+)
 from pairwright.paths import Place
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message
@@ -44,12 +51,22 @@ class Finding:
     message: str
 
 
-def _count_balanced(folder: Place, bound: float) -> int:
-    """Return how many pairs `--length-balance` would keep with this bound."""
-    frame = _narrow(folder)
-    # Positive where the chosen side is longer, in characters.
-    differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
-    return frame.height - int(one_sided(differences, bound).sum())
+def _differences(frame: pl.DataFrame) -> Any:
+    """Characters of the chosen side minus those of the rejected one (N,)."""
+    return (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
+
+
+def _suggest_balance(folder: Place, bound: float) -> str:
+    """Return what brings the length effect within the bound: dropping pairs, else weights, else other pairs."""
+    differences = _differences(_narrow(folder))
+    num_left = len(differences) - int(one_sided(differences, bound).sum())
+    if num_left:
+        return f"build with --length-balance {bound:g}, which keeps {num_left:,} of {len(differences):,} pairs"
+    # Weights balance only what has pairs in both directions: else all of them would be 0.
+    if balance_weights(differences, bound).any():
+        return f"build with --length-balance {bound:g} --balance-by reweight (dropping pairs would leave none)"
+    longer = "shorter" if differences.mean() > 0 else "longer"
+    return f"no chosen side is {longer}: neither dropping pairs nor weights balance that, other pairs would"
 
 
 def pair_statistics(folder: Place) -> dict[str, Any]:
@@ -57,7 +74,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
     frame = _narrow(folder)
     content = _read_content(folder)
     num_pairs = frame.height
-    differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
+    differences, weights = _differences(frame), frame["weight"].to_numpy()
     per_task = frame.group_by("tid").len()["len"]
     rewards = [frame[f"{side}_reward"].to_numpy() for side in ("chosen", "rejected")]
     sides = [frame.filter(pl.col("split") == split) for split in ("train", "validation")]
@@ -75,7 +92,9 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "pairs_per_task_max": per_task.max(),
         "chosen_characters_mean": frame["num_chosen_characters"].mean(),
         "rejected_characters_mean": frame["num_rejected_characters"].mean(),
-        "length_effect": length_effect(differences),
+        # By the weights that training gives the pairs, which may be what balances them.
+        "length_effect": length_effect(differences, weights),
+        "without_weight": int((weights == 0).sum()),
         "across_groups": int(frame["across_groups"].sum()),
         "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
         "tied": int(is_tied(rewards[0], rewards[1], tie_tolerance(folder)).sum()),
@@ -109,7 +128,9 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     """
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
-    num_balanced = _count_balanced(folder, max_length_effect) if stats["pairs"] else 0
+    # Weights bring the effect to the bound itself, up to rounding.
+    has_length_effect = stats["pairs"] > 1 and abs(stats["length_effect"]) > max_length_effect * (1 + 1e-9)
+    balance = _suggest_balance(folder, max_length_effect) if has_length_effect else ""
     # (name, whether it holds, message); counts are truthy where something was found.
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
@@ -132,14 +153,13 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
         ("split-tasks", stats["tasks_in_both_splits"], f"{stats['tasks_in_both_splits']:,} tasks in both splits"),
         (
             "length",
-            abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
-            f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
-            f"--length-balance {max_length_effect:g}"
-            + (
-                f", which keeps {num_balanced:,} of {stats['pairs']:,} pairs"
-                if num_balanced
-                else " --balance-by reweight (dropping pairs would leave none)"
-            ),
+            has_length_effect,
+            f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: {balance}",
+        ),
+        (
+            "no-weight",
+            stats["pairs"] and stats["without_weight"] == stats["pairs"],
+            "all pairs have weight 0: nothing would be trained",
         ),
         (
             "near-duplicates",

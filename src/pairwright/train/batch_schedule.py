@@ -157,19 +157,21 @@ class Limits:
             return micro_batches(items, trees, max_items=most, max_tokens=self.tokens)
         sizes = [sum(_count_padded(tree) for tree in trees(item)) for item in items]
         parts = buckets(sizes, max_tokens=self.tokens, max_rows=most, is_padded=False, allow_longer=True)
-        return [items[part] for part in parts]
+        return [items[part] for part in reversed(parts)]
 
 
 def micro_batches(items: Array, trees: Trees, *, max_items: int | None, max_tokens: int) -> list[Array]:
-    """Cut a batch into parts that fit into memory, with items that begin alike side by side; the smallest part first.
+    """Cut a batch into parts that fit into memory, with items that begin alike side by side; the largest part first.
 
-    A part has at most `max_tokens` distinct tokens, those of its prefix tree; an item with more goes alone.
+    A part has at most `max_tokens` distinct tokens, those of its prefix tree; an item with more goes alone. A process
+    keeps the memory that it has freed, in pieces: those of a large part hold the tensors of a smaller one, and not the
+    other way round.
 
     >>> runs = [[1, 2, 3, 4], [9, 8, 7], [1, 2, 3, 5], [1, 2, 6]]
     >>> trees = [Tree(ids[:1], (ids[1:],), ([True] * (len(ids) - 1),)) for ids in runs]
     >>> parts = micro_batches(np.arange(4), lambda item: [trees[item]], max_items=None, max_tokens=6)
     >>> [part.tolist() for part in parts]  # 3 tokens, and 6 where 11 would be without sharing
-    [[1], [0, 2, 3]]
+    [[0, 2, 3], [1]]
     """
     parts: list[tuple[int, list[int]]] = []  # distinct tokens, items
     # In windows: the keys of a large batch, all at once, would be as large as its tokens.
@@ -188,7 +190,7 @@ def micro_batches(items: Array, trees: Trees, *, max_items: int | None, max_toke
                     tokens.add(key)
             part.append(int(window[place]))
         parts.append((tokens.count, part))
-    return [np.array(part) for _, part in sorted(parts, key=lambda part: part[0])]
+    return [np.array(part) for _, part in sorted(parts, key=lambda part: -part[0])]
 
 
 def tree_batches(makers: Iterable[Callable[[], Tree]], limits: Limits) -> Iterator[list[Tree]]:
@@ -215,7 +217,7 @@ def _count_padded(tree: Tree) -> int:
 
 
 class Parted(Protocol):
-    """What cuts items into parts that fit into memory, the smallest part first; `num_all` are in the whole batch."""
+    """What cuts items into parts that fit into memory, the largest part first; `num_all` are in the whole batch."""
 
     def parts(self, items: Array, num_all: int) -> list[Array]: ...
 
@@ -225,4 +227,4 @@ def even_parts(channel: Parted, items: Array, ranks: Ranks) -> Iterator[tuple[Ar
     # This process's share of the batch: neighbours, since these share most. With a sharded model, spare parts keep all
     # processes in step.
     mine = channel.parts(ranks.share_neighbours(items), len(items))
-    return ranks.in_step(mine, lambda: channel.parts(items, len(items))[0][:1])
+    return ranks.in_step(mine, lambda: channel.parts(items, len(items))[-1][:1])

@@ -19,7 +19,7 @@ from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
-from pairwright.losses.advantages import teacher_advantages, token_advantages
+from pairwright.losses.advantages import teacher_advantages
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
@@ -34,52 +34,20 @@ from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
 from pairwright.tokens.stage.stage import encode_source, read_encoded
+from pairwright.train.token_signals import TokenSignals
 
-# Signals of single tokens: advantages that were recorded, and rewards of tokens or steps.
-
-
-@dataclass(frozen=True)
-class TokenSignals:
-    """By id of the run: a value for each token of its sequence."""
-
-    advantages: dict[str, Array] = field(default_factory=dict)
-    rewards: dict[str, Array] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def has(self, uid: str) -> bool:
-        return uid in self.advantages or uid in self.rewards
-
-    @property
-    def fingerprint(self) -> str:
-        signals = (self.advantages, self.rewards)
-        return content_hash([[uid, array.tobytes()] for arrays in signals for uid, array in sorted(arrays.items())])
-
-    def by_token(self, ids: list[str], groups: Array, *, kind: str) -> dict[int, Array]:
-        """The advantages of the tokens of runs that have some of their own, by position among `ids`.
-
-        Recorded advantages are taken as they are. Rewards count where every run of the group has some: the runs of a
-        group are compared with one another, and only like with like.
-        """
-        by_place = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
-        # Groups in which some run has no rewards of its own, or has recorded advantages instead.
-        without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in by_place}
-        places = [place for place in range(len(ids)) if int(groups[place]) not in without]
-        if places:
-            rewards = [torch.from_numpy(self.rewards[ids[place]]) for place in places]
-            advantages = token_advantages(rewards, torch.from_numpy(groups[places]), kind=kind)
-            by_place |= {place: values.numpy() for place, values in zip(places, advantages, strict=True)}
-        return by_place
+# Signals of single tokens, read from a table.
 
 
 def read_token_signals(
-    table: Table, sequences: Items[Sequence], places: dict[str, int], options: PolicyConfig
+    table: Table, sequences: Items[Sequence], places: dict[str, int], options: PolicyConfig, folder: Path
 ) -> TokenSignals:
     """The signals of the runs of a table, for the sequences that are trained of them: `places` has where they are.
 
     With `teacher_weight`, what a recorded teacher says of each token comes first. What was recorded and is not used is
-    counted.
+    counted. The values are in a file below `folder`.
     """
-    signals = TokenSignals()
+    signals = TokenSignals(folder)
     counts: Counter[str] = Counter()
     for run in table.records(where=pl.col("num_tokens").is_not_null()) if places else ():
         place = places.get(run.eid.uid)
@@ -379,7 +347,9 @@ def load_policy_data(
     signals = TokenSignals()
     if scored:
         last = {uid: place for place, uid in encoded}
-        signals = read_token_signals(table, _Chosen(cached, list(range(len(cached)))), last, policy or PolicyConfig())
+        signals = read_token_signals(
+            table, _Chosen(cached, list(range(len(cached)))), last, policy or PolicyConfig(), tokens
+        )
     places, values, groups = [], [], []
     number_of: dict[str, int] = {}  # groups are numbered as they come
     for place, uid in encoded:

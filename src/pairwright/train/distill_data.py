@@ -61,6 +61,11 @@ class DistillData:
     refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
 
+    def token_weights(self, position: int) -> Array | None:
+        """How much each taught token counts; None where all count alike."""
+        item = self.items[position]
+        return None if item.student.weights is None else item.student.weights[item.student_index]
+
     @property
     def fingerprint(self) -> str:
         stages = [] if self.curriculum is None else [self.curriculum.as_json()]

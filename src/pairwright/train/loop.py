@@ -373,8 +373,10 @@ class Training:
 
     def dump(self, name: str) -> Path:
         """Write the exact batch of this step."""
-        step = self.state.step
-        batch = {channel.name: channel.trees_of(channel.order.batch(step)) for channel in self.channels}
+        step, batch = self.state.step, {}
+        for channel in self.channels:
+            items = channel.order.batch(step)
+            batch[channel.name] = *channel.trees_of(items), [channel.data.token_weights(item) for item in items]
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from pairwright.ledger.run_status import FILE_NAME, RunError, Status
 from pairwright.paths import write_bytes, write_json
+from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Origin
 from pairwright.train.checkpoint import checkpoints
+
+# Of the items of an update: ids, trees, and the weights of their trained tokens where these do not all count alike.
+Dumped = tuple[list[str], Sequence[Tree], Sequence[Array | None]]
 
 
 class RunFolder:
@@ -67,8 +72,8 @@ class RunFolder:
         lines = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
         write_bytes(path, b"".join(line + b"\n" for line in lines))
 
-    def write_batch(self, name: str, step: int, channels: Mapping[str, tuple[list[str], Sequence[Tree]]]) -> Path:
-        """The exact tokens of an update, by channel, with the ids, traces and turns of its items."""
+    def write_batch(self, name: str, step: int, channels: Mapping[str, Dumped]) -> Path:
+        """The exact tokens of an update, by channel, with the ids, traces, turns and token weights of its items."""
         path = self.path / "batches" / f"{name}-{step:08}.json"
         if not self._is_writer:
             return path
@@ -76,8 +81,7 @@ class RunFolder:
         value = {
             "step": step,
             "channels": {
-                channel: [_plain(identity, tree) for identity, tree in zip(ids, trees, strict=True)]
-                for channel, (ids, trees) in channels.items()
+                channel: [_plain(*item) for item in zip(*items, strict=True)] for channel, items in channels.items()
             },
         }
         path.write_bytes(msgspec.json.encode(value))
@@ -95,12 +99,21 @@ def _tree(item: dict[str, Any]) -> Tree:
     return Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"]), rows)
 
 
-def _plain(identity: str, tree: Tree) -> dict[str, Any]:
+def _plain(identity: str, tree: Tree, weights: Array | None) -> dict[str, Any]:
+    """`weights` are of the trained tokens, branch after branch; written as masks are, 0 where nothing is trained."""
+    spread = None
+    if weights is not None:
+        counts = [int(mask.sum()) for mask in tree.masks]
+        parts = np.split(weights, np.cumsum(counts)[:-1])
+        spread = [np.zeros(len(mask), np.float32) for mask in tree.masks]
+        for row, mask, part in zip(spread, tree.masks, parts, strict=True):
+            row[mask] = part
     return {
         "id": identity,
         "prompt": tree.prompt.tolist(),
         "branches": [branch.tolist() for branch in tree.branches],
         "masks": [mask.tolist() for mask in tree.masks],
+        "weights": None if spread is None else [row.tolist() for row in spread],
         "rows": [row._asdict() for row in tree.rows],
     }
 

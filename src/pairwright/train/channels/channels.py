@@ -54,6 +54,7 @@ class Channel(Protocol):
 
     name: str
     weight: float
+    data: Any  # what it trains on, with `token_weights` of each item
     order: Order  # which items each batch has
     validation: Array  # items that are held out
     counts: dict[str, int]

@@ -2,8 +2,8 @@
 
 Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
 are counted and never drawn. Where tokens have recorded advantages, or rewards of their own, these take the place of the
-run's (`TokenSignals` in data.py). Where a run has recorded log-probabilities the ratio is to them; where it has none
-the ratio is 1, and a note says how many.
+run's (token_signals.py). Where a run has recorded log-probabilities the ratio is to them; else it is 1, and a note
+says how many.
 """
 
 from collections.abc import Callable

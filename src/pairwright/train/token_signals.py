@@ -1,0 +1,110 @@
+"""Signals of single tokens: advantages that were recorded, and rewards of tokens or steps. Their values lie in a mapped
+file, as tokens do: those of a large table would not fit into memory."""
+
+import mmap
+import tempfile
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from pairwright.losses.advantages import token_advantages
+from pairwright.records.arrays import Array
+from pairwright.records.canonical import content_hash
+
+
+class MappedArrays(Mapping[Any, Array]):
+    """Arrays of float32 by key, end to end in a file without a name below `folder`, gone with the last reader.
+
+    >>> arrays = MappedArrays(None)
+    >>> arrays["a"] = np.array([1, 2], np.float32)
+    >>> arrays["b"] = np.array([3], np.float32)
+    >>> arrays["a"].tolist(), arrays["b"].tolist(), len(arrays)
+    ([1.0, 2.0], [3.0], 2)
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._file: Any = None  # opened by the first array: most tables have none
+        self._values: Array | None = None  # the file as one array, mapped by the first reader
+        self._places: dict[Any, slice] = {}
+        self._size = 0  # values in the file
+
+    def __setitem__(self, key: Any, values: Array) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+        self._file.write(np.ascontiguousarray(values, np.float32).tobytes())
+        self._places[key] = slice(self._size, self._size + len(values))
+        self._size += len(values)
+        self._values = None
+
+    def __getitem__(self, key: Any) -> Array:
+        place = self._places[key]
+        if self._values is None:
+            self._values = np.zeros(0, np.float32)
+            if self._size:  # an empty file cannot be mapped
+                self._file.flush()
+                mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._values = np.frombuffer(mapped, np.float32)
+        return self._values[place]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@dataclass(frozen=True)
+class TokenSignals:
+    """By id of the run: a value for each token of its sequence. `folder` is where the files of values are."""
+
+    folder: Path | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    advantages: MappedArrays = field(init=False)
+    rewards: MappedArrays = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("advantages", "rewards"):
+            object.__setattr__(self, name, MappedArrays(self.folder))
+
+    def has(self, uid: str) -> bool:
+        return uid in self.advantages or uid in self.rewards
+
+    @property
+    def fingerprint(self) -> str:
+        signals = (self.advantages, self.rewards)
+        return content_hash(
+            [[uid, xxhash.xxh3_128_hexdigest(arrays[uid].tobytes())] for arrays in signals for uid in sorted(arrays)]
+        )
+
+    def by_token(self, ids: list[str], groups: Array, *, kind: str) -> dict[int, Array]:
+        """The advantages of the tokens of runs that have some of their own, by position among `ids`.
+
+        Recorded advantages are taken as they are. Rewards count where every run of the group has some: the runs of a
+        group are compared with one another, and only like with like.
+        """
+        by_place = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
+        # Groups in which some run has no rewards of its own, or has recorded advantages instead.
+        without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in by_place}
+        members: dict[int, list[int]] = defaultdict(list)
+        for place, group in enumerate(groups.tolist()):
+            if group not in without:
+                members[group].append(place)
+        computed = MappedArrays(self.folder)
+        for places in members.values():  # group by group, so that one is in memory at a time
+            rewards = [torch.tensor(self.rewards[ids[place]]) for place in places]
+            advantages = token_advantages(rewards, torch.zeros(len(places), dtype=torch.int64), kind=kind)
+            for place, values in zip(places, advantages, strict=True):
+                computed[place] = values.numpy()
+        return by_place | {place: computed[place] for place in computed}
