@@ -172,3 +172,22 @@ def test_a_text_unlike_those_before_it_is_rendered(text: str) -> None:
     whole = encode_turns(tokenizer_of(STRIPPED, "<|eos|>", _MARKS), chat, allow_dropped=True, verify="all")
     assert list(map(compare, sequences)) == list(map(compare, whole))
     assert len(sequences) == 40
+
+
+def test_a_template_that_numbers_the_calls_is_rendered_whole() -> None:
+    # As Command R7B does: an excerpt of turns without calls joins, and the calls after them begin at the wrong number.
+    template = (
+        "{% set ns = namespace(calls=0) %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ ns.calls }} {{ c.function.arguments | tojson }}]"
+        "{% set ns.calls = ns.calls + 1 %}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+    )
+    tokenizer = tokenizer_of(template, "<|im_end|>", MARKS, TAGS)
+    for seed in (31, 49):
+        source, chat = random.Random(seed), []
+        for part in range(6):
+            chat += build_chat(1, source.randrange(5), seed=seed * 10 + part)[1:]
+            chat += build_talk(source.randrange(1, 4)) if source.random() < 0.5 else []
+        quick = encode_turns(tokenizer, chat, allow_dropped=True)
+        every = encode_turns(tokenizer, chat, allow_dropped=True, verify="all")
+        assert list(map(compare, quick)) == list(map(compare, every))

@@ -65,9 +65,12 @@ def locate_groups(
             if refusal.reason not in _PER_TURN:
                 raise
     if is_long and _has_local_history(tokenizer, renderer, tools):
-        groups = _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=require_stop)
-        if groups is not None and _is_verified(tokenizer, renderer, chat, tools, groups):
-            return groups
+        try:
+            groups = _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=require_stop)
+            if _is_verified(tokenizer, renderer, chat, tools, groups):
+                return groups
+        except (Refusal, _UnlikeBefore):
+            pass  # the whole conversation says which message, and why
     return _locate_whole(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify)
 
 
@@ -162,6 +165,10 @@ def _locate_spoken(
 # Groups of a long conversation, each found in an excerpt of it.
 
 
+class _UnlikeBefore(Exception):
+    """An excerpt shows messages otherwise than the group before it, however many steps it has."""
+
+
 class _Excerpt(NamedTuple):
     """A few messages of a conversation: `origins` are their positions in it, `tail` is where the last steps begin."""
 
@@ -182,8 +189,10 @@ def _locate_by_excerpts(
     shapes: dict[int, Any],
     *,
     require_stop: bool,
-) -> list[Group] | None:
-    """As `_locate_whole`; None where an excerpt does not join the group before it. `shapes`: those of the messages."""
+    may_grow: bool = True,
+) -> list[Group]:
+    """As `_locate_whole`; raises `_UnlikeBefore` where an excerpt does not join the group before it. `shapes`: those of
+    the messages. `may_grow`: an excerpt of the usual size that does not join is taken larger."""
     outline = _Outline(chat)
     patterns = ExcerptPatterns(tokenizer.renderer(tools), chat[: turns[-1] + 1], tools, shapes)
     key = ("excerpt_steps", tokenizer.renderer(tools).hash)
@@ -203,36 +212,35 @@ def _locate_by_excerpts(
 
     items: list[tuple[list[int], int, _Excerpt, Located]] = []
     left = list(turns)
-    try:
-        while left:
-            size = first_size
-            while True:
-                excerpt, located = find(left, size)
-                rest = left[: len(left) - len(located.regions)]
-                # The turn before the group must be inside, after a step in which both groups can be compared.
-                if excerpt.is_whole or (rest and rest[-1] > excerpt.origins[excerpt.tail]):
-                    break
-                size *= 2
-            items.append((left, size, excerpt, located))
-            left = rest
-        groups: list[Group] = []
-        dropped = _DroppedContext()
-        for left, size, excerpt, located in reversed(items):
-            before = groups[-1][1] if groups else None
-            num_turns = len(located.regions)
-            while (joined := _join_excerpt(excerpt, located, before, chat, dropped)) is None:
-                if size == first_size < _MAX_STEPS:
-                    tokenizer.learnt[key] = first_size + 1
-                    return _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=require_stop)
-                size *= 2
-                excerpt, located = find(left, size)
-                if len(located.regions) != num_turns:
-                    return None
-            if joined.num_images:
-                return None
-            groups.append((chat[: excerpt.origins[-1] + 1], joined))
-    except Refusal:
-        return None  # the whole conversation says which message, and why
+    while left:
+        size = first_size
+        while True:
+            excerpt, located = find(left, size)
+            rest = left[: len(left) - len(located.regions)]
+            # The turn before the group must be inside, after a step in which both groups can be compared.
+            if excerpt.is_whole or (rest and rest[-1] > excerpt.origins[excerpt.tail]):
+                break
+            size *= 2
+        items.append((left, size, excerpt, located))
+        left = rest
+    groups: list[Group] = []
+    dropped = _DroppedContext()
+    for left, size, excerpt, located in reversed(items):
+        before = groups[-1][1] if groups else None
+        num_turns = len(located.regions)
+        while (joined := _join_excerpt(excerpt, located, before, chat, dropped)) is None:
+            if size == first_size < _MAX_STEPS:
+                tokenizer.learnt[key] = first_size + 1
+                return _locate_by_excerpts(
+                    tokenizer, chat, tools, turns, shapes, require_stop=require_stop, may_grow=may_grow
+                )
+            size *= 2
+            excerpt, located = find(left, size)
+            if len(located.regions) != num_turns or not may_grow:
+                raise _UnlikeBefore
+        if joined.num_images:
+            raise _UnlikeBefore
+        groups.append((chat[: excerpt.origins[-1] + 1], joined))
     return groups
 
 
@@ -396,17 +404,25 @@ def _has_local_history(tokenizer: ChatTokenizer, renderer: Renderer, tools: list
     """Does a template rewrite only what excerpts have in them? Tried once, at every turn of small conversations."""
     key = ("local_history", renderer.hash, tools is not None)
     if key not in tokenizer.learnt:
-        tokenizer.learnt[key] = all(_is_local_on(tokenizer, renderer, chat, tools) for chat in _small_chats())
+        tokenizer.learnt[key] = all(
+            _is_local_on(tokenizer, renderer, chat, tools, may_grow=name not in _EVEN)
+            for name, chat in _small_chats().items()
+        )
     return bool(tokenizer.learnt[key])
 
 
-def _is_local_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None) -> bool:
+def _is_local_on(
+    tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, *, may_grow: bool
+) -> bool:
     turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
     shapes: dict[int, Any] = {}
     Finder(tokenizer, renderer, None, chat, tools, shapes=shapes)
-    groups = _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=False)
-    if groups is None:
-        return True  # noticed in each conversation
+    try:
+        groups = _locate_by_excerpts(tokenizer, chat, tools, turns, shapes, require_stop=False, may_grow=may_grow)
+    except Refusal:
+        return True  # not a conversation of this template
+    except _UnlikeBefore:
+        return False
     try:
         for _, located in groups:
             verify_prompts(renderer, chat, tools, located.rendered.text, located.regions)
@@ -415,7 +431,12 @@ def _is_local_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools
     return True
 
 
-def _small_chats() -> list[Chat]:
+# Small conversations of which every step is like the one before it: an excerpt of the usual size has to do. One that
+# joins only as the whole conversation is of a template that counts (Command R7B numbers the calls).
+_EVEN = ("talk", "run")
+
+
+def _small_chats() -> dict[str, Chat]:
     """Questions and answers, a run of calls, and exchanges of several calls, with reasoning in fields and in text."""
 
     def turn(number: int, **fields: object) -> Json:
@@ -442,4 +463,4 @@ def _small_chats() -> list[Chat]:
         for place in range(3):
             exchanges += step(10 * number + place, content="" if place == 1 else f"zqa{number}")
         exchanges.append(turn(number))
-    return [talk, thoughts, run, exchanges]
+    return {"talk": talk, "thoughts": thoughts, "run": run, "exchanges": exchanges}
