@@ -198,7 +198,7 @@ def test_runs_are_rated_in_an_order_of_choice(run, open_page):
         page.get_by_label("Order of the queue").select_option("gap")
         page.wait_for_url(re.compile("order=gap"))
         page.locator(".detail .turn").first.wait_for()
-        page.keyboard.press("4")
+        page.get_by_label("Rating").get_by_role("button", name="4").click()
         page.get_by_text(re.compile("^1 of .* rated by eve")).wait_for()
         page.close()
 
