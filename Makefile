@@ -44,7 +44,7 @@ types: $(READY) ## mypy, strict on src
 	$(BIN)/mypy
 
 web: ## Build the page of `pairwright view` from web/ (needs node and npm; the built files are committed)
-	cd web && npm install --no-save && npm run build
+	cd web && npm ci && npm run build
 
 docs: $(READY) ## Build the documentation into site/; a dead link or anchor is an error
 	$(MKDOCS) build --strict

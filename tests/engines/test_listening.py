@@ -1,5 +1,6 @@
 """Connections are bounded, whichever HTTP parser uvicorn takes."""
 
+import asyncio
 import importlib.util
 import logging
 import re
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from pairwright.engines import listening
 from pairwright.engines.listening import _AcceptErrors, is_foreign
 
 SERVER = """
@@ -110,6 +112,46 @@ def test_a_head_is_bounded_in_one_piece_or_in_many(address, piece):
     # h11 says 400 where it sees that a head will not end.
     assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b"")
     assert ask(address).startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_without_an_end_is_bounded_whatever_the_parser_does(monkeypatch):
+    class Parser:
+        """A parser that waits for ever for the end of a head."""
+
+        cycle = None
+
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            pass
+
+    class Transport:
+        written, is_closed = b"", False
+
+        def write(self, data):
+            self.written += data
+
+        def close(self):
+            self.is_closed = True
+
+        def is_closing(self):
+            return self.is_closed
+
+    monkeypatch.setattr(listening, "_protocol", lambda http: Parser)
+    connection, transport = listening._bounded("any", 10)(), Transport()
+    connection.loop = asyncio.new_event_loop()
+    connection.connection_made(transport)
+    for _ in range(60):
+        connection.data_received(b"x" * 1000)
+    assert not transport.is_closed
+    for _ in range(10):
+        connection.data_received(b"x" * 1000)
+    assert transport.written.startswith(b"HTTP/1.1 431")
+    assert transport.written.count(b"431") == 1
+    assert transport.is_closed
+    connection._stop_waiting()
+    connection.loop.close()
 
 
 def test_more_connections_than_fit_drop_the_oldest_that_is_idle(patient_address):

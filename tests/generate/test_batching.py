@@ -141,6 +141,32 @@ def test_a_group_with_many_requests_does_not_keep_another_from_its_turn(engine):
         assert ticket.result.choices[0].tokens.tolist() == result.choices[0].tokens.tolist(), "rows that were put back"
 
 
+@pytest.mark.parametrize("max_choices", [1, 2, 3])
+def test_groups_take_turns_whatever_the_first_has_in_its_queue(engine, max_choices):
+    scheduler = engine.open_scheduler()
+    scheduler._max_choices = max_choices
+    # prompts of one token each, all different: those of a step are complete in the order in which they started
+    for group, numbers in (("a", range(30)), ("b", range(30, 33)), ("c", range(33, 36))):
+        for number in numbers:
+            scheduler.add(asked(7 * number, max_tokens=1), group=group)
+    order = ""
+    while not scheduler.is_idle:
+        order += "".join(ticket.group for ticket in scheduler.step())
+    assert order == "abc" * 3 + "a" * 27
+
+
+def test_a_request_that_joins_between_steps_has_its_turn_before_the_next_of_the_others(engine):
+    scheduler = engine.open_scheduler()
+    scheduler._max_choices = 2
+    for number in range(20):
+        scheduler.add(asked(number, max_tokens=1), group="ab"[number % 2])
+    order = [ticket.group for ticket in scheduler.step()]
+    scheduler.add(asked(50, max_tokens=1), group="late")
+    order += [ticket.group for ticket in scheduler.step() + scheduler.step()]
+    assert order[:2] == ["a", "b"]
+    assert "late" in order[2:5]
+
+
 def test_characters_of_several_tokens_come_whole():
     tokenizer = byte_tokenizer()
     text = "né 🙂 日本 the cat"

@@ -1,12 +1,13 @@
 """What one request may ask of the model server: bounded work, fair turns, no way to stop the event loop."""
 
 import asyncio
+import threading
 import time
 
 import httpx
 import pytest
 
-from pairwright.serve import limited_chat
+from pairwright.serve import limited_chat, model_app
 from serve.served_models import served, tiny_engine
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
@@ -73,7 +74,12 @@ def test_a_template_that_runs_without_end_is_stopped_and_others_are_answered_mea
         ("chat/completions", {"messages": [{"role": "user", "content": "the " * 50_000}]}, "context_length_exceeded"),
     ],
 )
-def test_a_request_that_asks_for_too_much_is_refused_before_any_work(place, path, body, code):
+def test_a_request_that_asks_for_too_much_is_refused_before_any_work(place, monkeypatch, path, body, code):
+    def refuse(*_, **__):
+        raise AssertionError("rendered or tokenised before it was refused")
+
+    for name in ("text_ids", "prompt_ids"):
+        monkeypatch.setattr(place.server.engine, name, refuse)
     answer = post(place, path, **body)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == code
@@ -100,6 +106,43 @@ def test_a_one_token_request_behind_hundreds_of_prompts_is_answered_and_the_work
             await asyncio.sleep(0.01)
 
     asyncio.run(go())
+
+
+def test_every_request_is_a_group_of_its_own(place, monkeypatch):
+    groups: list = []
+    submit = place.server.batcher.submit
+
+    async def note(request, *rest, group=None):
+        groups.append(group)
+        return await submit(request, *rest, group=group)
+
+    monkeypatch.setattr(place.server.batcher, "submit", note)
+    asks = [("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": ["the", "cat"]})]
+    for path, body in asks:
+        for stream in (False, True):
+            for _ in range(2):
+                assert post(place, path, **body, stream=stream, max_tokens=1).status_code == 200
+    # two of each chat, then two of each completion, whose two prompts are one group
+    assert None not in groups
+    assert [groups.index(group) for group in groups] == [0, 1, 2, 3, 4, 4, 6, 6, 8, 8, 10, 10]
+
+
+def test_a_large_body_is_parsed_beside_the_event_loop(place, monkeypatch):
+    threads: list[str] = []
+    parse = model_app._parse
+    monkeypatch.setattr(
+        model_app, "_parse", lambda *given: threads.append(threading.current_thread().name) or parse(*given)
+    )
+    answer = post(place, "completions", prompt="the", max_tokens=1, user="x" * 100_000)
+    assert answer.status_code in (200, 400)
+    assert threads
+    assert all(name.startswith("prompts") for name in threads)
+
+
+def test_without_a_token_a_web_page_cannot_ask(place):
+    for headers in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+        answer = httpx.get(f"{place.url}/v1/models", headers=headers, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_host")
 
 
 def test_nothing_is_parsed_without_the_token(monkeypatch):

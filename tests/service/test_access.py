@@ -99,8 +99,10 @@ def test_a_namespace_of_somebody_else_is_closed(app):
     assert client.get("/v1/customization/jobs", headers=mine).json()["data"] == []
     allowed = client.post("/v1/customization/jobs", json=job_body(dataset="lab/pairs", namespace="shop"), headers=mine)
     assert allowed.status_code == 200
-    (job,) = client.get("/v1/customization/jobs", headers=mine).json()["data"]
-    assert job["id"] == allowed.json()["id"]
+    for filters in ({}, {"filter[training_type]": "dpo"}, {"filter[status]": "created", "sort": "name"}):
+        answer = client.get("/v1/customization/jobs", headers=mine, params=filters).json()
+        assert [job["id"] for job in answer["data"]] == [allowed.json()["id"]]
+        assert answer["pagination"]["total_results"] == 1
 
 
 def test_without_a_token_only_loopback_is_bound():

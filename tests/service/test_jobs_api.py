@@ -248,6 +248,16 @@ def test_lists_have_pages_order_and_filters(client):
     refused(client.get("/v1/customization/jobs", params={"page": 0}), 422, "bad_request")
 
 
+def test_a_list_shows_a_job_as_the_job_itself_is_shown(client):
+    plain = job_body(name="plain", steps=3, description='a "quoted" line\nwith an é and a number 1e-05')
+    for body in (plain, job_body(name="tuned", steps=4)):
+        client.post("/v1/customization/jobs", json=body)
+    client.post(f"/v1/customization/jobs/{client.get('/v1/customization/jobs').json()['data'][0]['id']}/cancel")
+    for job in client.get("/v1/customization/jobs").json()["data"]:
+        assert job == client.get(f"/v1/customization/jobs/{job['id']}").json()
+        assert not {"work", "openai", "is_paused"} & set(job)
+
+
 def test_only_changes_of_the_table_are_written(app):
     client, context = app
     every = {new: set(states_before(new)) for new in JobState}

@@ -10,8 +10,9 @@ from pairwright import Table
 from pairwright.errors import ConfigError, PairwrightError, TableError
 from pairwright.pairs.pair_stats import lint_pairs
 from pairwright.pairs.pair_table import read_pairs
+from pairwright.view.facets import _quantile
 from pairwright.view.library import Library
-from pairwright.view.row_queries import Query
+from pairwright.view.row_queries import Query, _snippet
 
 
 @pytest.fixture(scope="module")
@@ -289,3 +290,43 @@ def test_selections_are_cached_and_forgotten_with_the_table(answers):
     first = queries.rows.select(Query(("reward > 0.5",)), snapshot)
     assert queries.rows.select(Query(("reward > 0.5",)), snapshot) is first
     assert isinstance(first, np.ndarray)
+
+
+def test_a_search_shows_what_stands_around_the_match(answers):
+    text = rows_of(answers, limit=1)["rows"][0]
+    record = ask(answers, "experiences.record", source="support/experience", uid=text["uid"])
+    whole = next(message["text"] for message in record["completion"] if len(message["text"]) > 12)
+    wanted = whole[4:12].upper()
+    rows = [str(row["row"]) for row in rows_of(answers, q=wanted, limit=20)["rows"]]
+    snippets = ask(answers, "experiences.snippets", source="support/experience", q=wanted, row=rows)
+    assert len(snippets) == len(rows)
+    assert all(snippet["match"].upper() == wanted for snippet in snippets)
+    own = next(snippet for snippet in snippets if (snippet["before"] + snippet["match"] + snippet["after"]).strip("…") in whole)
+    assert own["before"].strip("…") + own["match"] + own["after"].strip("…") in whole
+    assert ask(answers, "experiences.snippets", source="support/experience", q="no such text", row=rows[:1]) == [None]
+    pairs = [str(row["row"]) for row in ask(answers, "pairs.rows", source="support/pairs", q="the", limit=3)["rows"]]
+    assert all(ask(answers, "pairs.snippets", source="support/pairs", q="the", row=pairs))
+    with pytest.raises(ConfigError, match="at most 500 rows"):
+        ask(answers, "pairs.snippets", source="support/pairs", q="the", row=["0"] * 501)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "expected"),
+    [
+        ('[{"role":"user","content":"say \\"hi\\" to\\nthem"}]', '"HI" TO\nthem', ("say ", '"hi" to\nthem', "")),
+        ('[{"content":"' + "a" * 100 + "X" + "b" * 100 + '"}]', "x", ("…" + "a" * 60, "X", "b" * 60 + "…")),
+        ('[{"role":"user","content":"hi"}]', "Role", ('[{"', "role", '":"user","content":"hi"}]')),
+        ("[]", "x", None),
+        (None, "x", None),
+    ],
+)
+def test_a_snippet_is_text_as_people_read_it(value, text, expected):
+    snippet = _snippet(value, "prompt", text)
+    assert expected == (snippet and (snippet["before"], snippet["match"], snippet["after"]))
+
+
+@pytest.mark.parametrize("values", [[0.5] * 9 + [1.0], list(range(1000)), [0.1, 0.2, 0.30000000000000004, 7.5, -3.0]])
+def test_a_quantile_of_counted_values_is_that_of_the_values(values):
+    distinct, counts = np.unique(np.array(values, float), return_counts=True)
+    for share in (0.0, 0.5, 0.99, 1.0):
+        assert _quantile(distinct, counts, share) == pytest.approx(np.quantile(values, share), rel=1e-12)

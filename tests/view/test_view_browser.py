@@ -83,7 +83,7 @@ def run(tmp_path_factory, browser):
 
 
 def rows(page, label: str):
-    return page.get_by_role("table", name=label).locator("tbody tr")
+    return page.get_by_role("table", name=label).locator("tbody tr:not(.note)")
 
 
 def test_open_search_filter_step_through_pairs_vote_restart_and_the_votes_are_there(run, open_page):
@@ -98,7 +98,8 @@ def test_open_search_filter_step_through_pairs_vote_restart_and_the_votes_are_th
         rows(page, "experiences").nth(50).wait_for()
         page.get_by_role("searchbox").fill("no rule")
         page.keyboard.press("Enter")
-        page.get_by_text("1 experiences of 97").wait_for()
+        page.get_by_text("1 experience of 97").wait_for()
+        page.locator(".snippet mark", has_text="no rule").wait_for()
         rows(page, "experiences").first.click()
         page.get_by_role("link", name="turn 3: nonzero_exit").wait_for()
         assert page.locator(".turn.failed").count() == 1
@@ -172,6 +173,36 @@ def test_every_view_fits_the_screen_in_light_and_dark(run, open_page, width, sch
 
 
 @pytest.mark.slow
+def test_facets_are_folded_on_a_phone_and_filter_there(run, open_page):
+    with View(run) as view:
+        page = open_page(width=390)
+        page.goto(view.link)
+        page.goto(page.url.partition("#")[0] + "#/experiences")
+        rows(page, "experiences").nth(5).wait_for()
+        facet = page.get_by_role("button", name=re.compile("^chosen"))
+        assert not facet.is_visible()
+        page.get_by_role("button", name=re.compile("Facets")).click()
+        facet.click()
+        page.locator(".chips .chip", has_text="outcome =").wait_for()
+        page.get_by_role("button", name="Facets (1 condition)").click()
+        assert not facet.is_visible()
+        page.close()
+
+
+def test_runs_are_rated_in_an_order_of_choice(run, open_page):
+    with View(run) as view:
+        page = open_page()
+        page.goto(view.link)
+        page.goto(page.url.partition("#")[0] + "#/decide?mode=rate&voter=eve")
+        page.get_by_text(re.compile("^0 of .* rated by eve")).wait_for()
+        page.get_by_label("Order of the queue").select_option("gap")
+        page.wait_for_url(re.compile("order=gap"))
+        page.locator(".detail .turn").first.wait_for()
+        page.get_by_label("Rating").get_by_role("button", name="4").click()
+        page.get_by_text(re.compile("^1 of .* rated by eve")).wait_for()
+        page.close()
+
+
 def test_a_record_with_a_script_in_every_field_does_nothing(tmp_path, browser, open_page):
     run = make_viewed_run(tmp_path / "hostile", odd=HOSTILE)
     with View(run) as view:

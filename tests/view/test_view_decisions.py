@@ -118,6 +118,43 @@ def test_ratings_are_saved_and_their_agreement_is_told(run):
     assert again["record"]["uid"] == undone["uid"]
 
 
+def test_runs_are_rated_in_the_orders_that_votes_have(run):
+    answers = ask_all(run)
+    source = "support/experience"
+    records = list(Table(run / "experience"))
+    by_uid = {exp.eid.uid: exp for exp in records}
+
+    def gap(exp):
+        others = [abs(exp.reward - other.reward) for other in records
+                  if other.eid.tid == exp.eid.tid and other is not exp and None not in (exp.reward, other.reward)]  # fmt: skip
+        return min(others, default=float("inf"))
+
+    def queue(voter, order, number):
+        uids = []
+        for _ in range(number):
+            uids.append(ask(answers, "decide.record", source=source, voter=voter, order=order)["record"]["uid"])
+            answers.decisions["decide.rate"]({"source": source, "voter": voter, "uid": uids[-1], "rating": None})
+        return uids
+
+    shown = [gap(by_uid[uid]) for uid in queue("ada", "gap", 12)]
+    assert shown == sorted(shown)
+    assert shown[0] == min(gap(exp) for exp in records if exp.reward is not None)
+    assert len(set(queue("ada", "random", 12))) == 12
+    best, worst = (pick(records, key=lambda exp: exp.reward or 0) for pick in (max, min))
+    middle = next(exp for exp in records if exp.eid.uid not in (best.eid.uid, worst.eid.uid))
+    for voter, uid, rating in (
+        ("bob", middle.eid.uid, 1),
+        ("eve", middle.eid.uid, 5),
+        ("bob", best.eid.uid, 5),
+        ("bob", worst.eid.uid, 4),
+    ):
+        answers.decisions["decide.rate"]({"source": source, "voter": voter, "uid": uid, "rating": rating})
+    first = ask(answers, "decide.record", source=source, voter="carl", order="disagreement")["record"]["uid"]
+    assert first == middle.eid.uid, "two people who differ come first"
+    with pytest.raises(PairwrightError, match="disagreement, gap, random"):
+        ask(answers, "decide.record", source=source, voter="carl", order="size")
+
+
 def test_an_excluded_record_is_left_out_of_pairs_and_counted(run):
     answers = ask_all(run)
     uid = next(iter(read_pairs(run / "pairs"))).chosen_eid.uid

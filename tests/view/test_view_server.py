@@ -1,11 +1,14 @@
 """Who may ask the server, and what it sends: token, cookie, host, origin, policy, errors."""
 
+import asyncio
 import re
+import threading
 
 import pytest
 from starlette.testclient import TestClient
 from viewed_run import ask_all, make_viewed_run
 
+from pairwright.view.row_queries import RowQueries
 from pairwright.view.view_server import BUILT, ViewServer
 
 TOKEN = "s3cret-token"
@@ -115,3 +118,38 @@ def test_an_unexpected_error_is_logged_and_not_told(client, answers, monkeypatch
     assert answer.status_code == 500
     assert "division" not in answer.text
     assert "division" in caplog.text
+
+
+def test_a_search_ends_when_its_client_has_gone(answers, monkeypatch):
+    started, num_batches = threading.Event(), 0
+    batches = RowQueries._batches
+
+    def endless(self, piece, columns, num_rows=None):
+        nonlocal num_batches
+        (batch,) = batches(self, piece, columns, num_rows)
+        for _ in range(20_000):
+            num_batches += 1
+            started.set()
+            yield batch
+
+    monkeypatch.setattr(RowQueries, "_batches", endless)
+
+    async def receive():
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    sent: list = []
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/experiences.rows",
+        "query_string": b"source=support/experience&q=a%20text%20that%20no%20row%20has",
+        "headers": [(b"host", b"127.0.0.1:8010"), (b"authorization", f"Bearer {TOKEN}".encode())],
+    }
+    asyncio.run(ViewServer(answers, token=TOKEN, port=8010).app(scope, receive, send))
+    assert num_batches < 20_000, "the search ran to its end"
+    assert sent[0]["status"] == 499

@@ -24,7 +24,7 @@ def test_the_built_files_are_a_build_of_the_sources(tmp_path):
     colours = Path("src") / "pairwright" / "report" / "colours.css"
     (tmp_path / colours).parent.mkdir(parents=True)
     shutil.copy(ROOT / colours, tmp_path / colours)
-    installed = subprocess.run([npm, "install", "--no-save"], cwd=tmp_path / "web", capture_output=True, text=True)
+    installed = subprocess.run([npm, "ci"], cwd=tmp_path / "web", capture_output=True, text=True)
     if installed.returncode and "network" in installed.stderr.lower():
         pytest.skip("the packages of web/package-lock.json cannot be fetched here")
     assert installed.returncode == 0, installed.stderr

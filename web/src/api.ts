@@ -17,7 +17,9 @@ export function queryText(params: Params): string {
   return query.toString();
 }
 
-const cache = new Map<string, Promise<unknown>>();
+// A question in the cache: how many parts of the page wait for it, and how it is given up when none does.
+type Entry = { answer: Promise<unknown>; waiting: number; isDone: boolean; stop: AbortController };
+const cache = new Map<string, Entry>();
 let numWaiting = 0;
 const watchers = new Set<(busy: boolean) => void>();
 
@@ -47,12 +49,12 @@ function answerFromCopy(question: string, params: Params): unknown {
   return answer;
 }
 
-async function request(question: string, params: Params, body?: unknown): Promise<unknown> {
+async function request(question: string, params: Params, body?: unknown, signal?: AbortSignal): Promise<unknown> {
   if (copy) return answerFromCopy(question, params);
   wait(1);
   try {
     const text = queryText(params);
-    const response = await fetch(`/api/${question}${text ? "?" + text : ""}`, body === undefined ? {} : {
+    const response = await fetch(`/api/${question}${text ? "?" + text : ""}`, body === undefined ? { signal } : {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
     });
     const value = await response.json();
@@ -66,16 +68,30 @@ async function request(question: string, params: Params, body?: unknown): Promis
   }
 }
 
-export function ask<T>(question: string, params: Params = {}): Promise<T> {
+function enter(question: string, params: Params): Entry {
   const key = `${question}?${queryText(params)}`;
-  let answer = cache.get(key);
-  if (!answer) {
-    answer = request(question, params);
-    cache.set(key, answer);
-    answer.catch(() => cache.delete(key));
-    if (cache.size > 60) cache.delete(cache.keys().next().value!);
-  }
-  return answer as Promise<T>;
+  const known = cache.get(key);
+  if (known) return known;
+  const stop = new AbortController();
+  const entry: Entry = { answer: request(question, params, undefined, stop.signal), waiting: 0, isDone: false, stop };
+  cache.set(key, entry);
+  const drop = () => { if (cache.get(key) === entry) cache.delete(key); };
+  entry.answer.then(() => { entry.isDone = true; }, () => { entry.isDone = true; drop(); });
+  stop.signal.addEventListener("abort", drop);
+  if (cache.size > 60) cache.delete(cache.keys().next().value!);
+  return entry;
+}
+
+export function ask<T>(question: string, params: Params = {}): Promise<T> {
+  const entry = enter(question, params);
+  entry.waiting += 1;
+  return entry.answer as Promise<T>;
+}
+
+// What nobody waits for any more is given up: the server ends its search.
+function leave(entry: Entry) {
+  entry.waiting -= 1;
+  if (!entry.waiting && !entry.isDone) entry.stop.abort();
 }
 
 export async function decide<T>(question: string, body: unknown): Promise<T> {
@@ -97,8 +113,10 @@ export function useAnswer<T>(question: string, params: Params | null, again = 0)
     let live = true;
     set((before) => ({ ...before, busy: true }));
     const done = (next: Asked<T>) => live && set({ ...next, key });
-    ask<T>(question, params).then((value) => done({ value, busy: false }), (error: Error) => done({ error: error.message, busy: false }));
-    return () => { live = false; };
+    const entry = enter(question, params);
+    entry.waiting += 1;
+    entry.answer.then((value) => done({ value: value as T, busy: false }), (error: Error) => done({ error: error.message, busy: false }));
+    return () => { live = false; leave(entry); };
   }, [key]);
   if (!params) return { busy: false };
   return state.key === key ? state : { value: state.value, busy: true };

@@ -29,6 +29,7 @@ export function Decide(props: { route: Route; pairs: string[]; tables: string[] 
   const source = keys.includes(props.route.source) ? props.route.source : keys[0];
   const voter = params.get("voter") || remembered();
   const blind = params.get("blind") !== "0";
+  const order = params.get("order") || (isRating ? "random" : "gap");
   const [again, setAgain] = useState(0);
   const setVoter = (name: string) => { remember(name); change({ voter: name || null, show: null }); };
   return <div class="view listing no-facets">
@@ -38,8 +39,8 @@ export function Decide(props: { route: Route; pairs: string[]; tables: string[] 
         {props.pairs.length > 0 && <button class={isRating ? "" : "on"} onClick={() => { location.hash = "#/decide"; }}>Vote on pairs</button>}
         {props.tables.length > 0 && <button class={isRating ? "on" : ""} onClick={() => { location.hash = "#/decide?mode=rate"; }}>Rate runs</button>}
       </span>
-      {!isRating && <select aria-label="Order of the queue" value={params.get("order") || "gap"} onChange={(event) => change({ order: event.currentTarget.value, show: null })}>
-        {ORDERS.map(([name, label]) => <option value={name}>{label}</option>)}</select>}
+      <select aria-label="Order of the queue" value={order} onChange={(event) => change({ order: event.currentTarget.value, show: null })}>
+        {ORDERS.map(([name, label]) => <option value={name}>{label}</option>)}</select>
       <label class="row"><input type="checkbox" checked={blind} onChange={(event) => change({ blind: event.currentTarget.checked ? null : "0" })} /> blind</label>
       <form class="row grow" onSubmit={(event) => { event.preventDefault(); setVoter(String(new FormData(event.currentTarget).get("voter") || "").trim()); }}>
         <input name="voter" key={voter} defaultValue={voter} placeholder="Your name, then Enter" aria-label="Your name" maxLength={100} />
@@ -48,15 +49,15 @@ export function Decide(props: { route: Route; pairs: string[]; tables: string[] 
     <div class="columns deciding">{!voter
       ? <State title="Who decides?">Write your name above. Several people can decide on the same pairs; each name has its own queue.</State>
       : isRating
-        ? <Rate source={source} voter={voter} blind={blind} show={params.get("show")} again={again} done={() => setAgain(again + 1)} />
-        : <Vote source={source} voter={voter} blind={blind} order={params.get("order") || "gap"} show={params.get("show")} again={again} done={() => setAgain(again + 1)} />}
+        ? <Rate source={source} voter={voter} blind={blind} order={order} show={params.get("show")} again={again} done={() => setAgain(again + 1)} />
+        : <Vote source={source} voter={voter} blind={blind} order={order} show={params.get("show")} again={again} done={() => setAgain(again + 1)} />}
     </div>
   </div>;
 }
 
-type Doing = { source: string; voter: string; blind: boolean; show: string | null; again: number; done: () => void };
+type Doing = { source: string; voter: string; blind: boolean; order: string; show: string | null; again: number; done: () => void };
 
-function Vote(props: Doing & { order: string }) {
+function Vote(props: Doing) {
   const { source, voter, blind } = props;
   const next = useAnswer<Next>("decide.next", { source, voter, order: props.order, blind: blind ? 1 : 0, id: props.show }, props.again);
   const summary = useAnswer<Summary>("decide.summary", { source }, props.again);
@@ -103,7 +104,7 @@ function Vote(props: Doing & { order: string }) {
 
 function Rate(props: Doing) {
   const { source, voter, blind } = props;
-  const next = useAnswer<NextRecord>("decide.record", { source, voter, blind: blind ? 1 : 0, uid: props.show }, props.again);
+  const next = useAnswer<NextRecord>("decide.record", { source, voter, order: props.order, blind: blind ? 1 : 0, uid: props.show }, props.again);
   const summary = useAnswer<Summary>("decide.ratings", { source }, props.again);
   const [error, setError] = useState("");
   const [busy, setBusy] = useState(false);

@@ -1,7 +1,7 @@
 // Experiences: a table of any size, its facets, tasks, and one record with its transcript.
 import { useState } from "preact/hooks";
 import { ask, copy, useAnswer } from "./api";
-import { Answer, Column, count, CopyLink, Facet, Facets, Filters, number, Pager, Sources, State, Table } from "./parts";
+import { Answer, Column, count, CopyLink, Facet, Facets, Filters, number, Pager, Sources, State, Table, useSnippets } from "./parts";
 import { change, link, Route, useKeys } from "./route";
 import { ErrorSite, Facts, Message, Text, Tools, Transcript } from "./transcript";
 import { ExcludeRecord } from "./decide";
@@ -67,6 +67,7 @@ export function Experiences(props: { route: Route; keys: string[] }) {
   const tasks = useAnswer<Tasks>("experiences.tasks", isTasks ? { ...query, offset, limit: PAGE } : null);
   const facets = useAnswer<Facet[]>("experiences.facets", copy ? null : { source, q: query.q, w: query.w });
   const list = rows.value?.rows || [];
+  const notes = useSnippets("experiences", source, rows.busy ? null : query.q, list);
   const at = list.findIndex((row) => row.uid === uid);
   const step = (by: number) => {
     const next = list[at < 0 ? 0 : at + by];
@@ -83,10 +84,10 @@ export function Experiences(props: { route: Route; keys: string[] }) {
       </span>}
     </Filters>
     <div class="columns">
-      {!copy && <aside aria-label="Facets"><Facets asked={facets} route={route} /></aside>}
+      <Facets asked={facets} route={route} />
       <section class="list" aria-label="List">
         <p class="quiet small summary" role="status">{shown.value ? <>
-          <b>{shown.value.matches.toLocaleString("en")}</b> {isTasks ? "tasks" : "experiences"}{!isTasks && shown.value.matches !== shown.value.total ? ` of ${shown.value.total.toLocaleString("en")}` : ""}
+          <b>{shown.value.matches.toLocaleString("en")}</b> {(isTasks ? "task" : "experience") + (shown.value.matches === 1 ? "" : "s")}{!isTasks && shown.value.matches !== shown.value.total ? ` of ${shown.value.total.toLocaleString("en")}` : ""}
         </> : shown.busy ? "counting…" : ""}</p>
         <div class={"scroll" + (shown.busy ? " stale" : "")}>
           {isTasks
@@ -94,7 +95,7 @@ export function Experiences(props: { route: Route; keys: string[] }) {
               ? <Table label="tasks" columns={TASK_COLUMNS} rows={value.rows} sort={query.sort || ""} open={(row) => change({ by: null, sort: null, offset: null, w: [...query.w, `tid = ${quote(row.tid)}`] })} />
               : <Empty route={route} />}</Answer>
             : <Answer asked={rows} what={query.q ? "searching all texts" : ""}>{(value) => value.rows.length
-              ? <Table label="experiences" columns={COLUMNS} rows={value.rows} sort={query.sort || ""} here={(row) => row.uid === uid} open={(row) => change({ uid: row.uid, row: row.row }, !!uid)} />
+              ? <Table label="experiences" columns={COLUMNS} rows={value.rows} notes={notes} sort={query.sort || ""} here={(row) => row.uid === uid} open={(row) => change({ uid: row.uid, row: row.row }, !!uid)} />
               : <Empty route={route} />}</Answer>}
         </div>
         {shown.value && <Pager offset={offset} limit={PAGE} matches={shown.value.matches} />}

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { ask, copy, useAnswer } from "./api";
 import { wordDiff } from "./diff";
-import { Answer, Column, CopyLink, Facet, Facets, Filters, number, Pager, Sources, Table } from "./parts";
+import { Answer, Column, CopyLink, Facet, Facets, Filters, number, Pager, Sources, Table, useSnippets } from "./parts";
 import { Empty } from "./experiences";
 import { change, link, Route, useKeys } from "./route";
 import { Facts, Message, Tools, Transcript, Turn, turnText } from "./transcript";
@@ -41,6 +41,7 @@ export function Pairs(props: { route: Route; keys: string[] }) {
   const at = params.get("at");
   const rows = useAnswer<Rows>("pairs.rows", { ...query, offset, limit: PAGE });
   const facets = useAnswer<Facet[]>("pairs.facets", copy ? null : { source, q: query.q, w: query.w });
+  const notes = useSnippets("pairs", source, rows.busy ? null : query.q, rows.value?.rows || []);
   const isOpen = id !== null || at !== null;
   const opened = useAnswer<PairAnswer>("pairs.pair", !isOpen ? null : at !== null ? { ...query, position: at } : { ...query, id });
   const position = opened.value?.position ?? null;
@@ -61,11 +62,11 @@ export function Pairs(props: { route: Route; keys: string[] }) {
   return <div class={"view listing wide-detail" + (isOpen ? " opened" : "")}>
     <Filters route={route} columns={rows.value?.columns} example="Condition, such as gap > 0.5"><Sources view="pairs" keys={props.keys} here={source} /></Filters>
     <div class="columns">
-      {!copy && <aside aria-label="Facets"><Facets asked={facets} route={route} /></aside>}
+      <Facets asked={facets} route={route} />
       <section class="list" aria-label="List">
-        <p class="quiet small summary" role="status">{rows.value ? <><b>{rows.value.matches.toLocaleString("en")}</b> pairs{rows.value.matches !== rows.value.total ? ` of ${rows.value.total.toLocaleString("en")}` : ""}</> : "counting…"}</p>
+        <p class="quiet small summary" role="status">{rows.value ? <><b>{rows.value.matches.toLocaleString("en")}</b> pair{rows.value.matches === 1 ? "" : "s"}{rows.value.matches !== rows.value.total ? ` of ${rows.value.total.toLocaleString("en")}` : ""}</> : "counting…"}</p>
         <div class={"scroll" + (rows.busy ? " stale" : "")}><Answer asked={rows} what={query.q ? "searching all texts" : ""}>{(value) => value.rows.length
-          ? <Table label="pairs" columns={COLUMNS} rows={value.rows} sort={query.sort || ""} here={(row) => row.id === shownId}
+          ? <Table label="pairs" columns={COLUMNS} rows={value.rows} notes={notes} sort={query.sort || ""} here={(row) => row.id === shownId}
             open={(row) => change({ at: offset + value.rows.indexOf(row), id: null }, isOpen)} />
           : <Empty route={route} />}</Answer></div>
         {rows.value && <Pager offset={offset} limit={PAGE} matches={rows.value.matches} />}

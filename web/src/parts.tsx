@@ -1,7 +1,7 @@
 // Parts that several views share: states, tables, facets, filters, charts.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Asked, copy } from "./api";
+import { Asked, copy, useAnswer } from "./api";
 import { change, Route } from "./route";
 
 export function number(value: unknown, digits = 3): string {
@@ -35,7 +35,7 @@ const look = (column: { num?: boolean; wide?: boolean; keep?: boolean }) => [col
 const tail = (text: string) => text.length > 30 && text.includes("/") ? "…" + text.slice(-26) : text;
 
 export function Table<R extends object>(props: {
-  columns: Column<R>[]; rows: R[]; sort?: string; here?: (row: R) => boolean; open?: (row: R) => void; label: string;
+  columns: Column<R>[]; rows: R[]; sort?: string; here?: (row: R) => boolean; open?: (row: R) => void; label: string; notes?: ComponentChildren[];
 }) {
   const { sort = "" } = props;
   const here = useRef<HTMLTableRowElement>(null);
@@ -52,12 +52,13 @@ export function Table<R extends object>(props: {
           : column.label}
       </th>;
     })}</tr></thead>
-    <tbody>{props.rows.map((row, position) => <tr
+    <tbody>{props.rows.map((row, position) => <><tr
       ref={isHere[position] ? here : undefined} class={isHere[position] ? "here" : ""}
       data-open={props.open ? "" : undefined} tabIndex={props.open ? 0 : undefined}
       onClick={() => props.open?.(row)}
       onKeyDown={(event) => event.key === "Enter" && props.open?.(row)}
-    >{props.columns.map((column) => <td class={look(column)}>{column.cell(row)}</td>)}</tr>)}</tbody>
+    >{props.columns.map((column) => <td class={look(column)}>{column.cell(row)}</td>)}</tr>
+      {props.notes?.[position] && <tr class={"note" + (isHere[position] ? " here" : "")} data-open={props.open ? "" : undefined} onClick={() => props.open?.(row)}><td colSpan={props.columns.length}>{props.notes[position]}</td></tr>}</>)}</tbody>
   </table>;
 }
 
@@ -78,7 +79,27 @@ export type Facet = {
   bins?: { low: number; high: number; count: number; where: string }[];
 };
 
+export type Snippet = { column: string; before: string; match: string; after: string } | null;
+
+// What stands around the text of a search, for the rows of a page; it arrives after the rows.
+export function useSnippets(view: string, source: string, text: string | null, rows: { row: number }[]): ComponentChildren[] {
+  const asked = useAnswer<Snippet[]>(view + ".snippets", text && rows.length && !copy ? { source, q: text, row: rows.map((row) => String(row.row)) } : null);
+  if (!text || !asked.value || asked.busy) return [];
+  return asked.value.map((snippet) => snippet && <span class="snippet">{snippet.before}<mark>{snippet.match}</mark>{snippet.after}</span>);
+}
+
+// The facets beside a list; where the page is narrow, a fold above it.
 export function Facets(props: { asked: Asked<Facet[]>; route: Route }) {
+  const [open, setOpen] = useState(false);
+  const active = props.route.params.getAll("w").length;
+  if (copy) return null;
+  return <aside class={"facet-panel" + (open ? " open" : "")} aria-label="Facets">
+    <button class="facet-fold" aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "▾" : "▸"} Facets{active > 0 && ` (${count(active, "condition")})`}</button>
+    <div class="facet-list"><FacetList {...props} /></div>
+  </aside>;
+}
+
+function FacetList(props: { asked: Asked<Facet[]>; route: Route }) {
   const active = props.route.params.getAll("w");
   const toggle = (where: string) => change({ w: active.includes(where) ? active.filter((item) => item !== where) : [...active, where], offset: null, at: null });
   if (props.asked.error) return <p class="small bad-text">{props.asked.error}</p>;

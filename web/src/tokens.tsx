@@ -40,7 +40,7 @@ export function Tokens(props: { route: Route; keys: string[] }) {
   return <div class={"view listing" + (row !== null ? " opened" : "")}>
     <Filters route={route} columns={rows.value?.columns} search={false} example="Condition, such as num_tokens > 4000"><Sources view="tokens" keys={props.keys} here={source} /></Filters>
     <div class="columns">
-      {!copy && <aside aria-label="Facets"><Facets asked={facets} route={route} /></aside>}
+      <Facets asked={facets} route={route} />
       <section class="list" aria-label="List">
         <p class="quiet small summary" role="status">{rows.value && <><b>{rows.value.matches.toLocaleString("en")}</b> sequences{rows.value.counts.tokens ? `, ${number(rows.value.counts.trained_tokens)} of ${number(rows.value.counts.tokens)} tokens trained` : ""}{rows.value.losses.map((line) => <span class="bad-text"> {line}.</span>)}</>}</p>
         <div class={"scroll" + (rows.busy ? " stale" : "")}><Answer asked={rows}>{(value) => value.rows.length

@@ -46,6 +46,7 @@ class Answers:
             "runs.list": lambda _: self._runs.list_runs(),
             "runs.run": lambda asked: self._runs.read_run(_text(asked, "source")),
             "experiences.rows": lambda asked: self._rows(asked, "experiences"),
+            "experiences.snippets": lambda asked: self._snippets(asked, "experiences"),
             "experiences.facets": lambda asked: self.queries(asked, "experiences").list_facets(_query(asked)),
             "experiences.tasks": lambda asked: self.queries(asked, "experiences").list_tasks(
                 _query(asked), _number(asked, "offset", 0), _limit(asked)
@@ -58,6 +59,7 @@ class Answers:
             ),
             "experiences.lineage": lambda asked: self.queries(asked, "experiences").read_lineage(_text(asked, "uid")),
             "pairs.rows": lambda asked: self._rows(asked, "pairs"),
+            "pairs.snippets": lambda asked: self._snippets(asked, "pairs"),
             "pairs.facets": lambda asked: self.queries(asked, "pairs").list_facets(_query(asked)),
             "pairs.pair": lambda asked: self.queries(asked, "pairs").read_pair(
                 _query(asked), position=_optional_number(asked, "position"), identity=_text(asked, "id", "")
@@ -117,6 +119,7 @@ class Answers:
             self.queries(asked, "experiences"),
             _text(asked, "source"),
             voter=_text(asked, "voter"),
+            order=_text(asked, "order", "random"),
             is_blind=_text(asked, "blind", "1") == "1",
             identity=_text(asked, "uid", ""),
         )
@@ -131,6 +134,15 @@ class Answers:
 
     def _rows(self, asked: Parameters, kind: Kind) -> Any:
         return self.queries(asked, kind).list_rows(_query(asked), _number(asked, "offset", 0), _limit(asked))
+
+
+    def _snippets(self, asked: Parameters, kind: Kind) -> Any:
+        """What stands around the text of a search in the rows of a page."""
+        rows = self.queries(asked, kind).rows
+        numbers = [_parse_number("row", text) for text in asked.get("row", ())]
+        if len(numbers) > MAX_PAGE:
+            raise ConfigError(f"row: at most {MAX_PAGE} rows, got {len(numbers):,}")
+        return rows.snippets(numbers, _text(asked, "q"), rows.snapshot())
 
 
 def _query(asked: Parameters) -> Query:
@@ -151,7 +163,10 @@ def _optional_number(asked: Parameters, name: str) -> int | None:
 
 
 def _number(asked: Parameters, name: str, default: int | None = None) -> int:
-    text = _text(asked, name, None if default is None else str(default))
+    return _parse_number(name, _text(asked, name, None if default is None else str(default)))
+
+
+def _parse_number(name: str, text: str) -> int:
     # isdecimal also takes digits of other scripts, which int() reads as well; signs are refused.
     if not text.isdecimal() or len(text) > 15:
         raise ConfigError(f"{name}: got {text!r:.100}, expected a whole number")

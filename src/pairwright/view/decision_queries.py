@@ -17,6 +17,7 @@ import polars as pl
 from pairwright.errors import PairwrightError
 from pairwright.pairs.decisions import (
     ExclusionFile,
+    Rating,
     RatingFile,
     Vote,
     VoteFile,
@@ -101,8 +102,7 @@ class Decisions:
         self, pairs: PairQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
     ) -> dict[str, Any]:
         """The next pair that a person has not voted on, or the pair with an id; and how many are left."""
-        if order not in ORDERS:
-            raise PairwrightError(f"order: got {order!r:.100}, expected {', '.join(ORDERS)}")
+        _check_order(order)
         votes = self._vote_file(source).votes()
         own = {vote.key for vote in votes if vote.voter == voter.strip()}
         rows, snapshot = pairs.rows, pairs.rows.snapshot()
@@ -189,17 +189,18 @@ class Decisions:
         return {"uid": rating.uid}
 
     def next_record(
-        self, table: ExperienceQueries, source: str, *, voter: str, is_blind: bool, identity: str = ""
+        self, table: ExperienceQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
     ) -> dict[str, Any]:
-        """The next experience that a person has not rated, in random order; and how many are left."""
+        """The next experience that a person has not rated, or the one with an id; and how many are left."""
+        _check_order(order)
         ratings = self._rating_file(source).ratings()
         own = {rating.uid for rating in ratings if rating.voter == voter.strip()}
         rows, snapshot = table.rows, table.rows.snapshot()
         number: int | None = rows.find("uid", identity, snapshot) if identity else None
         if number is None:
-            order = np.random.default_rng(_draw(voter, rows.name)).permutation(snapshot.num_rows)
-            for start in range(0, len(order), _CHUNK):
-                chunk = order[start : start + _CHUNK].tolist()
+            queue = self._record_queue(table, snapshot, ratings, voter, order)
+            for start in range(0, len(queue), _CHUNK):
+                chunk = queue[start : start + _CHUNK].tolist()
                 uids = rows.take_frame(chunk, ["uid"], snapshot)["uid"]
                 number = next((one for one, uid in zip(chunk, uids, strict=True) if uid not in own), None)
                 if number is not None:
@@ -212,6 +213,19 @@ class Decisions:
         if is_blind:
             view |= {"reward": None, "components": {}, "metrics": {}, "info": {}, "model": None}
         return {"record": {"row": number, **view, "siblings": [], "num_siblings": 0}, **result}
+
+    def _record_queue(
+        self, table: ExperienceQueries, snapshot: Snapshot, ratings: list[Rating], voter: str, order: str
+    ) -> Numbers:
+        """Row numbers of experiences in the order of a queue."""
+        if order == "random":
+            return np.random.default_rng(_draw(voter, table.rows.name)).permutation(snapshot.num_rows)
+        # Small gaps first: there the reward is the least certain.
+        numbers = table.list_by_gap(snapshot)
+        if order == "disagreement":
+            disputed = _disputed_ratings(table.rows, snapshot, ratings)
+            numbers = np.concatenate([disputed, numbers[~np.isin(numbers, disputed)]])
+        return numbers
 
     def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
         """Who rated how often, and the agreement."""
@@ -330,6 +344,43 @@ def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Number
         if score > 0:
             scores.append((-score, number))
     return np.array([number for _, number in sorted(scores)], np.int64)
+
+
+def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating]) -> Numbers:
+    """Row numbers of the experiences that people rate unlike each other or unlike the reward, the most disputed first.
+
+    Ratings and rewards have scales of their own, so that ranks among the rated experiences are compared, from 0 to 1.
+    """
+    by_uid: dict[str, list[float]] = {}
+    for rating in ratings:
+        if rating.rating is not None:
+            by_uid.setdefault(rating.uid, []).append(rating.rating)
+    if not by_uid:
+        return np.empty(0, np.int64)
+    uids = pl.Series(list(by_uid), dtype=pl.String).implode()
+
+    def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
+        numbered = frame.select("uid", "reward").with_columns(number=pl.int_range(pl.len(), dtype=pl.Int64) + start)
+        return numbered.filter(pl.col("uid").is_in(uids))
+
+    rated = pl.concat(rows.scan(snapshot, ["uid", "reward"], keep))
+    everything = [value for values in by_uid.values() for value in values]
+    scale = max(everything) - min(everything) or 1.0
+    own = [by_uid[uid] for uid in rated["uid"]]
+    rated = rated.with_columns(
+        mean=pl.Series([sum(values) / len(values) for values in own], dtype=pl.Float64),
+        spread=pl.Series([(max(values) - min(values)) / scale for values in own], dtype=pl.Float64),
+    )
+    last = max(1, rated.height - 1)
+    distance = ((pl.col("mean").rank() - pl.col("reward").rank()).abs() / last).fill_null(0.0)
+    # Two people who differ weigh more than one who differs from the reward.
+    scored = rated.select("number", score=2 * pl.col("spread") + distance).filter(pl.col("score") > 0)
+    return np.asarray(scored.sort("score", "number", descending=[True, False])["number"].to_numpy(), np.int64)
+
+
+def _check_order(order: str) -> None:
+    if order not in ORDERS:
+        raise PairwrightError(f"order: got {order!r:.100}, expected {', '.join(ORDERS)}")
 
 
 def _where_of(uids: list[str]) -> str:

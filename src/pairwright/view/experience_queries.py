@@ -24,7 +24,7 @@ from pairwright.store.segments import SUFFIX
 from pairwright.store.table import Table
 from pairwright.view.facets import FacetColumn, count_facets, quote
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import Derived, Query, RowQueries
+from pairwright.view.row_queries import Derived, Numbers, Query, RowQueries, Snapshot
 from pairwright.view.uid_maps import UidMap, outcome_map, split_map
 
 LISTED = (
@@ -77,6 +77,7 @@ class ExperienceQueries:
         self._item = item
         self._library = library
         self._table = Table(item.path, create=False)
+        self._by_gap: tuple[tuple[Any, ...], Numbers] | None = None
         self.rows = RowQueries(item.key, self._list_files, SCHEMA, text=TEXT_COLUMNS, read_journal=self._read_journal)
         # Words about an experience that its pairs know; read when a query first names them.
         if self._pairs:
@@ -209,7 +210,8 @@ class ExperienceQueries:
         frames = self.rows.scan(snapshot, ["tid", "run", "reward", "num_errors"], aggregate, ordered)
         if not frames:
             return {"total": snapshot.num_rows, "matches": 0, "offset": 0, "rows": []}
-        runs = pl.concat(frames).lazy().unique().group_by("key").agg(pl.len().alias("runs")).collect()
+        runs = _count_runs(pl.concat(frames))
+        del frames
         tasks = pl.concat(merged).group_by("key").agg(*again).join(runs, on="key").sort("row")
         tasks = tasks.with_columns(
             mean=pl.when(pl.col("scored") > 0).then(pl.col("sum") / pl.col("scored")),
@@ -230,6 +232,25 @@ class ExperienceQueries:
                 )
             ],
         }
+
+    def list_by_gap(self, snapshot: Snapshot) -> Numbers:
+        """All row numbers, by how near a reward is to that of another run of its task; runs without one come last."""
+        if self._by_gap is None or self._by_gap[0] != snapshot.signature:
+            frames = self.rows.scan(
+                snapshot,
+                ["tid", "reward"],
+                lambda frame, start: frame.select(
+                    pl.col("tid").hash().alias("key"),
+                    pl.col("reward").cast(pl.Float64),
+                    (pl.int_range(pl.len(), dtype=pl.Int64) + start).alias("row"),
+                ),
+            )
+            rows = pl.concat(frames) if frames else pl.DataFrame(schema={"key": pl.UInt64, "reward": pl.Float64, "row": pl.Int64})  # fmt: skip
+            step = pl.col("reward").diff().over("key")
+            gap = pl.min_horizontal(step, step.shift(-1).over("key")).alias("gap")
+            rows = rows.sort("key", "reward", "row", nulls_last=True).select("row", gap).sort("gap", "row", nulls_last=True)
+            self._by_gap = snapshot.signature, np.asarray(rows["row"].to_numpy(), np.int64)
+        return self._by_gap[1]
 
     def read_record(self, uid: str, near: int | None) -> dict[str, Any]:
         """One experience with its texts, and the other experiences of its task."""
@@ -283,6 +304,17 @@ class ExperienceQueries:
         if not records:
             raise TableError(f"{self._item.key}: {uid} cannot be read")
         return records[0], number
+
+
+def _count_runs(rows: pl.DataFrame) -> pl.DataFrame:
+    """Distinct runs of each key. By sorting: a hash table of all (key, run) takes several times the memory."""
+    keys, runs = rows["key"].to_numpy(), rows["run"].to_numpy()
+    order = np.lexsort((runs, keys))
+    keys, runs = keys[order], runs[order]
+    is_new = np.ones(len(keys), bool)
+    is_new[1:] = (keys[1:] != keys[:-1]) | (runs[1:] != runs[:-1])
+    distinct, counts = np.unique(keys[is_new], return_counts=True)
+    return pl.DataFrame({"key": distinct, "runs": counts})
 
 
 def _kind_text(kind: str) -> str:

@@ -29,7 +29,7 @@ def count_facets(
     """Count the values of columns over a selection; columns without any value are left out."""
     ordered = None if numbers is None else np.sort(numbers)
 
-    def count(frame: pl.DataFrame, _: int) -> list[pl.DataFrame | np.ndarray[Any, Any]]:
+    def count(frame: pl.DataFrame, _: int) -> list[Any]:
         return [_count_batch(frame[facet.name], facet) for facet in facets]
 
     batches = rows.scan(snapshot, [facet.name for facet in facets], count, ordered)
@@ -53,7 +53,8 @@ def quote(value: str) -> str:
 
 def _count_batch(column: pl.Series, facet: FacetColumn) -> Any:
     if facet.kind == "number":
-        return column.drop_nulls().cast(pl.Float64).to_numpy()
+        # Values with their counts: most columns of numbers have few distinct ones.
+        return np.unique(column.drop_nulls().cast(pl.Float64).to_numpy(), return_counts=True)
     if facet.kind == "words":
         column = column.drop_nulls().str.split(" ").explode()
         column = column.filter(column != "")
@@ -84,35 +85,47 @@ def _condition(facet: FacetColumn, value: str | None) -> str:
 
 
 def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
-    values = np.concatenate(parts) if parts else np.empty(0)
-    if not len(values):
+    values, counts = _merge_counts(parts)
+    if len(values) < 2:
         return None
-    low, high = float(values.min()), float(values.max())
-    distinct = np.unique(values[:100_000])
-    if low == high:
-        return None
-    if len(distinct) <= MAX_DISTINCT and np.isin(values, distinct).all():
+    low, high = float(values[0]), float(values[-1])
+    if len(values) <= MAX_DISTINCT:
         rows = [
-            {"value": f"{value:g}", "count": int((values == value).sum()), "where": f"{facet.name} = {float(value)!r}"}
-            for value in distinct[::-1]
+            {"value": f"{value:g}", "count": count, "where": f"{facet.name} = {value!r}"}
+            for value, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True)
         ]
         return {"name": facet.name, "label": facet.label, "values": rows, "others": 0}
     # Outliers would flatten the histogram: the last bin has all that lies beyond the 99th percentile.
-    usual = float(np.quantile(values, 0.99))
+    usual = _quantile(values, counts, 0.99)
     top = usual if usual > low and high > 2 * usual - low else high
     edges = np.linspace(low, top, NUM_BINS + 1)
-    if _all_whole(values) and top - low >= NUM_BINS:
+    if bool((values == np.rint(values)).all()) and top - low >= NUM_BINS:
         edges = np.unique(np.rint(edges))
-    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+    binned, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges, weights=counts)
     bins = []
-    for number, count in enumerate(counts.tolist()):
+    for number, count in enumerate(binned.tolist()):
         first, last = float(edges[number]), float(edges[number + 1])
-        is_last = number == len(counts) - 1
+        is_last = number == len(binned) - 1
         bound = f" AND {facet.name} < {last!r}" if not is_last else ""
-        bins.append({"low": first, "high": high if is_last else last, "count": count})
+        bins.append({"low": first, "high": high if is_last else last, "count": int(count)})
         bins[-1]["where"] = f"{facet.name} >= {first!r}{bound}"
     return {"name": facet.name, "label": facet.label, "bins": bins, "min": low, "max": high}
 
 
-def _all_whole(values: Any) -> bool:
-    return bool((values == np.rint(values)).all())
+def _merge_counts(parts: list[Any]) -> tuple[Any, Any]:
+    """Distinct values in ascending order, and how often each occurs, from those of the batches."""
+    if not parts:
+        return np.empty(0), np.empty(0, np.int64)
+    values, place = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+    counts = np.zeros(len(values), np.int64)
+    np.add.at(counts, place, np.concatenate([part[1] for part in parts]))
+    return values, counts
+
+
+def _quantile(values: Any, counts: Any, share: float) -> float:
+    """The quantile of values that occur `counts` times each, between two neighbours on the straight line."""
+    last = np.cumsum(counts)  # one more than the place of a value's last occurrence
+    place = share * (last[-1] - 1)
+    below = int(np.floor(place))
+    low, high = (float(values[np.searchsorted(last, at, side="right")]) for at in (below, int(np.ceil(place))))
+    return low + (high - low) * (place - below)

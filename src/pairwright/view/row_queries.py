@@ -7,10 +7,12 @@ few batches and a few selections, whatever the size of the table.
 
 import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pairwright.errors import ConfigError, TableError
+from pairwright.errors import ConfigError, PairwrightError, TableError
 from pairwright.store.columns import parse_where
 
 R = TypeVar("R")
@@ -30,12 +32,22 @@ BATCH_ROWS = 8192
 NEIGHBOURS = 256  # whole rows that are read together
 MAX_RECENT_BYTES = 16 * 2**20
 _RECENT = 4  # batches of whole rows that are kept
+_READ_BYTES = 2**20  # of a compressed column at a time; by default a whole column of a row group is read
 MAX_PAGE = 500
 MAX_TEXT = 1000  # characters of a search
+SNIPPET = 60  # characters of text on either side of a match
 MAX_CLAUSES = 20
 MAX_CLAUSE_CHARACTERS = 2000
 _SELECTIONS = 8  # results that are cached for each table
 _THREADS = max(1, min(4, os.cpu_count() or 1))
+
+
+# Set when nobody waits for the answer of the request in work any more; scans look at it between batches.
+abandoned: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
+
+
+class Abandoned(PairwrightError):
+    """A scan that was ended because its client has gone."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +185,20 @@ class RowQueries:
             numbers: Read these rows alone (ascending); the frame then has only them.
         """
         wanted = self._needed(columns)
+        is_abandoned = abandoned.get()  # here: the threads below have a context of their own
+
+        def check() -> None:
+            if is_abandoned is not None and is_abandoned.is_set():
+                raise Abandoned("the client has gone: the search was ended")
 
         def read(piece: Piece) -> list[R]:
+            check()
             results, first = [], piece.start
             last = piece.start + piece.num_rows
             if numbers is not None and not np.searchsorted(numbers, last) - np.searchsorted(numbers, first):
                 return []
             for batch in self._batches(piece, wanted):
+                check()
                 frame = self._with_derived(pl.DataFrame(batch), columns, first)
                 if numbers is not None:
                     low, high = np.searchsorted(numbers, (first, first + batch.num_rows))
@@ -190,7 +209,10 @@ class RowQueries:
             return results
 
         with self._lock, ThreadPoolExecutor(_THREADS) as threads:
-            return [result for results in threads.map(read, snapshot.pieces) for result in results]
+            try:
+                return [result for results in threads.map(read, snapshot.pieces) for result in results]
+            finally:
+                pa.default_memory_pool().release_unused()
 
     def select(self, query: Query, snapshot: Snapshot) -> Numbers | None:
         """Row numbers of a query in its order; None stands for all rows in the order of the table."""
@@ -225,9 +247,16 @@ class RowQueries:
 
         frames = self.scan(snapshot, columns, keep)
         rows = pl.concat(frames) if frames else pl.DataFrame({"\0row": pl.Series([], dtype=pl.Int64)})
-        if name and frames:
-            rows = rows.sort("\0key", descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
-        return np.asarray(rows["\0row"].to_numpy(), np.int64)
+        numbers = np.asarray(rows["\0row"].to_numpy(), np.int64)
+        if not name or not frames:
+            return numbers
+        # The rows themselves are not sorted with their keys: half the memory. Equal keys stay in the order of the table.
+        keys = rows["\0key"]
+        del frames, rows
+        order = pl.DataFrame({"key": keys}).select(
+            pl.arg_sort_by("key", descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
+        )
+        return numbers[order.to_series().to_numpy()]
 
     def _checked(self, where: tuple[str, ...]) -> tuple[str, ...]:
         if len(where) > MAX_CLAUSES or any(len(clause) > MAX_CLAUSE_CHARACTERS for clause in where):
@@ -276,6 +305,12 @@ class RowQueries:
         if not frames:
             return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
         return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
+
+    def snippets(self, numbers: Sequence[int], text: str, snapshot: Snapshot) -> list[dict[str, str] | None]:
+        """What stands around a text in each of some rows; None for a row that does not contain it."""
+        self._contains(text)  # raises for a text that is too long
+        rows = self.take(numbers, self._text, snapshot)
+        return [next(filter(None, (_snippet(value, name, text) for name, value in row.items())), None) for row in rows]
 
     def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
         """Read one whole row as a record batch."""
@@ -332,7 +367,7 @@ class RowQueries:
             yield from piece.rows.select(columns).to_batches(max_chunksize=num_rows)
             return
         try:
-            with pq.ParquetFile(piece.path, pre_buffer=False) as file:
+            with pq.ParquetFile(piece.path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
                 present = set(file.schema_arrow.names)
                 names = [name for name in columns if name in present] or [file.schema_arrow.names[0]]
                 for batch in file.iter_batches(num_rows, row_groups=[piece.group], columns=names, use_threads=False):
@@ -347,6 +382,34 @@ def _complete(batch: pa.RecordBatch, columns: Sequence[str], schema: pa.Schema) 
         for name in columns
     ]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _snippet(value: str | None, column: str, text: str) -> dict[str, str] | None:
+    """The surroundings of a text in a cell: in one of its strings, or else in the JSON as it is stored."""
+    if value is None:
+        return None
+    try:
+        strings = list(_strings(json.loads(value)))
+    except ValueError:
+        strings = []
+    stored = json.dumps(text, ensure_ascii=False)[1:-1]
+    for string, wanted in [*((string, text) for string in strings), (value, stored)]:
+        match = re.search(re.escape(wanted), string, re.IGNORECASE)
+        if match:
+            start, end = match.span()
+            before, after = string[max(0, start - SNIPPET) : start], string[end : end + SNIPPET]
+            more = "…" if start > SNIPPET else "", "…" if len(string) > end + SNIPPET else ""
+            return {"column": column, "before": more[0] + before, "match": match[0], "after": after + more[1]}
+    return None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The strings in a JSON value, without the keys of its objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
 
 
 def _first(frame: pl.DataFrame, column: str, value: str, start: int) -> int | None:

@@ -6,11 +6,14 @@
     POST /api/QUESTION           decisions, as JSON
 
 Every answer needs the token, as a cookie or as `Authorization: Bearer`. Requests that name another host, or that come
-from another page, are refused. The page loads nothing from elsewhere, and its policy allows no inline script.
+from another page, are refused. A question ends when its client has gone; a decision does not. The page loads nothing
+from elsewhere, and its policy allows no inline script.
 """
 
+import asyncio
 import hmac
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from starlette.routing import Route
 from pairwright.engines.listening import LOOPBACK, is_foreign, listen, serve_app, url_of
 from pairwright.errors import PairwrightError
 from pairwright.view.answers import Answers
+from pairwright.view.row_queries import Abandoned, abandoned
 
 BUILT = Path(__file__).parent / "built"
 _TYPES = {"view.js": "text/javascript", "view.css": "text/css"}
@@ -98,12 +102,13 @@ class ViewServer:
         if question not in known:
             return _error(404, f"no question {question!r:.100}")
         try:
-            if is_post:
-                asked = await _read_body(request)
-            else:
-                asked = {name: request.query_params.getlist(name) for name in request.query_params}
             # On a thread: a search of a large table must not stop the page.
-            return _json(await run_in_threadpool(known[question], asked))
+            if is_post:
+                return _json(await run_in_threadpool(known[question], await _read_body(request)))
+            asked = {name: request.query_params.getlist(name) for name in request.query_params}
+            return _json(await _while_connected(request, lambda: known[question](asked)))
+        except Abandoned:
+            return Response(status_code=499)  # nginx's code for a client that went away; nobody reads it
         except PairwrightError as error:
             return _error(400, str(error))
         except Exception:
@@ -128,6 +133,26 @@ class ViewServer:
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())
+
+
+async def _while_connected(request: Request, function: Callable[[], Any]) -> Any:
+    """Run a function on a thread; when the client goes, its scans end before their next batch."""
+    is_abandoned = threading.Event()
+    abandoned.set(is_abandoned)  # the thread gets a copy of this request's context
+    work = asyncio.ensure_future(run_in_threadpool(function))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        is_abandoned.set()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+    return await work
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _read_body(request: Request) -> dict[str, Any]:

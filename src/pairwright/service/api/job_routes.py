@@ -76,21 +76,30 @@ def create_job(
 @router.get("/jobs", openapi_extra=FILTERED)
 def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """Jobs that the caller may read, newest first."""
-    where, joined = _conditions(asked, caller)
+    where, tables = _conditions(asked, caller)
     # `number` grows with each job, so it sorts by creation without ties.
     order = rows.c.name if asked.key == "name" else rows.c.updated_at if asked.key == "updated_at" else rows.c.number
-    numbers = sa.select(rows.c.number).select_from(joined).where(*where)
-    page = numbers.order_by(order.desc() if asked.is_descending else order, rows.c.number.desc())
+    joined = rows if facets not in tables else rows.join(facets, facets.c.number == rows.c.number)
+    # Every job has its row of facets: where nothing else is asked about, the wide rows are not looked up at all.
+    counted = facets if tables == {facets} else joined
+    narrow = facets if tables <= {facets} and order is rows.c.number else joined
+    number = facets.c.number if narrow is facets else rows.c.number
+    page = sa.select(number).select_from(narrow).where(*where)
+    page = page.order_by(*_order(number if order is rows.c.number else order, number, asked))
     page = page.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
+    # The wide rows are read for the page alone.
+    chosen = page.subquery()
+    wide = sa.select(*jobs.DOCUMENT_COLUMNS).join(chosen, chosen.c.number == rows.c.number)
+    wide = wide.order_by(*_order(order, rows.c.number, asked))
     with context.database.reading() as connection:
-        total = connection.scalar(sa.select(sa.func.count()).select_from(joined).where(*where)) or 0
-        # The wide rows are read for the page alone.
-        chosen = list(connection.scalars(page))
-        by_number = {
-            row["number"]: row
-            for row in connection.execute(sa.select(rows).where(rows.c.number.in_(chosen))).mappings()
-        }
-    return envelope([jobs.job_document(by_number[number]) for number in chosen], total, asked)
+        total = connection.scalar(sa.select(sa.func.count()).select_from(counted).where(*where)) or 0
+        listed = connection.execute(wide).mappings().all()
+    return envelope([jobs.job_document(row, as_text=True) for row in listed], total, asked)
+
+
+def _order(column: Any, number: Any, asked: Paging) -> tuple[sa.ColumnElement[Any], ...]:
+    """Order of a list; equal names and times are listed newest first."""
+    return (column.desc() if asked.is_descending else column, number.desc())
 
 
 @router.get("/jobs/{job_id}")
@@ -224,27 +233,28 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
     return summary(context.settings.run_folder(row["id"]), is_completed=False)
 
 
-def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], sa.FromClause]:
-    """Translate the filters to SQL conditions, and return the tables that they need."""
+def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], set[sa.Table]]:
+    """Translate the filters to SQL conditions, and return the tables that they ask about."""
     where: list[sa.ColumnElement[bool]] = []
-    joined: sa.FromClause = rows
+    tables: set[sa.Table] = set()
     for name, wanted in asked.filters.items():
         key, _, bound = name.partition(".")
         if bound and key in ("created_at", "updated_at"):
             # ISO 8601 times compare as text.
             where.append(rows.c[key] >= wanted if bound == "gte" else rows.c[key] <= wanted)
+            tables.add(rows)
             continue
         if bound or key not in _COLUMNS:
             known = [*sorted(_COLUMNS), "created_at][gte", "created_at][lte"]
             raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
         values = wanted.replace("\0", "").split(",")
         where.append(sa.or_(*(_one_of(column, values) for column in _COLUMNS[key])))
-        if _COLUMNS[key][0].table is facets and joined is rows:
-            joined = rows.join(facets, facets.c.number == rows.c.number)
+        tables |= {column.table for column in _COLUMNS[key]}
     if not caller.is_everywhere:
         # A scope is NAMESPACE or NAMESPACE:RIGHT; either may read.
         where.append(rows.c.namespace.in_(sorted({scope.partition(":")[0] for scope in caller.scopes})))
-    return where, joined
+        tables.add(rows)
+    return where, tables
 
 
 def _one_of(column: sa.Column[Any], values: list[str]) -> sa.ColumnElement[bool]:

@@ -301,19 +301,36 @@ def move(
     return changed.rowcount == 1
 
 
-def job_document(row: RowMapping, progress: Document | None = None) -> Document:
-    """Build the API document of a job."""
-    document: Document = msgspec.json.decode(row["document"])
+# What `job_document` reads of a row.
+DOCUMENT_COLUMNS = (
+    *(jobs.c[name] for name in ("name", "state", "created_at", "updated_at", "started_at", "heartbeat_at", "seconds")),
+    *(jobs.c[name] for name in ("document", "progress", "log")),
+)
+# Fields as the JSON that is stored, for long lists: what is only passed on is neither parsed nor written again.
+_TEXT_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def job_document(row: RowMapping, progress: Document | None = None, *, as_text: bool = False) -> Document:
+    """Build the API document of a job.
+
+    Args:
+        row: its row, at least `DOCUMENT_COLUMNS`.
+        progress: the newest progress; None takes that of the row.
+        as_text: leave stored fields as JSON text (`msgspec.Raw`), for a response that is encoded with msgspec.
+    """
+    document: Document = (_TEXT_FIELDS if as_text else msgspec.json).decode(row["document"])
     # `work` has paths on this machine: for the worker alone. `openai` is shown by the routes of that API.
-    fields_of_job = {key: value for key, value in document.items() if key not in ("work", "openai", "is_paused")}
-    fields_of_job["status"] = row["state"]
-    fields_of_job["status_details"] = status_details(row, progress)
-    return {**fields_of_job, "name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
+    for key in ("work", "openai", "is_paused"):
+        document.pop(key, None)
+    document["status"] = row["state"]
+    document["status_details"] = status_details(row, progress, as_text=as_text)
+    document |= {"name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
+    return document
 
 
-def status_details(row: RowMapping, progress: Document | None = None) -> Document:
+def status_details(row: RowMapping, progress: Document | None = None, *, as_text: bool = False) -> Document:
     """Build the status of a job, without metrics."""
-    known: Document = {**NOTHING_YET, **(progress or msgspec.json.decode(row["progress"]))}
+    known: Document = {**NOTHING_YET, **(progress or (_TEXT_FIELDS if as_text else msgspec.json).decode(row["progress"]))}
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
     # Of earlier starts; the current one is added.
@@ -327,7 +344,7 @@ def status_details(row: RowMapping, progress: Document | None = None) -> Documen
         "elapsed_time": round(seconds, 3),
         "heartbeat_at": row["heartbeat_at"],
         **known,
-        "status_logs": msgspec.json.decode(row["log"]),
+        "status_logs": msgspec.Raw(row["log"].encode()) if as_text else msgspec.json.decode(row["log"]),
     }
 
 
