@@ -48,8 +48,8 @@ def find_model(name: str | Path, *, weights: bool = True, download: bool = True)
         raise ModelFolderError(f"{folder}: a GGUF file: pairwright model convert {folder} models/{folder.stem}")
     if not is_hub_id(name):
         raise ModelFolderError(
-            f"{folder}: no such folder; expected the folder of a model (in a new project python make_model.py makes it), "
-            "or a Hub id (org/name)"
+            f"{folder}: no such folder; expected the folder of a model (a new project has make_model.py), or a Hub "
+            "id (org/name)"
         )
     hub = _import_hub(str(name))
     try:
