@@ -2,7 +2,8 @@
 
 `python -m bench.generate` a Llama of 166,000 parameters against transformers' `generate`, 1,000 prompts that differ;
 `python -m bench.generate MODEL` a model folder, 64 requests with a common beginning, against transformers' `generate`,
-its continuous batching, llama.cpp (`--gguf FILE`) and another version of this package (`--before SRC`);
+its continuous batching, llama.cpp (`--gguf FILE`; needs the package xllamacpp) and another version of this package
+(`--before SRC`);
 `python -m bench.generate MODEL --serve` the model server at 1, 16 and 64 streams against `transformers serve`.
 
 MODEL `random-qwen2` is made on the spot: Qwen2's shape of 0.5 B, random weights. One thread, each engine in a process
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--engine", help="run one engine and print its figures as JSON")
     parser.add_argument("--engines", default="ours,transformers,continuous", help="which to compare")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="float32", help="or several: float32,bfloat16")
     parser.add_argument("--before", help="src folder of another version")
     parser.add_argument("--gguf", help="the same model for llama.cpp")
     parser.add_argument("--serve", action="store_true")
@@ -119,12 +120,12 @@ def _compare_engines(options: argparse.Namespace) -> None:
         model = options.model
         if model == "random-qwen2":
             model = _make_qwen2(Path(folder))
-        names = options.engines.split(",")
-        runs: list[tuple[str, str, str | None]] = [(name, options.dtype, None) for name in names]
+        names, dtypes = options.engines.split(","), options.dtype.split(",")
+        runs: list[tuple[str, str, str | None]] = [(name, dtype, None) for dtype in dtypes for name in names]
         if options.before:
-            runs.append(("ours", options.dtype, options.before))
+            runs += [("ours", dtype, options.before) for dtype in dtypes]
         if options.gguf:
-            runs.append(("llamacpp", options.gguf, None))
+            runs += [("llamacpp", options.gguf, None), ("llamacpp-one", options.gguf, None)]
         print("| engine | dtype | tokens a CPU s | peak MB | texts |\n|---|---|---|---|---|")
         for engine, dtype, source in runs:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -253,23 +254,37 @@ def _run_continuous(model: str, dtype: str) -> dict[str, Any]:
     return _figures(cpu, [_until_stop(list(output.generated_tokens), loaded) for output in answers])
 
 
-def _run_llamacpp(model: str, gguf: str) -> dict[str, Any]:
-    """One sequence after another, with its prefix cache; weights as the file has them."""
-    import llama_cpp
+def _run_llamacpp(model: str, gguf: str, *, num_slots: int = _NUM_REQUESTS) -> dict[str, Any]:
+    """llama.cpp's server in this process (the package xllamacpp), without HTTP; weights as the file has them."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import xllamacpp
     from transformers import AutoTokenizer
 
     prompts = make_prompts(AutoTokenizer.from_pretrained(model))
-    engine = llama_cpp.Llama(gguf, n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+    settings = xllamacpp.CommonParams()
+    settings.model.path = gguf
+    settings.n_parallel, settings.n_ctx = num_slots, num_slots * 512
+    settings.n_batch, settings.n_ubatch = 2048, 512
+    settings.kv_unified, settings.cont_batching, settings.warmup = True, True, False
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    settings.verbosity = -1
+    server = xllamacpp.Server(settings)
+
+    def ask(prompt: list[int]) -> list[int]:
+        request = {"prompt": prompt, "n_predict": _NUM_TOKENS, "temperature": 0.0, "cache_prompt": True}
+        answer = server.handle_completions({**request, "return_tokens": True})
+        return [int(token) for token in answer["tokens"]]
+
     start = time.process_time()
-    answers = []
-    for prompt in prompts:
-        answer: list[int] = []
-        for token in engine.generate(prompt, temp=0.0):
-            answer.append(int(token))
-            if len(answer) == _NUM_TOKENS or token == engine.token_eos():
-                break
-        answers.append(answer)
+    with ThreadPoolExecutor(num_slots) as pool:
+        answers = list(pool.map(ask, prompts))
     return _figures(time.process_time() - start, answers)
+
+
+def _run_llamacpp_one(model: str, gguf: str) -> dict[str, Any]:
+    """One sequence after another: each takes what its prompt shares with the last one from the cache."""
+    return _run_llamacpp(model, gguf, num_slots=1)
 
 
 def _until_stop(answer: list[int], model: Any) -> list[int]:
@@ -283,6 +298,7 @@ _ENGINES = {
     "transformers": _run_transformers,
     "continuous": _run_continuous,
     "llamacpp": _run_llamacpp,
+    "llamacpp-one": _run_llamacpp_one,
 }
 
 if __name__ == "__main__":

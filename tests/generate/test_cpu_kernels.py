@@ -51,3 +51,13 @@ def test_a_process_that_ends_while_a_batcher_works_ends_quietly():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TESTS, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cpu_without_16_bit_arithmetic_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(cpu_kernels, "cpu_flags", lambda: frozenset({"avx2"}))
+    cpu_kernels.prepare_16_bits.__wrapped__()
+    assert "no 16-bit arithmetic" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(cpu_kernels, "cpu_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
+    cpu_kernels.prepare_16_bits.__wrapped__()
+    assert caplog.text == ""

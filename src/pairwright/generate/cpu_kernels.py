@@ -1,7 +1,8 @@
 """What makes a model fast on this CPU: 16-bit arithmetic where it is usable, weights in the layout of oneDNN.
 
 Some virtual machines announce AMX and do not allow it: the first instruction kills the process. `guard_amx` tries it in
-a process of its own, and on failure keeps oneDNN from using it. It has to run before the first 16-bit product.
+a process of its own, and on failure keeps oneDNN from using it. `prepare_16_bits` has to run before the first 16-bit
+product.
 """
 
 import logging
@@ -31,6 +32,17 @@ def cpu_flags() -> frozenset[str]:
 def has_bfloat16() -> bool:
     """Whether the CPU multiplies 16-bit numbers faster than 32-bit ones."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})
+
+
+@cache
+def prepare_16_bits() -> None:
+    """Turn off AMX that cannot be used, and warn, once, where the CPU has no 16-bit arithmetic at all."""
+    guard_amx()
+    if cpu_flags() and not has_bfloat16():
+        _log.warning(
+            "this CPU has no 16-bit arithmetic (avx512_bf16, amx_bf16): bfloat16 and float16 are several times slower "
+            "than float32 here"
+        )
 
 
 @cache

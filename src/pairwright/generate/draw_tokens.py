@@ -130,7 +130,8 @@ def _pick(weights_GV: Any, group_of: NDArray[np.int64], uniform: NDArray[np.floa
     import torch
 
     num_groups, size = weights_GV.shape
-    padded = torch.nn.functional.pad(weights_GV, (0, -size % _BLOCK)).view(num_groups, -1, _BLOCK)
+    width = min(_BLOCK, size)
+    padded = torch.nn.functional.pad(weights_GV, (0, -size % width)).view(num_groups, -1, width)
     # (G, number of blocks) cumulative sums of blocks, in float64
     blocks = padded.sum(-1, dtype=torch.float64).cumsum(-1).cpu().numpy()
     total = blocks[group_of, -1]
@@ -141,7 +142,7 @@ def _pick(weights_GV: Any, group_of: NDArray[np.int64], uniform: NDArray[np.floa
     sums = inside.double().cumsum(-1).cpu().numpy()
     # rounding may leave the target at the block's end: then its last token with any weight
     local = np.minimum(target - before, np.nextafter(sums[:, -1], 0.0))
-    tokens: NDArray[np.int64] = block * _BLOCK + (sums <= local[:, None]).sum(-1)
+    tokens: NDArray[np.int64] = block * width + (sums <= local[:, None]).sum(-1)
     return tokens
 
 

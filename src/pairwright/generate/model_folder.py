@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pairwright.generate.cpu_kernels import guard_amx
+from pairwright.generate.cpu_kernels import prepare_16_bits
 from pairwright.generate.requests import GenerateError
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -22,7 +22,7 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Any:
     if dtype == "auto":  # exact on a CPU: in 16 bits a greedy answer may depend on what else is in the batch
         dtype = "float32" if device == "cpu" else "auto"
     if device == "cpu" and dtype != "float32":
-        guard_amx()
+        prepare_16_bits()
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     base = base_of_adapter(folder)
     try:

@@ -44,8 +44,8 @@ class SlotWrite:
 
     slots: SlotClass
     tokens: Any  # a slice, or a tensor of indices
-    slot: Any
-    place: Any
+    slot: Any  # a slice, or a tensor of indices
+    place: Any  # one for all, or a tensor of indices
 
 
 @dataclass(frozen=True)

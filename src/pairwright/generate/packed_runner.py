@@ -205,8 +205,13 @@ class PackedRunner:
             start, stop = np.searchsorted(rows.size_class[order], [number, number + 1]).tolist()
             mine = order[start:stop]
             slots = rows.classes[number]
-            plan.rows.append(SlotPart(slots, start, stop, rows.length[mine] + 1))
-            slot, place = torch.from_numpy(rows.slot[mine]), torch.from_numpy(rows.length[mine])
+            lengths = rows.length[mine]
+            plan.rows.append(SlotPart(slots, start, stop, lengths + 1))
+            # rows fill the slots from 0 on; where all are equally long, one strided copy is far cheaper than an index
+            slot: Any = slice(0, stop - start)
+            place: Any = int(lengths[0])
+            if (lengths != place).any():
+                slot, place = torch.from_numpy(rows.slot[mine]), torch.from_numpy(lengths)
             plan.writes.append(SlotWrite(slots, slice(start, stop), slot, place))
 
     def _plan_pieces(

@@ -13,7 +13,8 @@ from typing import Any
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.paths.paths import is_address, place
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# models/, datasets/ and spaces/ are no organisations: the Hub's own pages have these addresses
+_HUB_ID = re.compile(r"(?!(?:models|datasets|spaces)/)[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VOCABULARY_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "additional_chat_templates/*")
 MODEL_FILES = ("*.safetensors", *VOCABULARY_FILES)
 
@@ -25,8 +26,8 @@ class ModelFolderError(PairwrightError):
 def is_hub_id(name: str | Path) -> bool:
     """Whether a name has the form org/name and is no path of this machine.
 
-    >>> is_hub_id("HuggingFaceTB/SmolLM2-135M-Instruct"), is_hub_id("./models/mine"), is_hub_id("a/b/c")
-    (True, False, False)
+    >>> [is_hub_id(name) for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "./mine", "a/b/c", "models/mine")]
+    [True, False, False, False]
     """
     return _HUB_ID.fullmatch(str(name)) is not None and not Path(name).exists()
 
@@ -46,7 +47,10 @@ def find_model(name: str | Path, *, weights: bool = True, download: bool = True)
     if folder.suffix == ".gguf" and folder.is_file():
         raise ModelFolderError(f"{folder}: a GGUF file: pairwright model convert {folder} -o models/{folder.stem}")
     if not is_hub_id(name):
-        raise ModelFolderError(f"{folder}: no such folder; expected the folder of a model, or a Hub id (org/name)")
+        raise ModelFolderError(
+            f"{folder}: no such folder; expected the folder of a model (a new project has make_model.py), or a Hub "
+            "id (org/name)"
+        )
     hub = _import_hub(str(name))
     try:
         snapshot = Path(hub.snapshot_download(str(name), local_files_only=True))

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pairwright.config.train_config import TrainConfig
+from pairwright.generate.cpu_kernels import prepare_16_bits
 from pairwright.losses.logps import masked_logps
 from pairwright.tokens.batch.collate import Tree, TreeBatch, collate_trees, tree_of
 from pairwright.train.model.attention import NAME, CannotShare, Plan, register
@@ -58,6 +59,8 @@ def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained
     is_noisy = settings.dropout and _has_attention_dropout(plain_model(model))
     shares = settings.prefix_sharing and not is_noisy
     policy = Policy(model, root=root, prefix_sharing=shares, precision=settings.precision)
+    if settings.precision == "bf16" and policy.device.type == "cpu":
+        prepare_16_bits()
     if is_noisy:
         policy.why_not = f"{type(policy.plain).__name__}: its attention has dropout, and dropout is on"
     return policy
