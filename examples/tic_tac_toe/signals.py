@@ -32,7 +32,13 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "channels": {"dpo": 0.0, "kto": 1.0},
             "batch_size": 128,
-            "kto": {"label_by": "best-worst", "unique": True, "beta": 1.0, "sft_loss_weight": 0.3},
+            "kto": {
+                "label_by": "best-worst",
+                "unique": True,
+                "beta": 1.0,
+                "sft_loss_weight": 0.3,
+                "desirable_weight": 1.5,
+            },
         },
     ),
     "grpo": ("GRPO on all proposed moves, no pairs", {"channels": {"dpo": 0.0, "grpo": 1.0}, "batch_size": 128}),
