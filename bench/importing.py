@@ -173,10 +173,9 @@ def measure_inside() -> None:
                 summary = import_files([str(path)], Table(f"{folder}/table{number}"), num_workers=1)
                 taken.append(time.process_time() - start)
                 decoded.append(decode_cpu(path))
-            each, limit = (min(times) / summary.total("experiences") * 1e6 for times in (taken, decoded))
-            print(
-                f"| {name} | {summary.total('experiences'):,} | {each:.0f} µs | {limit:.1f} µs | **{each / limit:.1f}×** |"
-            )
+            num_records = summary.total("experiences")
+            each, limit = (min(times) / num_records * 1e6 for times in (taken, decoded))
+            print(f"| {name} | {num_records:,} | {each:.0f} µs | {limit:.1f} µs | **{each / limit:.1f}×** |")
 
 
 if __name__ == "__main__":
