@@ -174,7 +174,8 @@ def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
 
 def _values(column: pa.Array) -> list[Any]:
     """Return a column as a list; by way of numpy, which is faster, where no null would become NaN."""
-    return column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
+    values: list[Any] = column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
+    return values
 
 
 def begins_with_text(pairs: Place) -> bool:
