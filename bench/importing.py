@@ -1,7 +1,8 @@
 """Import against the limit: decoding the same lines with orjson and doing nothing with them.
 
 200,000 rollouts in the layout of NeMo Gym (eight a task, two tools, two calls each), about 440 MB; then the formats of
-bench/trace_files.py, each with one worker.
+bench/trace_files.py, each with one worker. `python -m bench.importing` measures the formats in one process, without its
+start, in turns with orjson: what a busy machine can still say.
 """
 
 import contextlib
@@ -141,3 +142,41 @@ def figures(run: dict[str, Any], decoded: float) -> str:
     return (
         f"{run['cpu']:.1f} s | {decoded:.2f} s | {ratio} | {inside} | {run['wall']:.1f} s | {run['megabytes']:.0f} MB"
     )
+
+
+def measure_inside() -> None:
+    """Import and decoding in turns in this process, the least CPU time of each."""
+    import orjson
+
+    from pairwright.engines.engine import without_blas_threads
+
+    with without_blas_threads():  # as the command does
+        from pairwright import Table
+        from pairwright.store.importing import import_files
+
+    def decode_cpu(path: Path) -> float:
+        start = time.process_time()
+        with open(path, "rb") as file:
+            for text in [file.read()] if path.suffix == ".json" else file:
+                orjson.loads(text)
+        return time.process_time() - start
+
+    print("| format | records | CPU a record | orjson.loads | ratio |")
+    print("|---|---|---|---|---|")
+    for name, (file_name, write) in {"NeMo Gym": ("rollouts.jsonl", write_rollouts), **FORMATS}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / file_name
+            write(path, NUM_RECORDS)
+            decoded, taken = [decode_cpu(path)], []
+            for number in range(ROUNDS):
+                start = time.process_time()
+                summary = import_files([str(path)], Table(f"{folder}/table{number}"), num_workers=1)
+                taken.append(time.process_time() - start)
+                decoded.append(decode_cpu(path))
+            num_records = summary.total("experiences")
+            each, limit = (min(times) / num_records * 1e6 for times in (taken, decoded))
+            print(f"| {name} | {num_records:,} | {each:.0f} µs | {limit:.1f} µs | **{each / limit:.1f}×** |")
+
+
+if __name__ == "__main__":
+    measure_inside()

@@ -5,11 +5,8 @@ Completed names stand in the code's own tables, loaded when they are asked for.
 
 import re
 from collections.abc import Callable, Iterator
-from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
-
-from typer.core import TyperGroup
 
 from pairwright.errors import ConfigError
 
@@ -102,25 +99,12 @@ PLACE = "<path>"  # what help calls a local path or an address; the text becomes
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*", re.S)  # what pathlib makes of scheme://...
 
 
-def refuse_addresses(command: Any, name: str = "pairwright") -> None:
-    """Let every command refuse an address where it takes a local path."""
-    if isinstance(command, TyperGroup):
-        for word, child in command.commands.items():
-            refuse_addresses(child, f"{name} {word}")
-    elif command.callback is not None:
-        command.callback = _with_path_check(command.callback, name)
-
-
-def _with_path_check(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @wraps(callback)
-    def check_and_call(*args: Any, **params: Any) -> Any:
-        for param, value in params.items():
-            for path in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
-                    raise ConfigError(_refusal(str(path), name, param))
-        return callback(*args, **params)
-
-    return check_and_call
+def refuse_addresses(params: dict[str, Any], name: str) -> None:
+    """Raise ConfigError for an address among the arguments of a command where it takes a local path."""
+    for param, value in params.items():
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
+                raise ConfigError(_refusal(str(path), f"pairwright {name}", param))
 
 
 def _refusal(text: str, name: str, param: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from pairwright.cli.arguments import refuse_addresses
 from pairwright.errors import PairwrightError
 
 # Error numbers, and what the user can do about them
@@ -118,13 +119,13 @@ def first_os_error(group: BaseExceptionGroup[BaseException]) -> OSError | None:
     return first if isinstance(first, OSError) else None
 
 
-def explain_stops(command: Any, name: str = "") -> None:
-    """Let every command say at Ctrl-C how to go on."""
+def guard_commands(command: Any, name: str = "") -> None:
+    """Let every command refuse addresses that it cannot take, and say at Ctrl-C how to go on."""
     if isinstance(command, TyperGroup):
         for word, child in command.commands.items():
-            explain_stops(child, f"{name} {word}".strip())
+            guard_commands(child, f"{name} {word}".strip())
     elif command.callback is not None:
-        command.callback = _stoppable(command.callback, name)
+        command.callback = _guarded(command.callback, name)
 
 
 def describe_stop(name: str, *, is_resumed: bool = False) -> str:
@@ -133,15 +134,16 @@ def describe_stop(name: str, *, is_resumed: bool = False) -> str:
     return f"stopped; {_SAME if is_resumed and way == _WITH_RESUME else way}"
 
 
-def _stoppable(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(callback)
-    def stoppable(*args: Any, **params: Any) -> Any:
+    def guarded(*args: Any, **params: Any) -> Any:
+        refuse_addresses(params, name)
         try:
             return callback(*args, **params)
         except KeyboardInterrupt as error:
             raise Interrupted(describe_stop(name, is_resumed=bool(params.get("resume")))) from error
 
-    return stoppable
+    return guarded
 
 
-__all__ = ["Interrupted", "describe_os_error", "describe_stop", "explain_stops", "first_os_error", "with_way_out"]
+__all__ = ["Interrupted", "describe_os_error", "describe_stop", "first_os_error", "guard_commands", "with_way_out"]

@@ -15,13 +15,12 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
-from pairwright.cli.arguments import refuse_addresses
 from pairwright.cli.cli_errors import (
     Interrupted,
     describe_os_error,
     describe_stop,
-    explain_stops,
     first_os_error,
+    guard_commands,
     with_way_out,
 )
 from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve, tokens
@@ -147,8 +146,7 @@ def main() -> None:
     """Run the command line; one line on stderr for every error a user can act on."""
     try:
         command = get_command(app)
-        refuse_addresses(command)
-        explain_stops(command)
+        guard_commands(command)
         name_types_plainly(command)
         # not standalone: exceptions are raised here instead of being printed
         code = command(prog_name="pairwright", standalone_mode=False)

@@ -57,30 +57,38 @@ class Content:
     one message with plain text only, else None. The stored text of plain messages is that of chat messages, too.
     """
 
+    # What most have; set on an instance where it differs, since a pair needs few of these.
+    text: bytes | None = None
+    left_out: tuple[str, ...] = ()  # notes for a target without a field for `extra`
+    _is_plain = True
+    _messages: tuple[Message, ...] | None = None
+    _json: bytes | None = None
+    _side_notes: tuple[str, ...] | None = None
+
     def __init__(self, stored: str | None, arguments: str) -> None:
         self._stored, self._arguments = stored or "[]", arguments
-        self.text: bytes | None = None
-        self._messages: tuple[Message, ...] | None = None
-        self._json: bytes | None = None
-        self._side_notes: tuple[str, ...] | None = None
         try:
             outline = _decode_plain(self._stored)
-            texts = [bytes(message.content) for message in outline]
         except msgspec.ValidationError:
-            outline, texts = [], [b""]
-        # A content that is no string is null, or a list of parts.
-        if all(text.startswith(b'"') for text in texts):
+            self._is_plain, outline = False, []
+        for message in outline:
+            text = bytes(message.content)
+            if text[:1] != b'"':  # null, or a list of parts
+                self._is_plain = False
+        if self._is_plain:
             self.roles = [message.role for message in outline]
-            self.left_out: tuple[str, ...] = ()  # notes for a target without a field for `extra`
-            self._json = self._stored.encode() if texts else None
-            self.text = texts[0] if len(texts) == 1 else None
+            if len(outline) == 1:
+                self.text = text
         else:
             messages = self.messages
             self.roles = [message.role for message in messages]
             self.left_out = ("extra_left_out",) if any(message.extra for message in messages) else ()
             self.text = _only_text(messages[0]) if len(messages) == 1 else None
         self.role = self.roles[0] if self.roles else ""
-        self.has_raw_text = TEXT in self.roles
+
+    @property
+    def has_raw_text(self) -> bool:
+        return TEXT in self.roles
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -94,6 +102,9 @@ class Content:
         if self._json is None:
             if not self.roles:
                 raise Unfit("no_messages")
+            if self._is_plain:
+                self._json = self._stored.encode()
+                return self._json
             self._json = encode([chat_message(message, arguments=self._arguments) for message in self.messages])
         return self._json
 

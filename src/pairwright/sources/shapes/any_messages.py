@@ -37,7 +37,7 @@ from pairwright.sources.shapes.bedrock import (
     is_bedrock_response,
     turn_from_bedrock,
 )
-from pairwright.sources.shapes.chat_messages import PlainTurn, message_from_chat, message_from_turn
+from pairwright.sources.shapes.chat_messages import PlainTurn, check_plain, message_from_chat, message_from_turn
 from pairwright.sources.shapes.google_genai import (
     answers_from_genai,
     field,
@@ -137,7 +137,6 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
 # Plain chat messages: nothing but role, text, calls and ids. Most logs hold no others, and each call repeats those of
 # the call before it, so a message is known by its JSON text and read once.
 
-_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _MOST_KNOWN_BYTES = 8 * 2**20  # of the JSON text of all known messages
 _known_messages: dict[bytes, Message] = {}
 _num_known_bytes = 0
@@ -183,19 +182,6 @@ def _convert_plain(value: list[Any] | Json) -> list[Message]:
     for turn in turns:
         check_plain(turn)
     return [message_from_turn(turn) for turn in turns]
-
-
-def check_plain(turn: PlainTurn) -> None:
-    """Raise ValueError unless the general code would read the turn as it is."""
-    content, calls = turn.content, turn.tool_calls
-    if turn.role not in _PLAIN_ROLES or (content is None and calls is None):
-        raise ValueError("not a message of a known role")
-    if content is not None and content[:1] == "[" and turn.tool_call_id is None and turn.role in ("assistant", "tool"):
-        raise ValueError("perhaps calls as text")
-    # `name_tool_turns` would take a later turn of this role for the result.
-    for call in calls or ():
-        if call.function.name in ("user", "assistant"):
-            raise ValueError("a tool with the name of a role")
 
 
 def _join_calls(messages: list[Message]) -> list[Message]:

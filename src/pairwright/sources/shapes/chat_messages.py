@@ -20,6 +20,8 @@ _KNOWN = frozenset(
 _OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
 # Keys of a plain message: messages with no other keys take the fast path below.
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+# Roles that every shape of sources/shapes/any_messages.py reads alike
+_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _convert = msgspec.convert
 
 
@@ -122,6 +124,19 @@ def message_from_turn(turn: PlainTurn, generated: bool | None = None) -> Message
     if turn.tool_calls:
         calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
     return Message(turn.role, turn.content, None, calls, turn.tool_call_id, turn.name, generated)
+
+
+def check_plain(turn: PlainTurn) -> None:
+    """Raise ValueError unless the general code would read the turn as it is."""
+    content, calls = turn.content, turn.tool_calls
+    if turn.role not in _PLAIN_ROLES or (content is None and calls is None):
+        raise ValueError("not a message of a known role")
+    if content is not None and content[:1] == "[" and turn.tool_call_id is None and turn.role in ("assistant", "tool"):
+        raise ValueError("perhaps calls as text")
+    # `name_tool_turns` would take a later turn of this role for the result.
+    for call in calls or ():
+        if call.function.name in ("user", "assistant"):
+            raise ValueError("a tool with the name of a role")
 
 
 def messages_from_chat(value: Any, where: str) -> list[Message]:

@@ -65,8 +65,9 @@ def plain_reader(read: Callable[[bytes, Origin], ReadyRow | None]) -> ReadRow:
 def read_prompt(messages: Sequence[Message], tools: Sequence[Json], metadata: Any = None) -> PlainPrompt:
     """Check a prompt and its tools, and compute what their runs share; raises one of UNUSUAL for raw text."""
     messages, tools = tuple(messages), tuple(tools)
-    Experience(kind=Kind.SINGLE_TURN, prompt=messages, tools=tools)  # checks them
-    if messages and messages[0].role == TEXT:
+    if tools:
+        Experience(kind=Kind.SINGLE_TURN, tools=tools)  # checks them
+    if any(message.role == TEXT for message in messages):
         raise BadRecord("raw text before a chat")
     # as `content_hash`, but for integers of more than 64 bits, which raise here
     return PlainPrompt(

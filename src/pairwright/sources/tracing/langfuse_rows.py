@@ -14,8 +14,8 @@ from msgspec import UNSET, Struct
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, identifier
 from pairwright.sources.format import Origin, ReadyRow
-from pairwright.sources.shapes.any_messages import check_plain, decode_json_text, plain_messages, split_rendering
-from pairwright.sources.shapes.chat_messages import PlainTurn
+from pairwright.sources.shapes.any_messages import decode_json_text, plain_messages, split_rendering
+from pairwright.sources.shapes.chat_messages import PlainTurn, check_plain
 from pairwright.sources.shapes.plain_rows import PlainPrompt, plain_row, read_prompt, read_turns
 from pairwright.sources.shapes.traces import pick_reward, run_of, task_in
 
