@@ -1,6 +1,7 @@
 """Vocabularies that are no tokenizer.json: the ids of the family's own library, or a refusal that names the way out.
 And the named templates of a folder, as transformers reads them."""
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -73,6 +74,50 @@ def test_what_cannot_be_read_is_refused_with_the_way_out(name, content, words, t
         mistral_file("")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TokensError, match=words):
+        ChatTokenizer.from_folder(tmp_path)
+
+
+PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# "wor" cannot be merged from two tokens: tiktoken takes a whole piece that is a token as it is.
+MERGED = (b"he", b"ll", b"hell", b"hello", b" w", b"  ", b"12", b"123", "é".encode(), b"\n\n", b" wor", b"rld")
+
+
+def make_tiktoken_folder(folder: Path, pattern: str | None = PATTERN) -> dict[bytes, int]:
+    """256 bytes, a few merges, and special tokens with a gap between their ids, as Kimi has them."""
+    ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *MERGED])}
+    lines = [base64.b64encode(token) + b" %d" % rank for token, rank in ranks.items()]
+    (folder / "tiktoken.model").write_bytes(b"\n".join(lines))
+    special = {str(number): {"content": token, "special": True} for number, token in ((300, "[BOS]"), (305, "</s>"))}
+    config = {"added_tokens_decoder": special, "bos_token": "[BOS]", "eos_token": "</s>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | ({"pat_str": pattern} if pattern else {})))
+    return ranks
+
+
+def test_a_tiktoken_vocabulary_has_the_ids_of_its_library(tmp_path):
+    library = pytest.importorskip("tiktoken", reason="tiktoken is the yardstick of this test")
+    ranks = make_tiktoken_folder(tmp_path)
+    special = {"[BOS]": 300, "</s>": 305}
+    theirs = library.Encoding("own", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    ours = ChatTokenizer.from_folder(tmp_path)
+    for text in (*TEXTS, "hello world 123 worrld [BOS]hé\n\n</s>", "word"):
+        assert ours.encode(text)[0].tolist() == theirs.encode(text, allowed_special="all")
+    sequence = encode_chat(ours, CHAT)
+    assert ours.decode(sequence.ids[sequence.mask]) == " ok</s>"
+    assert sequence.ids[[0, -1]].tolist() == [300, 305]
+    before = hash_tokenizer(TokensConfig(tokenizer=str(tmp_path)))
+    with (tmp_path / "tiktoken.model").open("ab") as file:
+        file.write(b"\n")
+    assert hash_tokenizer(TokensConfig(tokenizer=str(tmp_path))) != before
+
+
+def test_a_tiktoken_vocabulary_is_refused_without_its_pattern_and_where_the_pattern_is_read_otherwise(tmp_path):
+    pytest.importorskip("tiktoken", reason="tiktoken is the yardstick of this test")
+    make_tiktoken_folder(tmp_path, pattern=None)
+    with pytest.raises(TokensError, match=r'write it into tokenizer_config\.json as "pat_str"'):
+        ChatTokenizer.from_folder(tmp_path)
+    # Possessive for tiktoken; for `tokenizers` one or more times three digits.
+    make_tiktoken_folder(tmp_path, pattern=r"\p{N}{1,3}+|\P{N}+")
+    with pytest.raises(TokensError, match="cannot be rebuilt exactly"):
         ChatTokenizer.from_folder(tmp_path)
 
 

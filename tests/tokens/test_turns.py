@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from token_cases import CASES, assistant, user
-from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
+from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer
+from tokenizers import AddedToken
 
 from pairwright.tokens.encode import prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
@@ -80,6 +81,19 @@ def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
     assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye<|user|>"
     assert (first.report.unstopped, first.report.stop_added) == ((), (1,))
     assert check(tokenizer, "steps with reasoning") == 1
+
+
+@pytest.mark.parametrize("text", ["", "<|a|>", "x<|a|><|b|>y<|a|> z", "<|a|>ok\n\n<|b|>\n<|a|><|b|><|a|>", "é<|b"])
+def test_segments_end_with_the_tokens_that_the_tokenizer_takes(text: str) -> None:
+    backend = small_backend()
+    backend.add_special_tokens(["<|a|>", "<|b|>", "<|a|><|b|>"])  # one begins like another
+    backend.add_tokens([AddedToken("ok", normalized=True)])
+    tokenizer = ChatTokenizer(backend, "")
+    encoder = PrefixEncoder(tokenizer)
+    for whole in (text, text + "<|b|>ok", text + text):
+        expected = index_tokens(tokenizer, *tokenizer.encode(whole), is_split=False)
+        for array, other in zip(encoder.encode(whole)[:5], expected[:5], strict=True):
+            assert array.tolist() == other.tolist()
 
 
 def test_texts_that_begin_alike_are_encoded_as_if_alone() -> None:

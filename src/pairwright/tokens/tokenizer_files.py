@@ -3,15 +3,17 @@
     tokenizer.json     as it is
     tekken.json        Mistral's, read through mistral-common
     tokenizer.model    SentencePiece (BPE), read through sentencepiece
+    *.tiktoken, *.model  ranks of tiktoken, read through it; `pat_str` in tokenizer_config.json says how text is split
 
-The last two are rebuilt for `tokenizers`, which has offsets, and compared with the library on texts that tell
-vocabularies apart; one that differs is refused. Code of a model folder is never run: a
-vocabulary that only such code can read (tiktoken files) is refused with the way to a tokenizer.json.
+The last three are rebuilt for `tokenizers`, which has offsets, and compared with the library on texts that tell
+vocabularies apart; one that differs is refused. Code of a model folder is never run: tiktoken files whose pattern
+only such code has are refused with the ways out.
 """
 
 import base64
 import importlib
 import json
+import random
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -65,13 +67,9 @@ def load_backend(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
         return _from_tekken(folder / "tekken.json")
     if (folder / "tokenizer.model").is_file() and not _is_tiktoken(folder / "tokenizer.model"):
         return _from_sentencepiece(folder / "tokenizer.model")
-    vocabularies = sorted(folder.glob("*.model")) + sorted(folder.glob("*.tiktoken"))
+    vocabularies = find_tiktoken_files(folder)
     if vocabularies:
-        raise TokensError(
-            f"{vocabularies[0]}: a tiktoken file; how it splits text is code of the model, which is never run: write a "
-            "tokenizer.json in the model's own environment, with the tiktoken encoding that its tokenizer has: "
-            "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, folder)"
-        )
+        return _from_tiktoken(vocabularies, folder), {}
     raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")
 
 
@@ -135,6 +133,63 @@ def _from_sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     return backend, {name: pieces[number] for name, number in ends.items() if number >= 0}
 
 
+def _from_tiktoken(paths: list[Path], folder: Path) -> Tokenizer:
+    """Ranks of bytes, and special tokens at the ids that tokenizer_config.json gives them."""
+    path, file = paths[0], folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    pattern = config.get("pat_str")
+    if len(paths) > 1:
+        raise TokensError(f"{folder}: several tiktoken files: {', '.join(item.name for item in paths)}; expected one")
+    if not isinstance(pattern, str):
+        raise TokensError(
+            f"{path}: a tiktoken file; how it splits text is code of the model, which is never run. Where that code "
+            'only splits by a pattern, write it into tokenizer_config.json as "pat_str"; else write a tokenizer.json '
+            "in the model's own environment, with the tiktoken encoding that its tokenizer has: "
+            "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, folder)"
+        )
+    library = _import("tiktoken", f"{path}: a tiktoken file")
+    try:
+        lines = [line.split() for line in path.read_bytes().splitlines() if line]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        native = library.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        special = {int(number): str(token["content"]) for number, token in config["added_tokens_decoder"].items()}
+    except KeyError:
+        raise TokensError(f"{file}: expected added_tokens_decoder, which has the ids of special tokens") from None
+    except Exception as error:  # a file that its own library does not read is input
+        raise TokensError(f"{path}: not a tiktoken vocabulary: {type(error).__name__}: {error}") from None
+    if clash := sorted(set(special) & set(ranks.values())):
+        raise TokensError(f"{file}: added_tokens_decoder: {clash[0]} is the id of a token in {path.name} as well")
+    characters = {byte: character for character, byte in byte_alphabet().items()}
+    texts = {"".join(characters[byte] for byte in token): rank for token, rank in ranks.items()}
+    vocabulary = texts | {content: number for number, content in special.items()}
+    # A piece of text that is a token as a whole is that token, whatever it could be merged from.
+    backend = Tokenizer(models.BPE(vocabulary, list_merges(texts, texts), ignore_merges=True))
+    splits = pre_tokenizers.Split(Regex(pattern), "isolated")
+    levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([splits, levels])
+    backend.decoder = decoders.ByteLevel()
+    # The two libraries do not read every pattern alike ("++"): many short texts of all kinds of characters.
+    _compare(path, backend, native.encode_ordinary, texts=(*_PROBES, *_mix_characters()))
+    return backend
+
+
+def _mix_characters() -> list[str]:
+    """Texts of a few stretches, each of one kind of characters."""
+    source = random.Random(0)
+    letters, signs = ("aZ", "é", "日本", "'s't'll'RE"), (".,!?/(){}", "_-+=<>|", "🙂\u200dא़")
+    kinds = (*letters, *signs, "0123", "٣", " ", "  \t", "\n\r", "\u00a0\u3000")
+
+    def stretch() -> str:
+        return "".join(source.choices(source.choice(kinds), k=source.randrange(1, 6)))
+
+    return ["".join(stretch() for _ in range(source.randrange(1, 7))) for _ in range(3000)]
+
+
+def find_tiktoken_files(folder: Path) -> list[Path]:
+    """The vocabularies of tiktoken in a folder, whatever their names."""
+    return [path for ending in ("*.model", "*.tiktoken") for path in sorted(folder.glob(ending)) if _is_tiktoken(path)]
+
+
 def list_merges(texts: Iterable[str], ranks: dict[str, int]) -> list[tuple[str, str]]:
     """Every way to build a token of two others, in the order of the token's rank."""
     merges = []
@@ -146,8 +201,8 @@ def list_merges(texts: Iterable[str], ranks: dict[str, int]) -> list[tuple[str, 
     return [(left, right) for *_, left, right in sorted(merges)]
 
 
-def _compare(path: Path, backend: Tokenizer, encode: Callable[[str], Any]) -> None:
-    for text in _PROBES:
+def _compare(path: Path, backend: Tokenizer, encode: Callable[[str], Any], texts: Iterable[str] = _PROBES) -> None:
+    for text in texts:
         ours, theirs = backend.encode(text, add_special_tokens=False).ids, list(encode(text))
         if ours != theirs:
             raise TokensError(

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 Controls = Literal["keep", "escape", "refuse"]
 _BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
+_MAX_PATTERN = 1000  # added tokens that are looked for in a text: a pattern tries them one by one
 _NEAR = 1024  # tokens in which a cut is looked for at once
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
@@ -39,6 +41,37 @@ class Part(NamedTuple):
     escaped: tuple[tuple[int, int], ...] = ()
 
 
+class _Segment(NamedTuple):
+    """Ids (N), and where their text starts and ends (2, N)."""
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+
+
+class _Cuts(NamedTuple):
+    """After which added tokens any text may be cut (V), and how they are found in a text that is known to its end."""
+
+    is_hard: NDArray[np.bool_]
+    pattern: re.Pattern[str] | None
+
+
+def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts:
+    added = tokenizer.backend.get_added_tokens_decoder()
+    takes_more = any(token.lstrip or token.rstrip or token.single_word for token in added.values())
+    tokens = {number: token.content for number, token in added.items() if not token.normalized}
+    if _adds_prefix(tokenizer) or takes_more or not tokens:
+        return _Cuts(np.zeros(0, dtype=bool), None)
+    # After one that goes on in a longer token, what follows decides which of the two it is.
+    beginnings = "\0".join(token[:-1] for token in tokens.values())
+    is_hard = np.zeros(len(tokenizer.is_control), dtype=bool)
+    is_hard[[number for number, token in tokens.items() if token not in beginnings]] = True
+    if len(tokens) > _MAX_PATTERN:
+        return _Cuts(is_hard, None)
+    # Of two tokens that begin alike the longer one, as `tokenizers` takes it.
+    longest = sorted(tokens.values(), key=len, reverse=True)
+    return _Cuts(is_hard, re.compile("|".join(map(re.escape, longest))))
+
+
 class PrefixEncoder:
     """Encodes texts of which each begins like the one before it, as the prompts of one run do: the common part once.
 
@@ -57,19 +90,18 @@ class PrefixEncoder:
         self._ids, self._starts, self._ends, self._reach = (np.zeros(0, dtype=np.int32) for _ in range(4))
         self._is_control = np.zeros(0, dtype=bool)
         self.num_same = 0
-        self._hard = np.zeros(0, dtype=bool)  # ids that a text may be cut after
-        added = tokenizer.backend.get_added_tokens_decoder()
-        takes_more = any(token.lstrip or token.rstrip or token.single_word for token in added.values())
-        if not _adds_prefix(tokenizer) and not takes_more:
-            self._hard = np.zeros(len(tokenizer.is_control), dtype=bool)
-            self._hard[[number for number, token in added.items() if not token.normalized]] = True
+        self._segments: dict[str, _Segment] = {}  # text up to a hard cut, with its token
+        if "cuts" not in tokenizer.learnt:
+            tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
+        cuts: _Cuts = tokenizer.learnt["cuts"]
+        self._hard, self._cut_after = cuts
 
     def encode(self, text: str, num_shared: int = 0) -> Encoded:
         """The whole text; the first `num_shared` characters are known to be those of the text before. All arrays but
         `ids` are overwritten by the next text."""
         number = self._count_shared(text, num_shared)
         cut = int(self._ends[number - 1]) if number else 0
-        tail = index_tokens(self._tokenizer, *self._tokenizer.encode(text[cut:]), is_split=False)
+        tail = index_tokens(self._tokenizer, *self._encode_segments(text[cut:]), is_split=False)
         size = number + len(tail.ids)
         if size > len(self._ids):
             self._grow(max(size, 2 * len(self._ids)), number)
@@ -88,6 +120,25 @@ class PrefixEncoder:
             self._is_control[:size],
             is_split=False,
         )
+
+    def _encode_segments(self, text: str) -> Offset:
+        """As `ChatTokenizer.encode`, by segments: a call that stands in a turn, and in the next prompt's history, is
+        encoded once."""
+        if self._cut_after is None:
+            return self._tokenizer.encode(text)
+        ends = [match.end() for match in self._cut_after.finditer(text)]
+        starts = [0, *ends] if not ends or ends[-1] < len(text) else [0, *ends[:-1]]
+        parts = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=False)]
+        if new := list(dict.fromkeys(part for part in parts if part not in self._segments)):
+            for part, (ids, offsets) in zip(new, self._tokenizer.encode_many(new), strict=True):
+                self._segments[part] = _Segment(ids, np.ascontiguousarray(offsets.T))
+        segments = [self._segments[part] for part in parts]
+        sizes = [len(segment.ids) for segment in segments]
+        offsets = np.concatenate(
+            [segment.offsets for segment in segments], axis=1
+        )  # (2, N), by columns as they are read
+        offsets += np.repeat(np.array(starts, np.int32), sizes)
+        return np.concatenate([segment.ids for segment in segments]), offsets.T
 
     def split(self, cuts: list[int]) -> Encoded:
         """The last text, with no token across these positions."""

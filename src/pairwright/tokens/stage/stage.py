@@ -42,7 +42,7 @@ from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_
 from pairwright.tokens.stage.items import Item, Source
 from pairwright.tokens.stage.pair_items import encode_pair_items
 from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
-from pairwright.tokens.tokenizer_files import FILES, find_folder
+from pairwright.tokens.tokenizer_files import FILES, find_folder, find_tiktoken_files
 from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule
 
 if TYPE_CHECKING:
@@ -121,7 +121,10 @@ def folder_hash(folder: Path) -> str:
     digest = xxhash.xxh3_128()
     names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
     vocabulary = FILES[:1] if (folder / FILES[0]).is_file() else FILES
-    for path in [*(folder / name for name in (*vocabulary, *names)), *sorted(folder.rglob("*.jinja"))]:
+    paths = [folder / name for name in (*vocabulary, *names)]
+    if not any(path.is_file() for path in paths[: len(vocabulary)]):
+        paths += find_tiktoken_files(folder)
+    for path in [*paths, *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
             # A zero byte, which no file name has, separates name and content.
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
