@@ -245,10 +245,11 @@ class ExperienceQueries:
                     (pl.int_range(pl.len(), dtype=pl.Int64) + start).alias("row"),
                 ),
             )
-            rows = pl.concat(frames) if frames else pl.DataFrame(schema={"key": pl.UInt64, "reward": pl.Float64, "row": pl.Int64})  # fmt: skip
+            empty = pl.DataFrame(schema={"key": pl.UInt64, "reward": pl.Float64, "row": pl.Int64})
+            rows = pl.concat([empty, *frames]).sort("key", "reward", "row", nulls_last=True)
             step = pl.col("reward").diff().over("key")
             gap = pl.min_horizontal(step, step.shift(-1).over("key")).alias("gap")
-            rows = rows.sort("key", "reward", "row", nulls_last=True).select("row", gap).sort("gap", "row", nulls_last=True)
+            rows = rows.select("row", gap).sort("gap", "row", nulls_last=True)
             self._by_gap = snapshot.signature, np.asarray(rows["row"].to_numpy(), np.int64)
         return self._by_gap[1]
 

@@ -250,7 +250,7 @@ class RowQueries:
         numbers = np.asarray(rows["\0row"].to_numpy(), np.int64)
         if not name or not frames:
             return numbers
-        # The rows themselves are not sorted with their keys: half the memory. Equal keys stay in the order of the table.
+        # The numbers are not sorted with their keys: half the memory. Equal keys stay in the order of the table.
         keys = rows["\0key"]
         del frames, rows
         order = pl.DataFrame({"key": keys}).select(
