@@ -256,7 +256,8 @@ class RowQueries:
         order = pl.DataFrame({"key": keys}).select(
             pl.arg_sort_by("key", descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
         )
-        return numbers[order.to_series().to_numpy()]
+        ordered: Numbers = numbers[order.to_series().to_numpy()]
+        return ordered
 
     def _checked(self, where: tuple[str, ...]) -> tuple[str, ...]:
         if len(where) > MAX_CLAUSES or any(len(clause) > MAX_CLAUSE_CHARACTERS for clause in where):
