@@ -1,6 +1,7 @@
 """What becomes of jobs, models and their files: limits, clocks, resume, deletion, quotas."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -225,6 +226,12 @@ def test_the_data_folder_is_closed_to_others(tmp_path, service):
     for path in service.data.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), (path, oct(mode))
+
+
+def test_a_data_folder_that_was_open_to_others_is_closed(tmp_path):
+    tmp_path.chmod(0o755)
+    os.close(lock_data(tmp_path))
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_database_of_the_version_before_is_taken_over(tmp_path):

@@ -301,7 +301,9 @@ def test_a_search_shows_what_stands_around_the_match(answers):
     snippets = ask(answers, "experiences.snippets", source="support/experience", q=wanted, row=rows)
     assert len(snippets) == len(rows)
     assert all(snippet["match"].upper() == wanted for snippet in snippets)
-    own = next(snippet for snippet in snippets if (snippet["before"] + snippet["match"] + snippet["after"]).strip("…") in whole)
+    own = next(
+        snippet for snippet in snippets if (snippet["before"] + snippet["match"] + snippet["after"]).strip("…") in whole
+    )
     assert own["before"].strip("…") + own["match"] + own["after"].strip("…") in whole
     assert ask(answers, "experiences.snippets", source="support/experience", q="no such text", row=rows[:1]) == [None]
     pairs = [str(row["row"]) for row in ask(answers, "pairs.rows", source="support/pairs", q="the", limit=3)["rows"]]

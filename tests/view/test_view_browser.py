@@ -99,7 +99,7 @@ def test_open_search_filter_step_through_pairs_vote_restart_and_the_votes_are_th
         page.get_by_role("searchbox").fill("no rule")
         page.keyboard.press("Enter")
         page.get_by_text("1 experience of 97").wait_for()
-        page.locator(".snippet mark", has_text="no rule").wait_for()
+        page.locator(".snippet mark", has_text="no rule").first.wait_for()
         rows(page, "experiences").first.click()
         page.get_by_role("link", name="turn 3: nonzero_exit").wait_for()
         assert page.locator(".turn.failed").count() == 1
@@ -179,7 +179,7 @@ def test_facets_are_folded_on_a_phone_and_filter_there(run, open_page):
         page.goto(view.link)
         page.goto(page.url.partition("#")[0] + "#/experiences")
         rows(page, "experiences").nth(5).wait_for()
-        facet = page.get_by_role("button", name=re.compile("^chosen"))
+        facet = page.get_by_role("button", name=re.compile(r"^duplicate pair"))
         assert not facet.is_visible()
         page.get_by_role("button", name=re.compile("Facets")).click()
         facet.click()

@@ -42,7 +42,7 @@ const TASK_COLUMNS: Column<Task>[] = [
   { name: "task", keep: true, label: "task", wide: true, cell: (row) => row.task || <span class="quiet">none</span> },
   { name: "runs", label: "runs", num: true, sort: true, cell: (row) => number(row.runs) },
   { name: "experiences", label: "experiences", num: true, sort: true, cell: (row) => number(row.experiences) },
-  { name: "mean", keep: true, label: "mean reward", num: true, sort: true, cell: (row) => number(row.mean) },
+  { name: "mean", keep: true, label: "mean", num: true, sort: true, cell: (row) => number(row.mean) },
   { name: "min", label: "least", num: true, sort: true, cell: (row) => number(row.min) },
   { name: "max", label: "most", num: true, sort: true, cell: (row) => number(row.max) },
   { name: "spread", keep: true, label: "spread", num: true, sort: true, cell: (row) => number(row.spread) },

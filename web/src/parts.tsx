@@ -58,7 +58,8 @@ export function Table<R extends object>(props: {
       onClick={() => props.open?.(row)}
       onKeyDown={(event) => event.key === "Enter" && props.open?.(row)}
     >{props.columns.map((column) => <td class={look(column)}>{column.cell(row)}</td>)}</tr>
-      {props.notes?.[position] && <tr class={"note" + (isHere[position] ? " here" : "")} data-open={props.open ? "" : undefined} onClick={() => props.open?.(row)}><td colSpan={props.columns.length}>{props.notes[position]}</td></tr>}</>)}</tbody>
+      {props.notes?.[position] && <tr class={"note" + (isHere[position] ? " here" : "")} data-open={props.open ? "" : undefined} onClick={() => props.open?.(row)}><td class="rest" colSpan={props.columns.length}>{props.notes[position]}</td>
+        <td class="kept" colSpan={props.columns.filter((column) => column.keep).length}>{props.notes[position]}</td></tr>}</>)}</tbody>
   </table>;
 }
 

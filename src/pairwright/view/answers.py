@@ -135,7 +135,6 @@ class Answers:
     def _rows(self, asked: Parameters, kind: Kind) -> Any:
         return self.queries(asked, kind).list_rows(_query(asked), _number(asked, "offset", 0), _limit(asked))
 
-
     def _snippets(self, asked: Parameters, kind: Kind) -> Any:
         """What stands around the text of a search in the rows of a page."""
         rows = self.queries(asked, kind).rows

@@ -24,7 +24,7 @@ from pairwright.store.segments import SUFFIX
 from pairwright.store.table import Table
 from pairwright.view.facets import FacetColumn, count_facets, quote
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import Derived, Numbers, Query, RowQueries, Snapshot
+from pairwright.view.row_queries import BATCH_ROWS, Derived, Numbers, Query, RowQueries, Snapshot
 from pairwright.view.uid_maps import UidMap, outcome_map, split_map
 
 LISTED = (
@@ -203,7 +203,8 @@ class ExperienceQueries:
             part = keyed.group_by("key").agg(*first)
             with lock:
                 merged.append(part)
-                if len(merged) > 8:
+                # when as much is new as there is: each row is merged a few times, not once for every batch
+                if sum(new.height for new in merged[1:]) > max(8 * BATCH_ROWS, merged[0].height):
                     merged[:] = [pl.concat(merged).group_by("key").agg(*again).select(part.columns)]
             return keyed.select("key", "run").unique()
 
@@ -245,10 +246,11 @@ class ExperienceQueries:
                     (pl.int_range(pl.len(), dtype=pl.Int64) + start).alias("row"),
                 ),
             )
-            rows = pl.concat(frames) if frames else pl.DataFrame(schema={"key": pl.UInt64, "reward": pl.Float64, "row": pl.Int64})  # fmt: skip
+            empty = pl.DataFrame(schema={"key": pl.UInt64, "reward": pl.Float64, "row": pl.Int64})
+            rows = pl.concat([empty, *frames]).sort("key", "reward", "row", nulls_last=True)
             step = pl.col("reward").diff().over("key")
             gap = pl.min_horizontal(step, step.shift(-1).over("key")).alias("gap")
-            rows = rows.sort("key", "reward", "row", nulls_last=True).select("row", gap).sort("gap", "row", nulls_last=True)
+            rows = rows.select("row", gap).sort("gap", "row", nulls_last=True)
             self._by_gap = snapshot.signature, np.asarray(rows["row"].to_numpy(), np.int64)
         return self._by_gap[1]
 

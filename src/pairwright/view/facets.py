@@ -102,7 +102,7 @@ def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
     if bool((values == np.rint(values)).all()) and top - low >= NUM_BINS:
         edges = np.unique(np.rint(edges))
     binned, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges, weights=counts)
-    bins = []
+    bins: list[dict[str, Any]] = []
     for number, count in enumerate(binned.tolist()):
         first, last = float(edges[number]), float(edges[number + 1])
         is_last = number == len(binned) - 1
@@ -128,4 +128,4 @@ def _quantile(values: Any, counts: Any, share: float) -> float:
     place = share * (last[-1] - 1)
     below = int(np.floor(place))
     low, high = (float(values[np.searchsorted(last, at, side="right")]) for at in (below, int(np.ceil(place))))
-    return low + (high - low) * (place - below)
+    return low + (high - low) * float(place - below)

@@ -250,13 +250,14 @@ class RowQueries:
         numbers = np.asarray(rows["\0row"].to_numpy(), np.int64)
         if not name or not frames:
             return numbers
-        # The rows themselves are not sorted with their keys: half the memory. Equal keys stay in the order of the table.
+        # The numbers are not sorted with their keys: half the memory. Equal keys stay in the order of the table.
         keys = rows["\0key"]
         del frames, rows
         order = pl.DataFrame({"key": keys}).select(
             pl.arg_sort_by("key", descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
         )
-        return numbers[order.to_series().to_numpy()]
+        ordered: Numbers = numbers[order.to_series().to_numpy()]
+        return ordered
 
     def _checked(self, where: tuple[str, ...]) -> tuple[str, ...]:
         if len(where) > MAX_CLAUSES or any(len(clause) > MAX_CLAUSE_CHARACTERS for clause in where):

@@ -330,7 +330,10 @@ def job_document(row: RowMapping, progress: Document | None = None, *, as_text: 
 
 def status_details(row: RowMapping, progress: Document | None = None, *, as_text: bool = False) -> Document:
     """Build the status of a job, without metrics."""
-    known: Document = {**NOTHING_YET, **(progress or (_TEXT_FIELDS if as_text else msgspec.json).decode(row["progress"]))}
+    known: Document = {
+        **NOTHING_YET,
+        **(progress or (_TEXT_FIELDS if as_text else msgspec.json).decode(row["progress"])),
+    }
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
     # Of earlier starts; the current one is added.
