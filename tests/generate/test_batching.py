@@ -86,6 +86,20 @@ def test_pieces_come_in_the_event_loop_before_the_result(engine):
     asyncio.run(main())
 
 
+def test_tokens_in_flight_are_those_of_requests_that_are_not_complete(engine):
+    async def main():
+        async with Batcher(engine) as batcher:
+            counts = []
+            request = asked(1, max_tokens=40, temperature=0)
+            result = await batcher.submit(request, lambda _: counts.append(batcher.tokens_in_flight))
+            return counts, batcher.tokens_in_flight, len(result.choices[0].tokens)
+
+    counts, after, total = asyncio.run(main())
+    assert counts == sorted(counts)
+    assert 1 <= counts[0] <= counts[-1] == total
+    assert after == 0
+
+
 def test_a_cancelled_task_leaves_the_batch(engine):
     async def main():
         async with Batcher(engine) as batcher:

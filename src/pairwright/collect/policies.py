@@ -207,8 +207,8 @@ class LocalPolicy:
 
     @property
     def tokens_in_flight(self) -> int:
-        """Tokens of answers that are not finished, where the engine counts them."""
-        return int(getattr(self._batcher, "tokens_in_flight", 0))
+        """Tokens of answers that are not finished."""
+        return self._batcher.tokens_in_flight
 
     async def complete(self, ask: Ask) -> list[Completion]:
         try:

@@ -64,6 +64,12 @@ class Batcher:
         return len(self._open)
 
     @property
+    def tokens_in_flight(self) -> int:
+        """Tokens of the requests that are not complete."""
+        tickets = [waiting.ticket for waiting in self._open if waiting.ticket is not None]
+        return sum(len(choice.tokens) for ticket in tickets for choice in ticket.choices)
+
+    @property
     def is_idle(self) -> bool:
         """Whether the engine's thread has nothing to do."""
         return self._is_idle and self._inbox.empty()
