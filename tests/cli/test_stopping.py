@@ -45,6 +45,8 @@ def start(*words, cwd=None):
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd,
         env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,
+        # a shell in the background has its programs ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

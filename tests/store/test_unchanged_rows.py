@@ -54,6 +54,7 @@ DIGESTS = {
     "litellm.jsonl": "1+2 5b6216791f2067eb",
     "llamafactory_media.json": "3+1 7da156001046a149",
     "managed_agents.jsonl": "1+0 9fc70e155d80a4ad",
+    "message_rows.jsonl": "2+0 faffce3cd7e33268",
     "mini_swe_agent.traj.json": "1+0 8a3c793bffcc8a04",
     "mlflow.json": "1+0 a04e3475020f1a6c",
     "nat.json": "4+0 1c12e4102da2038e",
