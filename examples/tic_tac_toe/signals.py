@@ -36,7 +36,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
                 "label_by": "best-worst",
                 "unique": True,
                 "beta": 1.0,
-                "sft_loss_weight": 0.3,
+                "sft_loss_weight": 0.2,
                 "desirable_weight": 1.5,
             },
         },
