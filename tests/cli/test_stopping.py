@@ -78,7 +78,13 @@ def finish(*words, code=0):
 
 
 def has_file(folder: Path, pattern: str):
-    return lambda: any(path.stat().st_size for path in folder.glob(pattern))
+    def is_there() -> bool:
+        try:
+            return any(path.stat().st_size for path in folder.glob(pattern))
+        except FileNotFoundError:  # a temporary file that had its name for a moment
+            return False
+
+    return is_there
 
 
 def write_chats(folder: Path) -> Path:
