@@ -83,9 +83,10 @@ def test_numbers_go_before_times_and_equal_ones_keep_the_order_of_the_file(tmp_p
         {"session": 7, "sender": "AI", "text": "third", "turn": 2, "ts": 1},
         {"session": 7, "sender": "human", "text": "first", "turn": 1, "ts": 9},
         {"session": 7, "sender": "AI", "text": "second", "turn": 1, "ts": 9},
+        {"session": 7, "sender": "human", "text": "fourth", "turn": 3, "ts": 0},
     ]
     _, (experience,), _ = read_path(write_lines(tmp_path / "log.jsonl", rows))
-    assert texts(experience) == ["first", "second", "third"]
+    assert texts(experience) == ["first", "second", "third", "fourth"]
 
 
 def test_lines_of_messages_without_an_id_are_one_conversation(tmp_path):
@@ -132,3 +133,28 @@ def test_messages_that_branch_give_an_experience_for_every_way(tmp_path):
     ]
     circle = [{**row, "parent_id": "b" if row["message_id"] == "q" else row["parent_id"]} for row in rows[::-1]]
     assert "circle" in read_path(write_lines(tmp_path / "circle.jsonl", circle))[2][0]
+
+
+def test_rows_of_one_second_in_a_file_with_the_newest_first_are_turned_round(tmp_path):
+    rows = [
+        {"session_id": "s", "role": role, "content": role, "created_at": f"2026-03-01T09:00:0{second}Z"}
+        for role, second in (("assistant", 2), ("tool", 1), ("assistant", 1), ("user", 1))
+    ]
+    _, (experience,), _ = read_path(write_lines(tmp_path / "log.jsonl", rows))
+    assert texts(experience) == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_weight_in_a_cell_of_text_counts(tmp_path):
+    (tmp_path / "log.csv").write_text(
+        "session_id,role,content,train,task_id,level\n"
+        "s,user,q,,4,4\ns,assistant,a,False,4,4\ns,user,r,,4,4\ns,assistant,b,true,4,4\n"
+    )
+    _, (experience,), _ = read_path(tmp_path / "log.csv")
+    messages = (*experience.prompt, *experience.completion)
+    assert [message.text for message in messages if message.is_generated] == ["b"]
+    # a field that happens to equal the task is kept
+    assert (experience.eid.task, experience.info["level"]) == ("4", "4")
+    (tmp_path / "odd.csv").write_text("session_id,role,content,train\ns,user,q,\ns,assistant,a,maybe\n")
+    assert read_path(tmp_path / "odd.csv")[2] == [
+        "conversation 's': weight: got 'maybe', expected a number, true or false"
+    ]

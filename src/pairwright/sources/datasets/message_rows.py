@@ -8,6 +8,7 @@ nothing says which of them is the score of the whole. Where messages name the on
 from the first to a last message is an experience, as in the sessions of coding agents.
 """
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -30,7 +31,7 @@ from pairwright.sources.format import (
     split_at_first_answer,
 )
 from pairwright.sources.shapes.any_messages import decode_json_text
-from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import TASK_KEYS, reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "message-rows"
@@ -67,6 +68,7 @@ _MESSAGE_KEYS = (
     *("tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"),
     *("weight", "train", "loss_weight"),
 )
+_WEIGHTS = frozenset({"weight", "train", "loss_weight"})
 _JSON_KEYS = frozenset({"tool_calls", "function_call"})
 
 
@@ -133,9 +135,10 @@ def _read_conversation(
     }
     task = task_of(shared)
     leftovers = [_leftover(row, shared) for row in rows]
+    read_keys = _read_keys(shared) | {key for key in TASK_KEYS if shared.get(key) == task}
     info = {
         "session_id": conversation,
-        **{key: value for key, value in shared.items() if key not in _read_keys(shared) and value != task},
+        **{key: value for key, value in shared.items() if key not in read_keys},
         "message_fields": leftovers if any(leftovers) else None,
     }
     return build(
@@ -171,11 +174,14 @@ def _in_order(rows: list[Json]) -> list[Json]:
     for names, read_value in ((_NUMBERS, score), (_TIMES, _seconds)):
         key = _shared_key(rows, names)
         values = [None if key is None else read_value(row.get(key)) for row in rows]
-        if any(value is None for value in values):
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        if len(known) < len(rows):
             continue
-        # Numbers that repeat do not tell the order of all rows: a turn may have a question and an answer.
-        order = sorted(range(len(rows)), key=lambda number: values[number])  # type: ignore[arg-type, return-value]
-        return [rows[number] for number in order]
+        # Values that repeat do not tell the order of all rows: a question and its answer in one second. Of a file that
+        # has the newest row first, they are in that order, too.
+        is_newest_first = known[0] > known[-1] and known == sorted(known, reverse=True)
+        numbers = range(len(rows) - 1, -1, -1) if is_newest_first else range(len(rows))
+        return [rows[number] for number in sorted(numbers, key=known.__getitem__)]
     return rows
 
 
@@ -269,8 +275,21 @@ def _chat_turn(row: Json, number: int) -> Json:
     }
     for name in _MESSAGE_KEYS:
         if row.get(name) not in (None, ""):
-            turn[name] = decode_json_text(row[name]) if name in _JSON_KEYS else row[name]
+            value = row[name]
+            turn[name] = (
+                decode_json_text(value) if name in _JSON_KEYS else _weight(value) if name in _WEIGHTS else value
+            )
     return turn
+
+
+def _weight(value: Any) -> Any:
+    """A weight as JSON has it: in a cell of a CSV file it is text."""
+    if not isinstance(value, str):
+        return value
+    number = {"true": 1.0, "false": 0.0}.get(value.strip().lower(), score(value))
+    if number is None:
+        raise BadRecord(f"weight: got {value!r:.40}, expected a number, true or false")
+    return number
 
 
 FORMAT = Format(
