@@ -87,19 +87,8 @@ class PairQueries:
 
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
         """A page of the list."""
-        snapshot = self.rows.snapshot()
-        numbers = self.rows.select(query, snapshot)
-        num_matches = snapshot.num_rows if numbers is None else len(numbers)
-        stop = min(offset + limit, num_matches)
-        page = list(range(offset, stop)) if numbers is None else numbers[offset:stop].tolist()
-        rows = self.rows.take(page, LISTED, snapshot) if page else []
-        return {
-            "total": snapshot.num_rows,
-            "matches": num_matches,
-            "offset": offset,
-            "rows": [plain({"row": number, **row}) for number, row in zip(page, rows, strict=True)],
-            "columns": self.rows.columns.names,
-        }
+        page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
+        return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
         """Counts over the matching pairs."""

@@ -307,6 +307,22 @@ class RowQueries:
             return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
         return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
 
+    def read_page(self, query: Query, offset: int, limit: int, columns: Sequence[str]) -> dict[str, Any]:
+        """A page of a list: rows with some columns, how many rows match, and how many there are."""
+        snapshot = self.snapshot()
+        numbers = self.select(query, snapshot)
+        num_matches = snapshot.num_rows if numbers is None else len(numbers)
+        stop = min(offset + limit, num_matches)
+        page = list(range(offset, stop)) if numbers is None else numbers[offset:stop].tolist()
+        rows = self.take(page, columns, snapshot) if page else []
+        return {
+            "total": snapshot.num_rows,
+            "matches": num_matches,
+            "offset": offset,
+            "rows": [{"row": number, **row} for number, row in zip(page, rows, strict=True)],
+            "columns": self.columns.names,
+        }
+
     def snippets(self, numbers: Sequence[int], text: str, snapshot: Snapshot) -> list[dict[str, str] | None]:
         """What stands around a text in each of some rows; None for a row that does not contain it."""
         self._contains(text)  # raises for a text that is too long
