@@ -158,3 +158,16 @@ def test_a_weight_in_a_cell_of_text_counts(tmp_path):
     assert read_path(tmp_path / "odd.csv")[2] == [
         "conversation 's': weight: got 'maybe', expected a number, true or false"
     ]
+
+
+@pytest.mark.parametrize("time", ["ts", "timestamp", "createdAt"])
+@pytest.mark.parametrize("name", ["session_id", "sessionId", "conversation_id", "thread_id", "trace_id"])
+def test_rows_that_name_their_conversation_are_not_taken_for_the_history_of_a_program(name, time, tmp_path):
+    rows = [
+        {name: conversation, "role": role, "content": role, time: number}
+        for conversation in "ab"
+        for number, role in enumerate(("user", "assistant"))
+    ]
+    assert read_path(write_lines(tmp_path / "log.jsonl", rows))[0] == "message-rows"
+    (tmp_path / "log.json").write_text(json.dumps(rows))
+    assert [texts(experience) for experience in read_path(tmp_path / "log.json")[1]] == [["user", "assistant"]] * 2

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.datasets import message_rows
 from pairwright.sources.fields import identifier, items, mapping, optional_text
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.anthropic import (
@@ -32,7 +33,9 @@ _TAGS = ("<task>", "<user_message>", "<feedback>", "<environment_details>")
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
         return "sessionId" in value and "agent" in value and _are_messages(value.get("messages"))
-    return _are_messages(value) and any("ts" in message or _is_tagged(message) for message in value)
+    if not _are_messages(value) or not any("ts" in message or _is_tagged(message) for message in value):
+        return False
+    return not message_rows.matches(value)  # a history of Cline does not name its session in every message
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
