@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pairwright.collect.completion import Completion, PolicyError
-from pairwright.collect.policies import RunPolicy
+from pairwright.collect.policies import Completion, PolicyError, RunPolicy
 from pairwright.collect.recording import Recorder
 from pairwright.errors import PairwrightError
 from pairwright.records.canonical import canonical_messages, content_hash

@@ -25,9 +25,8 @@ import numpy as np
 import zstandard
 
 from pairwright.errors import SourceError
-from pairwright.paths import Place, open_binary, place, size_of
+from pairwright.paths import Place, open_binary, place, scratch, size_of
 from pairwright.paths.paths import list_files
-from pairwright.paths.scratch import scratch
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.text_repairs import encoding_of, repair_and_decode, to_utf8
