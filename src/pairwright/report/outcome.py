@@ -1,4 +1,4 @@
-"""The outcome section (first on the page: before and after with intervals, verdict, regressions) and training curves."""
+"""The outcome section (first: before and after with intervals, verdict, regressions), and training curves."""
 
 import csv
 import itertools
