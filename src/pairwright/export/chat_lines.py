@@ -124,7 +124,7 @@ class Content:
 
 
 class PairRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of the pairs table. `tools` is the stored JSON text, None if the pair has no tools."""
+    """A row of the pairs table. `tools` is JSON text, with functions nested as in chat APIs; None if there are none."""
 
     id: str
     weight: float

@@ -19,6 +19,8 @@ from pairwright.export.chat_lines import Content, Context, PairRow, Unfit
 from pairwright.pairs.pair_table import has_tools, pair_batches
 from pairwright.pairs.spill import plain_memory
 from pairwright.paths import Place, write_atomic
+from pairwright.records.json_text import decode, encode
+from pairwright.records.tool_texts import to_chat_tool
 
 _NUM_EXAMPLES = 5
 _NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
@@ -162,7 +164,9 @@ def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
         column = batch.column(name)
         # Indexed by dictionary code, with None at the end for code -1.
         values = [*_values(column.dictionary), None]
-        if name != "tools":
+        if name == "tools":
+            values = [text if text is None else _nest_tools(text) for text in values]
+        else:
             for text in values:
                 if text not in contents:
                     contents[text] = Content(text, arguments)
@@ -170,6 +174,13 @@ def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
         indices = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1: a row without text, the last value
         columns.append([values[index] for index in indices.tolist()])
     return map(PairRow, *columns)
+
+
+def _nest_tools(text: str) -> str:
+    """Return tool schemas as chat APIs and templates take them; the same text where they are so."""
+    tools = decode(text)
+    nested = [to_chat_tool(tool) for tool in tools]
+    return text if nested == tools else encode(nested).decode()
 
 
 def _values(column: pa.Array) -> list[Any]:
