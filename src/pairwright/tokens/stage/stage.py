@@ -192,7 +192,6 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
     if options.max_length is not None:
         cut = (options.max_length, options.truncation)
         sequences = [truncate(sequence, *cut, keep_first=options.keep_first) for sequence in sequences]
-    sequences = [weigh_turns(sequence, experience.messages) for sequence in sequences]
     return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
 
 
