@@ -6,7 +6,8 @@ A part depends on some columns of a pair, and is computed once for each distinct
 that is in many pairs is decoded, checked and encoded once. Parts and checks run in the order of the layout. A pair is
 refused by the first of them that raises Unfit, and those that follow do not see it.
 
-Columns are `prompt`, `chosen` and `rejected` (Content), `tools` (JSON text or None), and both rewards.
+Columns are `prompt`, `chosen` and `rejected` (Content), `tools` (JSON text with functions nested as in chat
+APIs, or None), and both rewards.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from pairwright.export.chat_lines import (
     note_extra,
     read_contents,
 )
+from pairwright.records.json_text import decode, encode
+from pairwright.records.tool_texts import to_chat_tool
 
 Indices = npt.NDArray[np.int64]
 NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
@@ -115,7 +118,7 @@ class LineBatch:
         for name in ("chosen_reward", "rejected_reward"):
             self.values[name], self.codes[name] = batch.column(name).to_pylist(), self.rows
         tools, self.codes["tools"] = _distinct_texts([batch.column("tools")])
-        self.values["tools"] = [text if text is None else text.decode() for text in tools]
+        self.values["tools"] = [text if text is None else _nest_tools(text) for text in tools]
         texts, codes = _distinct_texts([batch.column(name) for name in _MESSAGES])
         self.codes |= dict(zip(_MESSAGES, np.split(codes, len(_MESSAGES)), strict=True))
         self.values |= dict.fromkeys(_MESSAGES, read_contents(texts, arguments))
@@ -253,6 +256,13 @@ def _distinct_texts(columns: Sequence[pa.DictionaryArray]) -> tuple[list[bytes |
     texts = distinct.dictionary.to_numpy(zero_copy_only=False).tolist()
     numbers = np.append(distinct.indices.to_numpy(zero_copy_only=False), len(texts)).astype(np.int64)
     return [*texts, None], numbers[np.concatenate(codes)]
+
+
+def _nest_tools(text: bytes) -> str:
+    """Return tool schemas as chat APIs and templates take them; the same text where they are so."""
+    tools = decode(text)
+    nested = [to_chat_tool(tool) for tool in tools]
+    return (text if nested == tools else encode(nested)).decode()
 
 
 def _kinds(contents: list[Content]) -> Indices:

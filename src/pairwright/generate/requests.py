@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json, Message, to_template_chat
-from pairwright.records.tool_texts import write_tools_as_text
+from pairwright.records.tool_texts import to_chat_tool, write_tools_as_text
 
 Finish = Literal["stop", "length", "cancelled"]
 Ids = NDArray[np.int32]
@@ -176,7 +176,7 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Sequence[Json], arguments: str, empty: str | None, more: Json | None
     ) -> str:
         chat = to_template_chat(messages, arguments=arguments, empty=empty)
-        return self.render(chat, list(tools) or None, more)
+        return self.render(chat, [to_chat_tool(tool) for tool in tools] or None, more)
 
     def _apply_template(self, chat: list[Json], tools: list[Json] | None, variables: Json | None) -> str:
         try:
