@@ -273,7 +273,10 @@ def is_json_lines(path: Place) -> bool:
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
         # Until there is more than one line: a large file of one line is read only up to the limit of a line.
-        while not head.partition(b"\n")[2].strip() and len(head) <= MAX_LINE_BYTES and (piece := file.read(_CHUNK)):
+        while b"\n" not in head or not head.partition(b"\n")[2].strip():
+            piece = file.read(_CHUNK) if len(head) <= MAX_LINE_BYTES else b""
+            if not piece:
+                break
             head += piece
         first, newline, rest = head.partition(b"\n")
         is_named_so = path.suffix in (".jsonl", ".ndjson")
