@@ -74,7 +74,7 @@ _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind
 Read = Callable[[Any, Origin, Options], Iterator["Record | Rejected"]]
 
 
-class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
+class ReadyRow(msgspec.Struct, gc=False):
     """Cells of a table row, named after the table's columns (store/columns.py): a record that is encoded already.
 
     An import makes these instead of experiences, so that each part of a record is checked, hashed and encoded once. The
@@ -86,7 +86,7 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     batch: str
     task: str
     run: int
-    step: int = 0
+    step: int
     kind: str
     reward: float | None  # finite
     model_version: str | None
@@ -97,22 +97,25 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     num_completion_characters: int
     num_tool_calls: int
     num_errors: int
-    truncate_status: str | None = None
+    truncate_status: str | None
     source_format: str
     source: str
     source_line: int | None
     prompt: bytes | None
     tools: bytes | None
     completion: bytes | None
-    reward_components: bytes | None = None
+    reward_components: bytes | None
     errors: bytes | None
     info: bytes | None
-    metrics: bytes | None = None
+    metrics: bytes | None
     # Token fields, as in an experience: int32, float32 and bool
     prompt_length: int | None = None
     tokens: Array | None = None
     logprobs: Array | None = None
     action_mask: Array | None = None
+    # Tool results that nobody has looked at yet, and the prompt before them: `find_errors` of
+    # sources/shapes/plain_rows.py does so for many rows, and adds the errors.
+    unchecked: tuple[Sequence[str], Any] | None = None
 
 
 Record = Experience | ReadyRow

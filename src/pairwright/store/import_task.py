@@ -31,6 +31,7 @@ from pairwright.sources.format import Options, Origin, ReadyRow, Record, Rejecte
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
+from pairwright.sources.shapes.plain_rows import find_errors
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
 from pairwright.store.arrow import column_array, from_arrow, list_column, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
@@ -275,6 +276,7 @@ def _batch(rows: list[Record], task: ImportTask, result: ImportResult) -> pa.Rec
 
 
 def _ready_batch(rows: list[ReadyRow]) -> pa.RecordBatch:
+    find_errors(rows)
     cells = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
     cells["num_tokens"] = tuple([None if ids is None else len(ids) for ids in cells["tokens"]])
     arrays = []

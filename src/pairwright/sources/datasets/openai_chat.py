@@ -17,6 +17,7 @@ Plain rows of a JSON Lines file take a fast path from JSON text to table cells (
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -44,7 +45,15 @@ from pairwright.sources.shapes.chat_messages import (
     message_from_turn,
     read_weight,
 )
-from pairwright.sources.shapes.plain_rows import PlainPrompt, plain_reader, plain_row, read_prompt, read_turns
+from pairwright.sources.shapes.plain_rows import (
+    PlainPrompt,
+    PlainTools,
+    plain_reader,
+    plain_row,
+    read_prompt,
+    read_tools,
+    read_turns,
+)
 from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -249,9 +258,14 @@ def _prompt_of(turns: list[PlainTurn], tools: bytes) -> PlainPrompt:
     """Return what a prompt and tools give; mostly those of the row before."""
     global _last_prompt
     if _last_prompt is None or _last_prompt[0] != turns or _last_prompt[1] != tools:
-        prompt = read_prompt([message_from_turn(turn) for turn in turns], tools_of({"tools": _decode(tools)}))
-        _last_prompt = turns, tools, prompt
+        _last_prompt = turns, tools, read_prompt([message_from_turn(turn) for turn in turns], _read_tools(tools))
     return _last_prompt[2]
+
+
+@lru_cache(maxsize=64)
+def _read_tools(text: bytes) -> PlainTools:
+    """Return the tools, which are checked and hashed once for all prompts that have them."""
+    return read_tools(tools_of({"tools": _decode(text)}))
 
 
 read, read_row = guarded(read_unit), plain_reader(_read_plain)

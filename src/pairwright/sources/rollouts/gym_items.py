@@ -15,11 +15,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pairwright.records.json_text import decode
+from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json
 from pairwright.sources.shapes.chat_messages import PlainCall
 from pairwright.sources.shapes.plain_rows import Completion, PlainPrompt, errors_of
-from pairwright.sources.shapes.tool_errors import text_error_kind
 
 
 class _Part(Struct, gc=False, forbid_unknown_fields=True):
@@ -101,6 +100,7 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
     content = reasoning = None  # these two and the calls are of the open assistant turn
     calls: list[PlainCall] = []
     canonical_calls: list[Any] = []
+    results: list[str] = []
     num_characters = num_calls = 0
     has_errors = bool(prompt.errors)
     for item in (*items, _END):
@@ -131,7 +131,7 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
             output, call_id = item.output, item.call_id
             if output is None or call_id is None:
                 return None
-            has_errors = has_errors or text_error_kind(output) is not None
+            results.append(output)
             turns.append(_Turn("tool", output, None, (), call_id))
             canonical.append(("tool", output, "", None, (), call_numbers.get(call_id, call_id)))
             num_characters += len(output)
@@ -149,8 +149,10 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
     if not turns:
         return None
     arrays = _read_tokens(items) if any(item.generation_token_ids is not _ABSENT for item in items) else {}
-    errors = errors_of(prompt, turns) if has_errors else ()
-    return None if arrays is None else Completion(turns, canonical, num_characters, num_calls, errors, arrays)
+    if arrays is None:
+        return None
+    errors = errors_of(prompt, encode(turns)) if has_errors else ()
+    return Completion(turns, canonical, num_characters, num_calls, errors, () if has_errors else results, arrays)
 
 
 def _read_text(item: Item) -> str | None:

@@ -39,7 +39,15 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, ReadyRow, Record, Rejected, build
 from pairwright.sources.rollouts.gym_items import WholeResponse, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
-from pairwright.sources.shapes.plain_rows import PlainPrompt, plain_reader, plain_row, read_prompt
+from pairwright.sources.shapes.plain_rows import (
+    NO_TOOLS,
+    PlainPrompt,
+    PlainTools,
+    plain_reader,
+    plain_row,
+    read_prompt,
+    read_tools,
+)
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -366,10 +374,10 @@ def _read_task(text: bytes) -> _Task:
 
 
 @lru_cache(maxsize=_NUM_SHARED)
-def _read_tools(text: bytes) -> tuple[Json, ...]:
-    """Return the tools; the same object for all tasks that have them, so that they are checked once."""
+def _read_tools(text: bytes) -> PlainTools:
+    """Return the tools, which are checked and hashed once for all tasks that have them."""
     value = _decode(text)
-    return tuple(tools_from_chat(value, "tools")) if value else ()
+    return read_tools(tools_from_chat(value, "tools")) if value else NO_TOOLS
 
 
 def _task_id(task: _Task, key: tuple[bytes, Any]) -> str | None:

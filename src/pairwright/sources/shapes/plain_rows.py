@@ -9,18 +9,29 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from pairwright.records.canonical import canonical_arguments, canonical_messages, digest, pack
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.json_text import MAX_DEPTH, decode, encode
-from pairwright.records.messages import TEXT, ErrorSite, Json, Message, ToolCall
+from pairwright.records.messages import TEXT, ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import UNUSUAL, Origin, ReadRow, ReadyRow, label_of, task_hash
 from pairwright.sources.shapes.chat_messages import PlainCall, PlainTurn
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, text_error_kind, tool_names
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, suspicious_results, text_error_kind, tool_names
 
 _NO_ARRAYS: Json = {}
+_decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
+
+
+class PlainTools(Struct, gc=False):
+    """Checked tools, which many prompts share."""
+
+    schemas: tuple[Json, ...]
+    names: tuple[str, ...]
+    packed: bytes  # as in a hash
+    text: bytes | None
 
 
 class PlainPrompt(Struct, gc=False):
@@ -46,7 +57,8 @@ class Completion(Struct, gc=False):
     canonical: list[Any]  # as `canonical_messages` has them
     num_characters: int
     num_calls: int
-    errors: Sequence[ErrorSite] = ()  # of the whole conversation
+    errors: Sequence[ErrorSite] = ()  # of the whole conversation, but for those of `results`
+    results: Sequence[str] = ()  # of tools, which nobody has looked at yet
     arrays: Json = _NO_ARRAYS  # recorded tokens
 
 
@@ -62,24 +74,37 @@ def plain_reader(read: Callable[[bytes, Origin], ReadyRow | None]) -> ReadRow:
     return read_row
 
 
-def read_prompt(messages: Sequence[Message], tools: Sequence[Json], metadata: Any = None) -> PlainPrompt:
-    """Check a prompt and its tools, and compute what their runs share; raises one of UNUSUAL for raw text."""
-    messages, tools = tuple(messages), tuple(tools)
-    if tools:
-        Experience(kind=Kind.SINGLE_TURN, tools=tools)  # checks them
-    if any(message.role == TEXT for message in messages):
-        raise BadRecord("raw text before a chat")
-    # as `content_hash`, but for integers of more than 64 bits, which raise here
+def read_tools(schemas: Sequence[Json]) -> PlainTools:
+    """Check tools; raises one of UNUSUAL for those that have no cell."""
+    schemas = tuple(schemas)
+    if schemas:
+        Experience(kind=Kind.SINGLE_TURN, tools=schemas)  # checks them
+    # An integer of more than 64 bits raises here; `content_hash` takes another way for it.
+    return PlainTools(schemas, tool_names(list(schemas)), pack(schemas), encode(schemas) if schemas else None)
+
+
+NO_TOOLS = read_tools(())
+
+
+def read_prompt(messages: Sequence[Message], tools: PlainTools = NO_TOOLS, metadata: Any = None) -> PlainPrompt:
+    """Check a prompt, and compute what its runs share; raises one of UNUSUAL for raw text."""
+    messages = tuple(messages)
+    is_chat = True  # without calls and results, in which errors are looked for
+    for message in messages:
+        if message.role == TEXT:
+            raise BadRecord("raw text before a chat")
+        is_chat = is_chat and message.role != "tool" and not message.tool_calls
+    # What `pack` writes of (messages, tools): MessagePack has an array of two as 0x92 and its items behind it.
     return PlainPrompt(
-        messages=messages,
-        tools=tools,
-        tool_names=tool_names(list(tools)),
-        errors=tuple(error_sites(list(messages), list(tools), result_error_kind)),
-        hash=digest(pack((messages, tools))),
-        prompt_hash=digest(pack((canonical_messages(messages), tools))),
-        text=encode(messages) if messages else None,
-        tools_text=encode(tools) if tools else None,
-        metadata=metadata,
+        messages,
+        tools.schemas,
+        tools.names,
+        () if is_chat else tuple(error_sites(list(messages), list(tools.schemas), result_error_kind)),
+        digest(b"\x92" + pack(messages) + tools.packed),
+        digest(b"\x92" + pack(canonical_messages(messages)) + tools.packed),
+        encode(messages) if messages else None,
+        tools.text,
+        metadata,
     )
 
 
@@ -89,6 +114,7 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
     # Call ids as numbers in order of appearance: canonical messages do not depend on how ids were made.
     call_numbers: dict[str, int] = {}
     names = prompt.tool_names
+    results: list[str] = []
     num_characters = num_calls = 0
     has_errors = bool(prompt.errors)
     for turn in turns:
@@ -98,7 +124,7 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
         else:
             num_characters += len(content)
         if role == "tool":
-            has_errors = has_errors or text_error_kind(content) is not None
+            results.append(content)
         elif not role or role == TEXT:
             return None
         calls: Any = turn.tool_calls
@@ -123,8 +149,9 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
         turn.tool_calls = plain
         result_of = None if call_id is None else call_numbers.get(call_id, call_id)
         canonical.append((role, content, "", turn.name, canonical_calls, result_of))
-    errors = errors_of(prompt, turns) if has_errors else ()
-    return Completion(turns, canonical, num_characters, num_calls, errors)
+    if has_errors:
+        return Completion(turns, canonical, num_characters, num_calls, errors_of(prompt, encode(turns)))
+    return Completion(turns, canonical, num_characters, num_calls, (), results)
 
 
 def answer_of(text: str, prompt: PlainPrompt) -> Completion:
@@ -132,13 +159,27 @@ def answer_of(text: str, prompt: PlainPrompt) -> Completion:
     return Completion([PlainTurn("assistant", text)], [("assistant", text, "", None)], len(text), 0, prompt.errors)
 
 
-def errors_of(prompt: PlainPrompt, turns: Sequence[Any]) -> list[ErrorSite]:
-    """Return the error sites of a whole conversation."""
-    messages = list(prompt.messages)
-    for turn in turns:
-        calls = tuple([ToolCall(call.name, call.arguments, call.id, call.type) for call in turn.tool_calls or ()])
-        messages.append(Message(turn.role, turn.content, None, calls, turn.tool_call_id, turn.name))
+def errors_of(prompt: PlainPrompt, completion: bytes) -> list[ErrorSite]:
+    """Return the error sites of a whole conversation; the completion is as it is stored."""
+    messages = [*prompt.messages, *_decode_messages(completion)]
     return error_sites(messages, list(prompt.tools), result_error_kind)
+
+
+def find_errors(rows: Sequence[ReadyRow]) -> None:
+    """Add the failed tool results of rows, all at once, since most texts are cleared by one look at all of them."""
+    texts: list[str] = []
+    owners: list[ReadyRow] = []
+    for row in rows:
+        if row.unchecked is not None:
+            results = row.unchecked[0]
+            texts += results
+            owners += [row] * len(results)
+    for position in suspicious_results(texts) if texts else ():
+        row = owners[position]
+        # None: an earlier result of the row has failed, and all of them were looked at
+        if row.unchecked is not None and text_error_kind(texts[position]) is not None:
+            errors = errors_of(row.unchecked[1], row.completion or b"[]")
+            row.unchecked, row.num_errors, row.errors = None, len(errors), encode(errors)
 
 
 def plain_row(
@@ -168,36 +209,42 @@ def plain_row(
     text = encode(turns)
     # The same values in the same order as in `build`, or ids would differ between the two ways.
     body = [None, None, reward, reward_components, info, label_of(origin)]
-    return ReadyRow(
+    row = ReadyRow(  # by position: with names, this would take longer than all hashes
         # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step and suffix.
-        uid=f'{tid[:-1]},{run},{step},"{digest(pack((prompt.hash, text, body)))[:24]}"]',
-        tid=tid,
-        batch=batch,
-        task=task_id,
-        run=run,
-        step=step,
-        kind="single_turn" if len(turns) == 1 else "multi_turn",
-        reward=reward,
-        model_version=None if model is None else encode(model).decode(),
-        prompt_hash=prompt.prompt_hash,
-        completion_hash=digest(pack((completion.canonical,))),
-        num_prompt_messages=len(prompt.messages),
-        num_completion_messages=len(turns),
-        num_completion_characters=completion.num_characters,
-        num_tool_calls=completion.num_calls,
-        num_errors=len(errors),
-        source_format=format_name,
-        source=origin.file,
-        source_line=origin.line,
-        prompt=prompt.text,
-        tools=prompt.tools_text,
-        completion=text,
-        reward_components=_cell(reward_components) if reward_components else None,
-        errors=encode(errors) if errors else None,
-        info=_cell(info) if info else None,
-        metrics=_cell(metrics) if metrics else None,
-        **completion.arrays,
+        f'{tid[:-1]},{run},{step},"{digest(pack((prompt.hash, text, body)))[:24]}"]',
+        tid,
+        batch,
+        task_id,
+        run,
+        step,
+        "single_turn" if len(turns) == 1 else "multi_turn",
+        reward,
+        None if model is None else encode(model).decode(),
+        prompt.prompt_hash,
+        digest(pack((completion.canonical,))),
+        len(prompt.messages),
+        len(turns),
+        completion.num_characters,
+        completion.num_calls,
+        len(errors),
+        None,
+        format_name,
+        origin.file,
+        origin.line,
+        prompt.text,
+        prompt.tools_text,
+        text,
+        _cell(reward_components) if reward_components else None,
+        encode(errors) if errors else None,
+        _cell(info) if info else None,
+        _cell(metrics) if metrics else None,
     )
+    if completion.results:
+        row.unchecked = completion.results, prompt
+    if completion.arrays is not _NO_ARRAYS:
+        for name, value in completion.arrays.items():
+            setattr(row, name, value)
+    return row
 
 
 def _task_ids(prompt: PlainPrompt, batch: str, task: int | str | None) -> tuple[str, str]:

@@ -7,7 +7,7 @@ results and test reports contain it, too. tests/sources/test_tool_errors.py has 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -127,6 +127,26 @@ _CRASH_LETTERS = frozenset(
     {"Exc", "thr", "pan", "Seg", "Nod", "mak", "npm", "Unc", "fat", "Syn", "Ind", "Tab", "   ", "\tat", "\t..", "}"}
 )
 _NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # characters that are looked at
+
+
+# What a failed result contains, whichever of the marks it has, also as JSON text or as JSON text inside JSON text; then
+# white space and quotes are escaped. Colours may stand inside a word; the four letters are upper or lower case of i, k, s.
+_GAP = r"(?:\\+[a-z]|[^a-z])*"
+_HINTS = rf"""(?is)error|exception|fail|traceback|fatal|panic|errno|timeout|timed.out|❌|uncaught|segmentation fault
+|node\.js v|: \*\*\* |npm err|not found|no such|no tool named|(?:unknown|invalid) (?:tool|function|option)
+|unrecognized option|permission denied|(?:is|not) a directory|connection refused|not permitted|cannot open|detail\\*"
+|(?:success|ok){_GAP}false|(?:xit|code|status)(?: (?:was|is|of))?{_GAP}(?:[0-9]|[^\x00-\x7f])
+|\x1b|(?-i:[ıİſK])|\\u(?:00[0-7]|01[37]|212|274)""".replace("\n", "")
+
+
+def suspicious_results(texts: Sequence[str]) -> list[int]:
+    """Return the positions of results that may be failures: `text_error_kind` is None for all others.
+
+    One pass of a linear-time regular expression over many texts takes a tenth of the time of looking at each.
+    """
+    import polars as pl  # takes a while to load, and only imports need it
+
+    return pl.Series(texts, dtype=pl.String).str.contains(_HINTS).arg_true().to_list()
 
 
 def result_error_kind(position: int, message: Message) -> str | None:

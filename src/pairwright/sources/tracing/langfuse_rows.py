@@ -165,7 +165,7 @@ def _prompt_of(text: str) -> _Opening:
         roles = [message.role for message in messages]
         if next((role for role in roles if role not in _SYSTEM), "tool") == "tool":
             raise BadRecord("begins with the result of a call, or with nothing")
-        _last_opening = _Opening(text, read_prompt(messages, ()), roles[0] in _SYSTEM)
+        _last_opening = _Opening(text, read_prompt(messages), roles[0] in _SYSTEM)
     return _last_opening
 
 

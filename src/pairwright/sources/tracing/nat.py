@@ -33,7 +33,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import UNUSUAL, Format, Options, Origin, ReadyRow, Record, Rejected, build, guarded
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
-from pairwright.sources.shapes.plain_rows import PlainPrompt, answer_of, plain_row, read_prompt
+from pairwright.sources.shapes.plain_rows import PlainPrompt, answer_of, plain_row, read_prompt, read_tools
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
@@ -216,7 +216,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
 def _plain_candidate(output: str, fields: Json, prompt: _Prompt, place: _Place, origin: Origin, info: Json) -> ReadyRow:
     """Return the row of a candidate whose output is text; raises one of UNUSUAL for what has no cells."""
     if prompt.plain is None:
-        prompt.plain = read_prompt(prompt.messages, prompt.tools)
+        prompt.plain = read_prompt(prompt.messages, read_tools(prompt.tools))
     return plain_row(
         NAME,
         origin,
