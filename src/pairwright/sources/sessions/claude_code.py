@@ -12,7 +12,8 @@ start is not in the file is kept with info["prompt_missing"]. There is no reward
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from pairwright.sources.format import (
     Origin,
     Record,
     Rejected,
+    Unchecked,
     build,
     guarded,
     session_run,
@@ -33,6 +35,7 @@ from pairwright.sources.format import (
 )
 from pairwright.sources.sessions.claude_session import (
     Line,
+    LineInfo,
     LineMessage,
     MessageLine,
     ReadLine,
@@ -40,6 +43,7 @@ from pairwright.sources.sessions.claude_session import (
     Usage,
     branches_of,
     decode_line,
+    info_of,
     is_copy_or_notice,
     line_clears,
     messages_of,
@@ -52,7 +56,7 @@ from pairwright.sources.shapes.tool_errors import error_sites
 
 NAME = "claude-code"
 MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
-_INFO_KEYS = ("cwd", "gitBranch", "version", "slug", "agentId")
+_FLAGS = frozenset({"is_error", "is_api_error"})  # of messages that failed
 # Start of results with `is_error`, by kind; the first match wins.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
@@ -158,7 +162,8 @@ def _experiences(
                 messages += shared[turn]
             before, completion = split_at_answer(messages)
             prompt = tuple(before)  # equal in all branches of a root
-            if not any(message.is_generated for message in completion):
+            # Only an earlier branch leaves a completion without a message that was generated.
+            if not completion or (run and not any(message.is_generated for message in completion)):
                 raise BadRecord(f"the branch from line {first.number} to {last.number} has no answer of its own")
             if session not in tasks:
                 tasks[session] = session_task(session, prompt, metadata=agent)
@@ -205,13 +210,14 @@ def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str
     about: Json = {key: _text_or_none(message.get(key)) for key in ("id", "model", "stop_reason")}
     if isinstance(usage, dict):
         about["usage"] = Usage(usage.get("input_tokens"), usage.get("output_tokens"))
-    fields = {**_fields_of(value, number), "uuid": uuid}
+    fields = {**_common_fields(value, number), "uuid": uuid}
     keys = ("forkedFrom", "isApiErrorMessage", "isMeta", "isCompactSummary")
     line = ReadLine(
         type="assistant" if kind == "assistant" else "user",
         message=LineMessage(content="", **about),
         **{key: value.get(key) for key in keys},
         **fields,
+        info=LineInfo(**{key: value.get(key) for key in LineInfo.__struct_fields__}),
     )
     if kind == "assistant":
         extra: Json = {"is_api_error": True} if line.isApiErrorMessage is True else {}
@@ -225,13 +231,13 @@ def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str
 
 def _read_link(value: Json, number: int) -> Line:
     """Return a line that is no message, as it joins its children to its parent."""
-    return Line(**_fields_of(value, number))
+    return Line(**_common_fields(value, number))
 
 
-def _fields_of(value: Json, number: int) -> Json:
-    names = ("cwd", "version", "gitBranch", "agentId", "slug", "uuid")
+def _common_fields(value: Json, number: int) -> Json:
     return {
-        **{name: _text_or_none(value.get(name)) for name in names},
+        "uuid": _text_or_none(value.get("uuid")),
+        "agentId": _text_or_none(value.get("agentId")),
         "parent": _text_or_none(value.get("parentUuid")),
         "is_sidechain": value.get("isSidechain") is True,
         "session": identifier(value.get("sessionId")),
@@ -243,14 +249,22 @@ def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _errors(messages: list[Message]) -> list[ErrorSite]:
+def _errors(messages: list[Message]) -> Sequence[ErrorSite] | Unchecked:
+    """Return the error sites of a conversation; without a flag, the texts of its tool results."""
+    texts: list[str] = []
+    for message in messages:
+        if message.role == "tool":
+            texts.append(message.content if type(message.content) is str else message.text)
+        if message.extra and not _FLAGS.isdisjoint(message.extra):
+            return _error_sites(messages)
+    return Unchecked(texts, partial(_error_sites, messages)) if texts else ()
+
+
+def _error_sites(messages: list[Message]) -> list[ErrorSite]:
     sites = error_sites(messages, [], _error_kind)
-    notices = [
-        position for position, message in enumerate(messages) if message.extra and "is_api_error" in message.extra
-    ]
-    if not notices:
-        return sites
-    sites += [ErrorSite(index=position, kind="exception", text=messages[position].text) for position in notices]
+    for position, message in enumerate(messages):
+        if "is_api_error" in message.extra:
+            sites.append(ErrorSite(index=position, kind="exception", text=message.text))
     return sorted(sites, key=lambda site: site.index)
 
 
@@ -266,10 +280,7 @@ def _info(first: MessageLine, last: MessageLine, session: int | str | None, agen
         info["session_id"] = session
     if agent is not None:
         info["agent"] = agent
-    for key in _INFO_KEYS:
-        text = getattr(first, key)
-        if text is not None:
-            info[key] = text
+    info |= info_of(first)
     if first.is_sidechain:
         info["is_sidechain"] = True
     if first.parent is not None and not line_clears(first):
@@ -285,13 +296,14 @@ def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
     model = None
     for turn in turns:
         message = turn.lines[-1].message
-        if message.usage is not None:
-            num_input += index(message.usage.input_tokens) or 0
-            num_output += index(message.usage.output_tokens) or 0
+        usage = message.usage
+        if usage is not None:
+            num_input += index(usage.input_tokens) or 0
+            num_output += index(usage.output_tokens) or 0
         if message.model is not None and message.model != "<synthetic>" and turn.lines[0].type == "assistant":
             model = message.model
-    usage = {"input_tokens": num_input, "output_tokens": num_output}
-    return (usage if num_input and num_output else {key: count for key, count in usage.items() if count}), model
+    totals = {"input_tokens": num_input, "output_tokens": num_output}
+    return (totals if num_input and num_output else {key: count for key, count in totals.items() if count}), model
 
 
 def _is_message_line(line: Any) -> bool:

@@ -7,7 +7,6 @@ line that was decoded by type they are made when its turn is read: nothing in it
 
 import re
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -60,12 +59,8 @@ class Line(Struct, gc=False, kw_only=True):
 
     parent: str | None = msgspec.field(default=None, name="parentUuid")
     is_sidechain: bool | None = msgspec.field(default=None, name="isSidechain")
-    cwd: str | None = None
     session: int | str | None = msgspec.field(default=None, name="sessionId")
-    version: str | None = None
-    gitBranch: str | None = None
     agentId: str | None = None
-    slug: str | None = None
     uuid: str | None = None
     number: int = msgspec.field(default=0, name=" number")  # set by the reader, whatever stands under such a key
 
@@ -73,6 +68,16 @@ class Line(Struct, gc=False, kw_only=True):
     def thread(self) -> tuple[object, bool, object]:
         """Session, sidechain or not, agent."""
         return identifier(self.session), self.is_sidechain is True, self.agentId
+
+
+class LineInfo(Struct, gc=False):
+    """Fields that only the first line of a conversation is asked for."""
+
+    cwd: Any = None
+    gitBranch: Any = None
+    version: Any = None
+    slug: Any = None
+    agentId: Any = None
 
 
 class MessageLine(Line):
@@ -87,13 +92,15 @@ class MessageLine(Line):
     raw: bytes = msgspec.field(default=b"", name=" raw")
 
 
-class ReadLine(MessageLine):
+class ReadLine(MessageLine, kw_only=True):
     """A line that was not decoded by type: its messages are read already."""
 
     messages: list[Message] = []
+    info: LineInfo
 
 
 _decode_plain = msgspec.json.Decoder(MessageLine).decode
+_decode_info = msgspec.json.Decoder(LineInfo).decode
 
 
 def decode_line(text: bytes) -> MessageLine:
@@ -115,6 +122,12 @@ def decode_line(text: bytes) -> MessageLine:
     return line
 
 
+def info_of(line: MessageLine) -> Json:
+    """Return the fields of LineInfo that are text."""
+    info = line.info if type(line) is ReadLine else _decode_info(line.raw)
+    return {key: value for key in info.__struct_fields__ if type(value := getattr(info, key)) is str}
+
+
 def _is_text(part: Json) -> bool:
     return part.get("type") == "text" and type(part.get("text")) is str and len(part) == 2
 
@@ -131,6 +144,7 @@ class Turn(Struct, eq=False):
     children: list["Turn"] = []
     results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
     last_parent: int = -1  # of an assistant turn: place of the parent of the line that joined it or its results last
+    is_shuffled: bool = False  # its lines are not in file order
 
     @property
     def first(self) -> MessageLine:
@@ -279,13 +293,13 @@ def _join_turn(line: MessageLine, above: Turn | None, above_place: int) -> Turn:
         if line.type == "assistant":
             if line.message.id is not None and line.message.id == asked.lines[0].message.id:
                 _check_order(asked, above_place)
-                asked.lines.append(line)
+                _add_line(asked, line)
                 return asked
         elif answered:
             _check_order(asked, above_place)
             # Results of one answer are gathered in one turn; a second result of the same call begins a branch.
             if asked.results is not None and asked.results.answered.isdisjoint(answered):
-                asked.results.lines.append(line)
+                _add_line(asked.results, line)
                 asked.results.answered |= answered
                 return asked.results
             asked.results = turn = Turn(asked, [line], answered)
@@ -294,6 +308,12 @@ def _join_turn(line: MessageLine, above: Turn | None, above_place: int) -> Turn:
     turn = Turn(above, [line], answered)
     above.children.append(turn)
     return turn
+
+
+def _add_line(turn: Turn, line: MessageLine) -> None:
+    if line.number < turn.lines[-1].number:
+        turn.is_shuffled = True
+    turn.lines.append(line)
 
 
 def _check_order(asked: Turn | None, above_place: int) -> None:
@@ -364,7 +384,8 @@ def messages_of(turn: Turn) -> list[Message]:
         if type(line) is ReadLine:
             return line.messages
         return _messages_of_user(line) if line.type == "user" else [_message_of_answer(lines)]
-    lines = sorted(lines, key=_number_of)
+    if turn.is_shuffled:
+        lines = sorted(lines, key=lambda line: line.number)
     if lines[0].type == "user":
         return [message for line in lines for message in _messages_of_user(line)]
     if ReadLine not in map(type, lines):
@@ -373,9 +394,6 @@ def messages_of(turn: Turn) -> list[Message]:
     for message in rest:
         merged = _merge_messages(merged, message)
     return [merged]
-
-
-_number_of = attrgetter("number")
 
 
 def _message_of_answer(lines: list[MessageLine]) -> Message:
