@@ -12,7 +12,7 @@ start is not in the file is kept with info["prompt_missing"]. There is no reward
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,6 @@ from pairwright.sources.format import (
     Origin,
     Record,
     Rejected,
-    Unchecked,
     build,
     guarded,
     session_run,
@@ -52,11 +51,11 @@ from pairwright.sources.sessions.claude_session import (
 )
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, content_from_chat, split_at_answer
+from pairwright.sources.shapes.session_entries import check_results
 from pairwright.sources.shapes.tool_errors import error_sites
 
 NAME = "claude-code"
 MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
-_FLAGS = frozenset({"is_error", "is_api_error"})  # of messages that failed
 # Start of results with `is_error`, by kind; the first match wins.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
@@ -183,7 +182,7 @@ def _experiences(
                 step=step,
                 prompt=prompt,
                 completion=completion,
-                errors=_errors(messages),
+                errors=check_results(messages, partial(_error_sites, messages)),
                 info=info,
                 metrics=metrics,
                 model_version=model,
@@ -247,17 +246,6 @@ def _common_fields(value: Json, number: int) -> Json:
 
 def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _errors(messages: list[Message]) -> Sequence[ErrorSite] | Unchecked:
-    """Return the error sites of a conversation; without a flag, the texts of its tool results."""
-    texts: list[str] = []
-    for message in messages:
-        if message.role == "tool":
-            texts.append(message.content if type(message.content) is str else message.text)
-        if message.extra and not _FLAGS.isdisjoint(message.extra):
-            return _error_sites(messages)
-    return Unchecked(texts, partial(_error_sites, messages)) if texts else ()
 
 
 def _error_sites(messages: list[Message]) -> list[ErrorSite]:
