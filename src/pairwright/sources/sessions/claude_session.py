@@ -135,7 +135,7 @@ def _is_text(part: Json) -> bool:
 # Session tree: lines grouped into turns, turns into branches.
 
 
-class Turn(Struct, eq=False):
+class Turn(Struct, eq=False, gc=False):
     """One node of the conversation tree: an assistant message, the results of its calls, or a user turn."""
 
     parent: "Turn | None"
