@@ -16,7 +16,7 @@ from pairwright.errors import PairwrightError
 from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
 from pairwright.sources.reading import detect
 from pairwright.sources.sessions.claude_code import FORMAT, read
-from pairwright.sources.sessions.claude_session import PlainLine, decode_line
+from pairwright.sources.sessions.claude_session import MessageLine, decode_line
 from pairwright.sources.shapes import any_messages
 from pairwright.sources.shapes.any_messages import conversation, plain_messages
 from pairwright.store import import_task
@@ -81,7 +81,7 @@ def test_lines_of_claude_code_decoded_by_type_give_the_same_records():
         texts = [json.dumps(line).encode() for line in session]
         values = [msgspec.json.decode(text) for text in texts if _is_json(text)]
         typed = [by_type(text) for text in texts if _is_json(text)]
-        num_plain += sum(type(line) is PlainLine for line in typed)
+        num_plain += sum(type(line) is MessageLine for line in typed)
         assert outcome(typed) == outcome(values)
     assert num_plain > 1000
 

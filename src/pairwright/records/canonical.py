@@ -27,7 +27,9 @@ digest = xxhash.xxh3_128_hexdigest
 def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
     """Messages as plain JSON values that are equal exactly if the messages mean the same."""
     call_numbers: dict[str, int] = {}
-    return [_canonical(as_message(message), call_numbers) for message in messages]
+    return [
+        _canonical(message if type(message) is Message else as_message(message), call_numbers) for message in messages
+    ]
 
 
 def content_hash(*values: Any) -> str:

@@ -190,7 +190,11 @@ def line_units(
 def line_values(path: Place, decode: Callable[[bytes], Any], repairs: Counter[str] | None = None) -> Iterator[Any]:
     """Yield the decoded lines of a file that is one unit, and Rejected for those that cannot be decoded."""
     for number, text in read_lines(path):
-        yield _decode_line(path, number, text, decode, repairs)
+        try:
+            value = decode(cast(bytes, text))
+        except (ValueError, RecursionError, TypeError):  # TypeError: the length of an overlong line
+            value = _decode_line(path, number, text, decode, repairs)
+        yield value
 
 
 def decode_units(

@@ -138,6 +138,17 @@ class ReadyRow(msgspec.Struct, gc=False):
     unchecked: tuple[Sequence[str], Any] | None = None
 
 
+class Unchecked(msgspec.Struct, gc=False):
+    """Tool results of a conversation in which nobody has looked for failures yet, and which alone may have any.
+
+    A table row is checked together with others (`find_errors` of sources/shapes/plain_rows.py), by the marks that all
+    formats share; for an experience, `find` returns the same error sites.
+    """
+
+    texts: list[str]
+    find: Callable[[], Sequence[ErrorSite]]
+
+
 Record = Experience | ReadyRow
 ReadRow = Callable[[bytes, Origin], ReadyRow | None]
 # What a `ReadRow` may meet in a line that is not usual: the general code then says what is wrong with it, if anything.
@@ -175,7 +186,7 @@ def build(
     step: int = 0,
     reward: float | None = None,
     reward_components: Json | None = None,
-    errors: Sequence[ErrorSite] = (),
+    errors: Sequence[ErrorSite] | Unchecked = (),
     info: Json | None = None,
     metrics: Json | None = None,
     model_version: int | str | None = None,
@@ -196,7 +207,7 @@ def build(
     info, completion = info or {}, tuple(completion)
     context = _share_context(tuple(prompt), tuple(tools))
     if task is None:
-        task = task_hash(context.prompt, context.tools, task_metadata)
+        task = task_hash(context.messages, context.tools, task_metadata)
     # What makes two records of one prompt different, beside the completion.
     body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
     try:
@@ -213,19 +224,19 @@ def build(
         "reward_components": reward_components or {},
         "truncate_status": truncate_status,
         "model_version": model_version,
-        "errors": tuple(errors),
         "info": info,
         "metrics": metrics or {},
     }
     if origin.as_row and kind is not _PREFERENCE and not arrays:
         try:
             own_id = (batch, task, run, step, suffix)
-            return _ready_row(format_name, origin, own_id, context, completion, completion_text, **fields)
+            return _ready_row(format_name, origin, own_id, context, completion, completion_text, errors, **fields)
         except UNUSUAL:
             pass  # the experience says what is wrong, if anything
     return Experience(
+        errors=tuple(errors.find() if isinstance(errors, Unchecked) else errors),
         eid=EID(batch, task, run, step, suffix),
-        prompt=context.prompt,
+        prompt=context.messages,
         tools=context.tools,
         completion=completion,
         chosen=chosen,
@@ -243,11 +254,11 @@ def _ready_row(
     context: "_Context",
     completion: tuple[Message, ...],
     completion_text: bytes,
+    errors: Sequence[ErrorSite] | Unchecked,
     *,
     kind: Kind,
     reward: float | None,
     reward_components: Json,
-    errors: tuple[ErrorSite, ...],
     info: Json,
     metrics: Json,
     model_version: int | str | None,
@@ -263,8 +274,9 @@ def _ready_row(
     check_truncation(truncate_status)
     if (completion and completion[0].role == TEXT) or (reward is not None and not math.isfinite(reward)):
         raise BadRecord("raw text, or a reward that has no cell of its own")
-    num_messages = len(context.prompt) + len(completion)
-    if any(site.index >= num_messages for site in errors):
+    sites = () if isinstance(errors, Unchecked) else tuple(errors)
+    num_messages = len(context.messages) + len(completion)
+    if sites and any(site.index >= num_messages for site in sites):
         raise BadRecord("an error at no message")
     num_characters = num_calls = 0
     for message in completion:
@@ -274,36 +286,38 @@ def _ready_row(
         for call in message.tool_calls:
             num_characters += len(call.arguments)
         num_calls += len(message.tool_calls)
-    return ReadyRow(
-        # `tid` is the JSON text [batch, task]; `uid` goes on behind it.
-        uid=f'{tid[:-1]},{run},{step},"{suffix}"]',
-        tid=tid,
-        batch=str(batch),
-        task=str(task),
-        run=run,
-        step=step,
-        kind=kind,
-        reward=None if reward is None else float(reward),
-        model_version=None if model_version is None else encode(model_version).decode(),
-        prompt_hash=cells.hash,
-        completion_hash=content_hash(canonical_messages(completion)) if completion else None,
-        num_prompt_messages=len(context.prompt),
-        num_completion_messages=len(completion),
-        num_completion_characters=num_characters,
-        num_tool_calls=num_calls,
-        num_errors=len(errors),
-        truncate_status=truncate_status,
-        source_format=format_name,
-        source=origin.file,
-        source_line=origin.line,
-        prompt=cells.prompt,
-        tools=cells.tools,
-        completion=completion_text if completion else None,
-        reward_components=json_cell(reward_components),
-        errors=encode(errors) if errors else None,
-        info=json_cell(info),
-        metrics=json_cell(metrics),
+    row = ReadyRow(  # by position: with names, this would take longer than all hashes
+        f'{tid[:-1]},{run},{step},"{suffix}"]',  # `tid` is the JSON text [batch, task]; `uid` goes on behind it
+        tid,
+        str(batch),
+        str(task),
+        run,
+        step,
+        kind,
+        None if reward is None else float(reward),
+        None if model_version is None else encode(model_version).decode(),
+        cells.hash,
+        content_hash(canonical_messages(completion)) if completion else None,
+        len(context.messages),
+        len(completion),
+        num_characters,
+        num_calls,
+        len(sites),
+        truncate_status,
+        format_name,
+        origin.file,
+        origin.line,
+        cells.prompt,
+        cells.tools,
+        completion_text if completion else None,
+        json_cell(reward_components),
+        encode(sites) if sites else None,
+        json_cell(info),
+        json_cell(metrics),
     )
+    if isinstance(errors, Unchecked):
+        row.unchecked = errors.texts, context
+    return row
 
 
 def json_cell(value: Json) -> bytes | None:
@@ -311,10 +325,18 @@ def json_cell(value: Json) -> bytes | None:
     if not value:
         return None
     data = encode(value)
-    is_same = type(value) is dict and decode(data) == value
+    is_same = type(value) is dict and (_is_flat(value) or decode(data) == value)
     if not is_same or data.count(b"[") + data.count(b"{") > MAX_DEPTH or b'"$float"' in data:
         raise BadRecord("a value that JSON does not hold, or not as it is")
     return data
+
+
+_KEYS, _VALUES = frozenset({str}), frozenset({str, int, bool})
+
+
+def _is_flat(value: Json) -> bool:
+    """Whether an object has only texts and whole numbers, which are decoded as they were."""
+    return _VALUES.issuperset(map(type, value.values())) and _KEYS.issuperset(map(type, value))
 
 
 def label_of(origin: Origin) -> str:
@@ -374,7 +396,7 @@ class _ContextCells(msgspec.Struct, gc=False):
 class _Context(msgspec.Struct, gc=False):
     """Prompt and tools of a record, their hash and their JSON text; `cells` are those of the table, once made."""
 
-    prompt: tuple[Message, ...]
+    messages: tuple[Message, ...]
     tools: tuple[Json, ...]
     hash: str
     text: tuple[bytes, bytes]
@@ -388,7 +410,7 @@ def _share_context(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> _Con
     """
     global _last_context
     last = _last_context
-    if last.prompt is prompt and last.tools is tools and last.hash:
+    if last.messages is prompt and last.tools is tools and last.hash:
         return last
     try:
         # Compared as JSON, since Python takes 1, 1.0 and True for equal.
@@ -402,14 +424,14 @@ def _share_context(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> _Con
 
 def _context_cells(context: _Context) -> _ContextCells:
     if context.cells is None:
-        if context.prompt and context.prompt[0].role == TEXT:
+        if context.messages and context.messages[0].role == TEXT:
             raise BadRecord("raw text")
         if context.tools:
             Experience(kind=_SINGLE_TURN, tools=context.tools)  # checks them
         prompt, tools = context.text
         context.cells = _ContextCells(
-            content_hash(_canonical_prompt(context.prompt), context.tools),
-            prompt if context.prompt else None,
+            content_hash(_canonical_prompt(context.messages), context.tools),
+            prompt if context.messages else None,
             tools if context.tools else None,
         )
     return context.cells

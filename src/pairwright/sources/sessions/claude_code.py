@@ -13,6 +13,7 @@ start is not in the file is kept with info["prompt_missing"]. There is no reward
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,25 +34,28 @@ from pairwright.sources.format import (
 )
 from pairwright.sources.sessions.claude_session import (
     Line,
-    PlainLine,
+    LineInfo,
+    LineMessage,
+    MessageLine,
+    ReadLine,
     Turn,
-    assistant_messages,
+    Usage,
     branches_of,
     decode_line,
-    field,
-    message_field,
+    info_of,
+    is_copy_or_notice,
+    line_clears,
     messages_of,
-    plain_line_messages,
     roots_of,
-    user_messages,
+    user_message,
 )
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, content_from_chat, split_at_answer
+from pairwright.sources.shapes.session_entries import check_results
 from pairwright.sources.shapes.tool_errors import error_sites
 
 NAME = "claude-code"
 MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
-_CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
-_INFO_KEYS = ("cwd", "gitBranch", "version", "slug", "agentId")
 # Start of results with `is_error`, by kind; the first match wins.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
@@ -74,39 +78,55 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
     lines: list[Line] = []
     others: Counter[str] = Counter()
     summaries: list[str] = []
-    uuids: set[str] = set()
+    agent: str | None = None
+    places: dict[str, int] = {}  # in `lines`, of the first line with a uuid
+    refused: set[str] = set()  # uuids that are free for another line
     is_session = False
-    for position, item in enumerate(items(value, "session")):
-        number = (origin.line or 1) + position
+    for number, item in enumerate(items(value, "session"), origin.line or 1):
+        if type(item) is MessageLine:
+            uuid = item.uuid
+            if uuid not in places:
+                item.number = number
+                if uuid is not None:
+                    places[uuid] = len(lines)
+                lines.append(item)
+                continue
+            item = msgspec.json.decode(item.raw)
         try:
-            line = _plain_line(item, number, uuids) if type(item) is PlainLine else _line(item, number, uuids)
+            line = _read_line(item, number, places, refused)
         except (BadRecord, RecordError) as error:
             is_session = True
-            item = msgspec.json.decode(item.raw) if type(item) is PlainLine else item
             yield _rejected(origin, number, str(error), item)
             if not isinstance(item, dict):
                 continue
-            line = _link(item, number)  # it still joins its children to its parent
+            line = _read_link(item, number)  # it still joins its children to its parent
+            if line.uuid is not None and line.uuid not in places:
+                refused.add(line.uuid)
         else:
-            if line.uuid is not None:
-                uuids.add(line.uuid)
-            if not line.messages:
-                if item["type"] == "summary" and isinstance(item.get("summary"), str):
-                    summaries.append(item["summary"])
-                else:
-                    others[item["type"]] += 1
+            if line.uuid in refused:
+                refused.remove(line.uuid)
+            if type(line) is not Line:
+                pass
+            elif item["type"] == "summary" and isinstance(item.get("summary"), str):
+                summaries.append(item["summary"])
+            else:
+                others[item["type"]] += 1
+                if agent is None and item["type"] == "agent-setting" and isinstance(item.get("agentSetting"), str):
+                    agent = item["agentSetting"]
+        if line.uuid is not None:
+            places.setdefault(line.uuid, len(lines))
         lines.append(line)
     file_info: Json = {"other_lines": dict(others)} if others else {}
     if summaries:
         file_info["summaries"] = summaries
-    steps: Counter[Any] = Counter()
+    steps: dict[Any, int] = {}  # by session: how many conversations it has so far
     tasks: dict[Any, int | str | None] = {}  # by session
-    agent = next((item["agentSetting"] for item in value if _names_agent(item)), None)
-    for root in roots_of(lines):
+    for root in roots_of(lines, places):
         is_session = True
-        session = identifier(field(root.first.value, "sessionId"))
-        yield from _experiences(root, origin, session, steps[session], file_info, tasks, agent)
-        steps[session] += 1
+        session = identifier(root.lines[0].session)
+        step = steps.get(session, 0)
+        yield from _experiences(root, origin, session, step, file_info, tasks, agent)
+        steps[session] = step + 1
         file_info = {}  # what is said of the file stands once, on its first conversation
     if not is_session:
         raise BadRecord("session: no line is a message of the user or the assistant")
@@ -123,97 +143,112 @@ def _experiences(
 ) -> Iterator[Record | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
     shared: dict[Turn, list[Message]] = {}  # turns that an earlier branch has; as context once they are met again
+    first = root.lines[0]
     for run, branch in enumerate(branches_of(root)):
-        leaf = branch[-1].lines[-1].number
+        last = branch[-1].lines[-1]
         if run >= MAX_BRANCHES:
-            yield _rejected(origin, leaf, f"more than {MAX_BRANCHES} branches from line {root.first.number}")
+            yield _rejected(origin, last.number, f"more than {MAX_BRANCHES} branches from line {first.number}")
             continue
         # The turns that only this branch has: its own line, usage and model come from them.
-        own = [turn for turn in branch if turn not in shared]
+        own = [turn for turn in branch if turn not in shared] if run else branch
         try:
             messages: list[Message] = []
             for turn in branch:
-                if turn in shared:
+                if run and turn in shared:
                     shared[turn] = [as_context(message) for message in shared[turn]]
                 else:
                     shared[turn] = messages_of(turn)
                 messages += shared[turn]
             before, completion = split_at_answer(messages)
             prompt = tuple(before)  # equal in all branches of a root
-            if not any(message.is_generated for message in messages):
-                raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")
+            # Only an earlier branch leaves a completion without a message that was generated.
+            if not completion or (run and not any(message.is_generated for message in completion)):
+                raise BadRecord(f"the branch from line {first.number} to {last.number} has no answer of its own")
             if session not in tasks:
                 tasks[session] = session_task(session, prompt, metadata=agent)
+            info = _info(first, last, session, agent)
+            if run:
+                info["branch"] = run
+            if not prompt:
+                info["prompt_missing"] = True
+            if not run:
+                info |= file_info
+            metrics, model = _usage_and_model(own)
             yield build(
                 NAME,
-                origin.at(own[0].first.number, origin.ordinal),
+                origin.at(own[0].lines[0].number, origin.ordinal),
                 task=tasks[session],
                 run=session_run(session, origin, run),
                 step=step,
                 prompt=prompt,
                 completion=completion,
-                errors=_errors(messages),
-                info={
-                    **_info(root, branch, session, agent),
-                    **({"branch": run} if run else {}),
-                    **({} if prompt else {"prompt_missing": True}),
-                    **(file_info if run == 0 else {}),
-                },
-                metrics=_usage(own),
-                model_version=_model(own),
-                truncate_status="response_truncated" if _stop_reason(branch[-1]) == "max_tokens" else None,
+                errors=check_results(messages, partial(_error_sites, messages)),
+                info=info,
+                metrics=metrics,
+                model_version=model,
+                truncate_status="response_truncated" if last.message.stop_reason == "max_tokens" else None,
             )
         except (BadRecord, RecordError) as error:
-            yield _rejected(origin, leaf, str(error))
+            yield _rejected(origin, last.number, str(error))
 
 
-def _line(value: Any, number: int, seen: set[str]) -> Line:
-    """Parse one line and its messages; raise BadRecord if its uuid is in `seen`."""
+def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str]) -> Line:
+    """Read a line that was not decoded by type, and its messages; raises BadRecord if another line has its uuid."""
     kind = text(mapping(value, "line").get("type"), "line.type")
     if kind not in ("user", "assistant"):
-        return _link(value, number)
+        return _read_link(value, number)
     uuid = optional_text(value.get("uuid"), "uuid")
-    if uuid in seen:
+    if uuid in places and uuid not in refused:
         raise BadRecord(f"uuid: {uuid!r} stands on an earlier line already")
     message = mapping(value.get("message"), "message")
     content = content_from_chat(message.get("content"), "message.content")
     if content is None:
         raise BadRecord("message.content: expected text or a list of parts, got null")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    read_blocks = assistant_messages if kind == "assistant" else user_messages
-    messages = tuple(read_blocks(value, message, blocks))
-    # `/clear` is a line of the user that starts an empty context: the tree is cut there.
-    is_clear = kind == "user" and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
-    parent, message_id = _text_or_none(value.get("parentUuid")), _text_or_none(message.get("id"))
-    return Line(number, value, _thread(value), uuid, parent, messages, message_id, is_clear, kind == "assistant")
+    usage = message.get("usage")
+    about: Json = {key: _text_or_none(message.get(key)) for key in ("id", "model", "stop_reason")}
+    if isinstance(usage, dict):
+        about["usage"] = Usage(usage.get("input_tokens"), usage.get("output_tokens"))
+    fields = {**_common_fields(value, number), "uuid": uuid}
+    keys = ("forkedFrom", "isApiErrorMessage", "isMeta", "isCompactSummary")
+    line = ReadLine(
+        type="assistant" if kind == "assistant" else "user",
+        message=LineMessage(content="", **about),
+        **{key: value.get(key) for key in keys},
+        **fields,
+        info=LineInfo(**{key: value.get(key) for key in LineInfo.__struct_fields__}),
+    )
+    if kind == "assistant":
+        extra: Json = {"is_api_error": True} if line.isApiErrorMessage is True else {}
+        generated = False if is_copy_or_notice(line) else None
+        line.messages = [assistant_from_blocks(blocks, "message.content", generated=generated, extra=extra)]
+    else:
+        model = user_message(line, None)
+        line.messages = user_from_blocks(blocks, "message.content", generated=model.generated, extra=model.extra)
+    return line
 
 
-def _plain_line(value: PlainLine, number: int, seen: set[str]) -> Line:
-    """Do what `_line` does for a line that was decoded by type."""
-    if value.uuid in seen:
-        raise BadRecord(f"uuid: {value.uuid!r} stands on an earlier line already")
-    messages = plain_line_messages(value)
-    if messages is None:
-        return _line(msgspec.json.decode(value.raw), number, seen)
-    is_assistant = value.type == "assistant"
-    is_clear = not is_assistant and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
-    parent, message_id = value.parentUuid, value.message.id
-    parent = parent if type(parent) is str else None
-    message_id = message_id if type(message_id) is str else None
-    thread = identifier(value.sessionId), value.isSidechain is True, _text_or_none(value.agentId)
-    return Line(number, value, thread, value.uuid, parent, messages, message_id, is_clear, is_assistant)
-
-
-def _link(value: Json, number: int) -> Line:
+def _read_link(value: Json, number: int) -> Line:
     """Return a line that is no message, as it joins its children to its parent."""
-    return Line(number, value, _thread(value), _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid")))
+    return Line(**_common_fields(value, number))
 
 
-def _thread(value: Json) -> tuple[object, bool, object]:
-    return identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
+def _common_fields(value: Json, number: int) -> Json:
+    return {
+        "uuid": _text_or_none(value.get("uuid")),
+        "agentId": _text_or_none(value.get("agentId")),
+        "parent": _text_or_none(value.get("parentUuid")),
+        "is_sidechain": value.get("isSidechain") is True,
+        "session": identifier(value.get("sessionId")),
+        "number": number,
+    }
 
 
-def _errors(messages: list[Message]) -> list[ErrorSite]:
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _error_sites(messages: list[Message]) -> list[ErrorSite]:
     sites = error_sites(messages, [], _error_kind)
     for position, message in enumerate(messages):
         if "is_api_error" in message.extra:
@@ -227,38 +262,36 @@ def _error_kind(position: int, message: Message) -> str | None:
     return next((kind for kind, start in _ERROR_STARTS if start.match(message.text)), "tool_error")
 
 
-def _names_agent(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "agent-setting" and isinstance(item.get("agentSetting"), str)
-
-
-def _info(root: Turn, branch: list[Turn], session: int | str | None, agent: str | None) -> Json:
-    first = root.first.value
-    named = {"session_id": session, "agent": agent}
-    info: Json = {key: name for key, name in named.items() if name is not None}
-    info |= {key: text for key in _INFO_KEYS if isinstance(text := field(first, key), str)}
-    if root.first.is_sidechain:
+def _info(first: MessageLine, last: MessageLine, session: int | str | None, agent: str | None) -> Json:
+    info: Json = {}
+    if session is not None:
+        info["session_id"] = session
+    if agent is not None:
+        info["agent"] = agent
+    info |= info_of(first)
+    if first.is_sidechain:
         info["is_sidechain"] = True
-    if root.first.parent is not None and not root.first.clears:
-        info["begins_after"] = root.first.parent  # a line that is no message, or is not in the file
-    if leaf := branch[-1].lines[-1].uuid:
-        info["leaf"] = leaf
+    if first.parent is not None and not line_clears(first):
+        info["begins_after"] = first.parent  # a line that is no message, or is not in the file
+    if last.uuid:
+        info["leaf"] = last.uuid
     return info
 
 
-def _usage(turns: list[Turn]) -> Json:
-    """Sum the token usage of the turns; each line of a message repeats its usage, so only the last line counts."""
-    usages = [usage for turn in turns if isinstance(usage := message_field(turn.lines[-1].value, "usage"), dict)]
-    totals = {key: sum([index(usage.get(key)) or 0 for usage in usages]) for key in ("input_tokens", "output_tokens")}
-    return {key: count for key, count in totals.items() if count}
-
-
-def _model(turns: list[Turn]) -> str | None:
-    models = [message_field(turn.lines[-1].value, "model") for turn in turns if turn.first.is_assistant]
-    return next((model for model in reversed(models) if isinstance(model, str) and model != "<synthetic>"), None)
-
-
-def _stop_reason(turn: Turn) -> Any:
-    return message_field(turn.lines[-1].value, "stop_reason")
+def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
+    """Return the sums of the token usage, and the last model. Each line of a message repeats these: the last counts."""
+    num_input = num_output = 0
+    model = None
+    for turn in turns:
+        message = turn.lines[-1].message
+        usage = message.usage
+        if usage is not None:
+            num_input += index(usage.input_tokens) or 0
+            num_output += index(usage.output_tokens) or 0
+        if message.model is not None and message.model != "<synthetic>" and turn.lines[0].type == "assistant":
+            model = message.model
+    totals = {"input_tokens": num_input, "output_tokens": num_output}
+    return (totals if num_input and num_output else {key: count for key, count in totals.items() if count}), model
 
 
 def _is_message_line(line: Any) -> bool:
@@ -270,10 +303,6 @@ def _is_message_line(line: Any) -> bool:
         and isinstance(line.get("uuid"), str)
         and ("sessionId" in line or "parentUuid" in line)
     )
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:

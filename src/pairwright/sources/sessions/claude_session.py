@@ -1,9 +1,11 @@
-"""Claude Code sessions: the tree of turns and branches, and the messages of their lines.
+"""Claude Code sessions: the lines of a file, the tree of turns and branches, and the messages of turns.
 
-Content blocks become messages in shapes/anthropic.py; the lines of one assistant message are merged into one message.
-Lines with the usual blocks are decoded by type (`decode_line`), to the same messages.
+Lines with the usual blocks are decoded by type (`decode_line`); `read_line` reads any other line, to the same messages.
+Content blocks become messages in shapes/anthropic.py, and the lines of one assistant message become one message. Of a
+line that was decoded by type they are made when its turn is read: nothing in it can be refused.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -11,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import json_text
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content, user_from_blocks
-from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.fields import identifier, json_text
+from pairwright.sources.shapes.anthropic import plain_content
+
+_CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
 
 # Lines decoded by type: fields that are not named here are not read by anybody.
 
@@ -34,161 +37,186 @@ class _ToolUse(Struct, gc=False, tag="tool_use"):
 
 class _ToolResult(Struct, gc=False, tag="tool_result"):
     tool_use_id: str | None = None
-    content: Any = None
+    content: str | list[Json] | None = None
     is_error: Any = None
 
 
-class _LineMessage(Struct, gc=False):
+class Usage(Struct, gc=False):
+    input_tokens: Any = None
+    output_tokens: Any = None
+
+
+class LineMessage(Struct, gc=False, kw_only=True):
     content: str | list[_Text | _Thinking | _ToolUse | _ToolResult]
-    id: Any = None
-    model: Any = None
-    usage: Any = None
-    stop_reason: Any = None
+    id: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    stop_reason: str | None = None
 
 
-class PlainLine(Struct, gc=False):
-    """A line of the user or the assistant with blocks of the usual types; `raw` is its JSON text."""
+class Line(Struct, gc=False, kw_only=True):
+    """One line of the file. One that is no message only joins its children to its parent."""
 
-    type: Literal["user", "assistant"]
-    message: _LineMessage
+    parent: str | None = msgspec.field(default=None, name="parentUuid")
+    is_sidechain: bool | None = msgspec.field(default=None, name="isSidechain")
+    session: int | str | None = msgspec.field(default=None, name="sessionId")
+    agentId: str | None = None
     uuid: str | None = None
-    parentUuid: Any = None
-    sessionId: Any = None
-    isSidechain: Any = None
-    agentId: Any = None
-    forkedFrom: Any = None
-    isApiErrorMessage: Any = None
-    isCompactSummary: Any = None
-    isMeta: Any = None
+    number: int = msgspec.field(default=0, name=" number")  # set by the reader, whatever stands under such a key
+
+    @property
+    def thread(self) -> tuple[object, bool, object]:
+        """Session, sidechain or not, agent."""
+        return identifier(self.session), self.is_sidechain is True, self.agentId
+
+
+class LineInfo(Struct, gc=False):
+    """Fields that only the first line of a conversation is asked for."""
+
     cwd: Any = None
     gitBranch: Any = None
     version: Any = None
     slug: Any = None
-    raw: bytes = msgspec.field(default=b"", name="")
+    agentId: Any = None
 
 
-_decode_plain = msgspec.json.Decoder(PlainLine).decode
+class MessageLine(Line):
+    """A line of the user or the assistant; `raw` is the JSON text."""
+
+    type: Literal["user", "assistant"]
+    message: LineMessage
+    forkedFrom: Any = None
+    isApiErrorMessage: Any = None
+    isMeta: Any = None
+    isCompactSummary: Any = None
+    raw: bytes = msgspec.field(default=b"", name=" raw")
 
 
-def decode_line(text: bytes) -> PlainLine:
+class ReadLine(MessageLine, kw_only=True):
+    """A line that was not decoded by type: its messages are read already."""
+
+    messages: list[Message] = []
+    info: LineInfo
+
+
+_decode_plain = msgspec.json.Decoder(MessageLine).decode
+_decode_info = msgspec.json.Decoder(LineInfo).decode
+
+
+def decode_line(text: bytes) -> MessageLine:
     """Decode a line; raises ValidationError for one that is not plain, and UnicodeError as any decoder does."""
     if not text.isascii():
         text.decode()  # strings that are skipped are not looked at
     line = _decode_plain(text)
     line.raw = text
+    content = line.message.content
+    if type(content) is list:
+        is_assistant = line.type == "assistant"
+        for block in content:
+            if type(block) is _ToolResult:
+                parts = block.content
+                if is_assistant or (type(parts) is list and not all(map(_is_text, parts))):
+                    raise msgspec.ValidationError("a result of the assistant, or one that is no text")
+            elif type(block) is not _Text and not is_assistant:
+                raise msgspec.ValidationError("a block of the assistant")
     return line
 
 
-def field(value: Json | PlainLine, name: str) -> Any:
-    """Return a field of a line, decoded by type or not."""
-    return value.get(name) if isinstance(value, dict) else getattr(value, name)
+def info_of(line: MessageLine) -> Json:
+    """Return the fields of LineInfo that are text."""
+    info = line.info if type(line) is ReadLine else _decode_info(line.raw)
+    return {key: value for key in info.__struct_fields__ if type(value := getattr(info, key)) is str}
 
 
-def message_field(value: Json | PlainLine, name: str) -> Any:
-    """Return a field of the message of a line, or None."""
-    if not isinstance(value, dict):
-        return getattr(value.message, name)
-    message = value.get("message")
-    return message.get(name) if isinstance(message, dict) else None
-
-
-def plain_line_messages(line: PlainLine) -> tuple[Message, ...] | None:
-    """Return the messages of a plain line, as `assistant_messages` and `user_messages` do; None if it is not plain."""
-    content = line.message.content
-    blocks = [_Text(content)] if isinstance(content, str) else content
-    texts: list[str] = []
-    if line.type == "assistant":
-        thoughts: list[str] = []
-        calls: list[ToolCall] = []
-        for block in blocks:
-            if type(block) is _Text:
-                texts.append(block.text)
-            elif type(block) is _ToolUse:
-                calls.append(ToolCall(block.name, json_text(block.input), block.id))
-            elif type(block) is _Thinking:
-                thoughts.append(block.thinking)
-            else:
-                return None
-        is_notice = line.isApiErrorMessage is True or line.message.model == "<synthetic>"
-        message = Message(
-            "assistant",
-            _content_of(texts),
-            "\n\n".join(thoughts) if thoughts else None,
-            tuple(calls),
-            generated=False if is_notice or line.forkedFrom is not None else None,
-            extra={"is_api_error": True} if line.isApiErrorMessage is True else {},
-        )
-        return (message,)
-    messages: list[Message] = []
-    for block in blocks:
-        if type(block) is _ToolResult:
-            result = block.content
-            if result is not None and type(result) is not str:
-                result = content_from_chat(result, "message.content")
-                result = plain_content(result) if isinstance(result, list) else result
-            extra: Json = {"is_error": True} if block.is_error is True else {}
-            messages.append(Message("tool", result, None, (), block.tool_use_id, extra=extra))
-        elif type(block) is _Text:
-            texts.append(block.text)
-        else:
-            return None
-    if texts or not blocks:
-        messages.append(user_message(line, _content_of(texts)))
-    return tuple(messages)
-
-
-def user_message(line: Json | PlainLine, content: str | list[Json] | None) -> Message:
-    is_summary = field(line, "isCompactSummary") is True
-    extra: Json = {"is_compact_summary": True} if is_summary else {}
-    if field(line, "isMeta") is True:
-        extra["is_meta"] = True
-    return Message("user", content, generated=False if is_summary else None, extra=extra)
-
-
-def _content_of(texts: list[str]) -> str | list[Json] | None:
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts] or None
+def _is_text(part: Json) -> bool:
+    return part.get("type") == "text" and type(part.get("text")) is str and len(part) == 2
 
 
 # Session tree: lines grouped into turns, turns into branches.
 
 
-class Line(Struct, frozen=True, eq=False):
-    """One line of the file; `messages` is empty if the line is not part of the conversation."""
-
-    number: int
-    value: Json | PlainLine
-    thread: tuple[object, bool, object]  # session, sidechain or not, agent
-    uuid: str | None
-    parent: str | None
-    messages: tuple[Message, ...] = ()
-    message_id: str | None = None
-    clears: bool = False
-    is_assistant: bool = False
-
-    @property
-    def is_sidechain(self) -> bool:
-        return self.thread[1]
-
-
-class Turn(Struct, eq=False):
+class Turn(Struct, eq=False, gc=False):
     """One node of the conversation tree: an assistant message, the results of its calls, or a user turn."""
 
     parent: "Turn | None"
-    lines: list[Line]
+    lines: list[MessageLine]
     answered: set[str] | frozenset[str] = frozenset()
     children: list["Turn"] = []
     results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
+    last_parent: int = -1  # of an assistant turn: place of the parent of the line that joined it or its results last
+    is_shuffled: bool = False  # its lines are not in file order
 
     @property
-    def first(self) -> Line:
+    def first(self) -> MessageLine:
         return self.lines[0]
 
 
-def roots_of(lines: list[Line]) -> list[Turn]:
-    """Build the conversation trees of a file and return their root turns in file order."""
-    parents = _parents(lines)
+class _OutOfOrder(Exception):
+    """In file order, lines would join a turn in another order than level by level."""
+
+
+def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
+    """Build the conversation trees of a file and return their root turns in file order.
+
+    Lines join their turns level by level, which is the order of the file unless it is shuffled or damaged.
+
+    Args:
+        lines: All lines that are JSON objects.
+        places: Of each uuid, the place in `lines` of the first line that has it.
+    """
+    turns: list[Turn | None] = []
+    try:
+        return _join_in_file_order(lines, places, turns)
+    except _OutOfOrder:
+        turns = [None] * len(lines)
+        return _join_by_level(lines, _parents(lines, places), turns)
+    finally:
+        # The tree is walked downwards from here. Without the way up there is no circle, so that all is freed at once.
+        for turn in turns:
+            if turn is not None:
+                turn.parent = None
+
+
+def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[Turn | None]) -> list[Turn]:
+    """Build the trees in one pass; raises _OutOfOrder where this might not give what `_join_by_level` gives.
+
+    `turns` gets the turn of each line; a line that is no message has that of its parent.
+    """
+    roots: list[Turn] = []
+    threads: set[object] = set()  # in which a message has no parent in the file ...
+    repeated: set[object] = set()  # ... and then another one
+    for place, line in enumerate(lines):
+        parent = line.parent
+        above_place = -1 if parent is None else places.get(parent, -1)
+        if above_place >= place:
+            raise _OutOfOrder
+        turn = above = turns[above_place] if above_place >= 0 else None
+        if isinstance(line, MessageLine):
+            clears = line.type == "user" and line_clears(line)
+            if above_place < 0:
+                thread = line.thread
+                if thread in threads and not clears:
+                    repeated.add(thread)
+                threads.add(thread)
+            # A sidechain names the line that started it, but it does not see that conversation.
+            elif clears or (line.is_sidechain and above is not None and not above.lines[0].is_sidechain):
+                above = None
+            turn = _join_turn(line, above, above_place)
+            if above is None:
+                roots.append(turn)
+        elif above is not None:
+            _check_order(above.parent if above.answered else above, above_place)
+        elif above_place < 0 and line.uuid is not None and line.thread in threads:
+            repeated.add(line.thread)
+        turns.append(turn)
+    # In a thread in which no line has its parent in the file, each line follows the one before.
+    if repeated and not repeated <= {line.thread for line in lines if line.parent in places}:
+        raise _OutOfOrder
+    return roots
+
+
+def _join_by_level(lines: list[Line], parents: list[int | None], turns: list[Turn | None]) -> list[Turn]:
+    """Build the trees of a file in any order, level by level."""
     # By position in `lines`: the positions of the lines that name it as their parent.
     children: list[list[int]] = [[] for _ in lines]
     queue = []
@@ -198,26 +226,33 @@ def roots_of(lines: list[Line]) -> list[Turn]:
         else:
             children[parent].append(position)
     roots: list[Turn] = []
-    turns: list[Turn | None] = [None] * len(lines)
-    for position in queue:  # grows while we walk: parents come before their children
+    places: dict[int, int] = {}  # in the queue
+    for place, position in enumerate(queue):  # grows while we walk: parents come before their children
         queue += children[position]
-        parent = parents[position]
-        above = None if parent is None else turns[parent]
-        line = lines[position]
-        if line.thread[1] and above is not None and not above.first.is_sidechain:
-            above = None  # it names the line that started it, but it does not see that conversation
-        turn = turns[position] = _join_turn(line, above) if line.messages else above
-        if turn is not None and turn.parent is None and turn.lines[0] is line and len(turn.lines) == 1:
-            roots.append(turn)
-    for turn in turns:
-        # The tree is walked downwards from here. Without the way up there is no circle, so that all is freed at once.
-        if turn is not None:
-            turn.parent = None
+        places[position] = place
+        parent, line = parents[position], lines[position]
+        turn = above = None if parent is None else turns[parent]
+        if isinstance(line, MessageLine):
+            if line.is_sidechain and above is not None and not above.first.is_sidechain:
+                above = None
+            turn = _join_turn(line, above, -1 if parent is None else places[parent])
+            if above is None:
+                roots.append(turn)
+        turns[position] = turn
     return sorted(roots, key=lambda turn: turn.first.number)
 
 
-def branches_of(root: Turn) -> Iterator[list[Turn]]:
-    """Yield every path from the root to a leaf, in file order."""
+def branches_of(root: Turn) -> list[list[Turn]] | Iterator[list[Turn]]:
+    """Return every path from the root to a leaf, in file order."""
+    path = [root]
+    below = root.children
+    while len(below) == 1:
+        path.append(below[0])
+        below = below[0].children
+    return _branches_of(root) if below else [path]
+
+
+def _branches_of(root: Turn) -> Iterator[list[Turn]]:
     path: list[Turn] = []
     stack = [(root, 0)]
     while stack:
@@ -238,51 +273,84 @@ def branches_of(root: Turn) -> Iterator[list[Turn]]:
 _NONE: frozenset[str] = frozenset()
 
 
-def _answered_by(line: Line) -> set[str] | frozenset[str]:
+def _answered_by(line: MessageLine) -> set[str] | frozenset[str]:
     """Return the ids of the calls whose results the line has."""
-    if line.is_assistant:
+    content = line.message.content
+    if type(line) is ReadLine:
+        return {message.tool_call_id for message in line.messages if message.tool_call_id is not None}
+    if type(content) is str:
         return _NONE
-    return {message.tool_call_id for message in line.messages if message.tool_call_id is not None}
+    return {block.tool_use_id for block in content if type(block) is _ToolResult and block.tool_use_id is not None}
 
 
-def _join_turn(line: Line, above: Turn | None) -> Turn:
+def _join_turn(line: MessageLine, above: Turn | None, above_place: int) -> Turn:
     """Add a line to the turn it belongs to, or to a new turn below `above`; return that turn."""
-    asked = above  # the assistant turn that the line continues or answers
-    if above is not None and above.answered:
-        asked = above.parent
-    if asked is not None and asked.first.is_assistant:
-        if line.is_assistant and line.message_id is not None and line.message_id == asked.first.message_id:
-            asked.lines.append(line)
-            return asked
-        if answered := _answered_by(line):
+    answered = _NONE if line.type == "assistant" else _answered_by(line)
+    if above is None:
+        return Turn(None, [line], answered)
+    asked = above.parent if above.answered else above  # the assistant turn that the line continues or answers
+    if asked is not None and asked.lines[0].type == "assistant":
+        if line.type == "assistant":
+            if line.message.id is not None and line.message.id == asked.lines[0].message.id:
+                _check_order(asked, above_place)
+                _add_line(asked, line)
+                return asked
+        elif answered:
+            _check_order(asked, above_place)
             # Results of one answer are gathered in one turn; a second result of the same call begins a branch.
             if asked.results is not None and asked.results.answered.isdisjoint(answered):
-                asked.results.lines.append(line)
+                _add_line(asked.results, line)
                 asked.results.answered |= answered
                 return asked.results
             asked.results = turn = Turn(asked, [line], answered)
             asked.children.append(turn)
             return turn
-    turn = Turn(above, [line], _answered_by(line))
-    if above is not None:
-        above.children.append(turn)
+    turn = Turn(above, [line], answered)
+    above.children.append(turn)
     return turn
 
 
-def _parents(lines: list[Line]) -> list[int | None]:
+def _add_line(turn: Turn, line: MessageLine) -> None:
+    if line.number < turn.lines[-1].number:
+        turn.is_shuffled = True
+    turn.lines.append(line)
+
+
+def _check_order(asked: Turn | None, above_place: int) -> None:
+    """Raise _OutOfOrder unless the parents of the lines of a turn and its results stand in the order of these lines.
+
+    Only these lines depend on the order in which they join.
+    """
+    if asked is not None:
+        if above_place < asked.last_parent:
+            raise _OutOfOrder
+        asked.last_parent = above_place
+
+
+def line_clears(line: MessageLine) -> bool:
+    """Whether a line is `/clear`, which starts an empty context: the tree is cut there."""
+    if line.type != "user":
+        return False
+    if type(line) is not ReadLine:  # the usual cases need no message
+        content: Any = line.message.content
+        if len(content) == 1 and type(content[0]) is _ToolResult:
+            content = content[0].content
+        if type(content) is str:
+            return _CLEAR.match(content) is not None
+    messages = _messages_of_user(line)
+    return len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
+
+
+def _parents(lines: list[Line], places: dict[str, int]) -> list[int | None]:
     """Return the position of each line's parent, or None at the start of a conversation. The result has no cycles."""
-    by_uuid: dict[str, int] = {}
-    for position, line in enumerate(lines):
-        if line.uuid is not None:
-            by_uuid.setdefault(line.uuid, position)
-    named = [None if line.parent is None else by_uuid.get(line.parent) for line in lines]
+    named = [None if line.parent is None else places.get(line.parent) for line in lines]
     # Threads in which some line finds its parent are trees; in others (old files) each line follows the one before.
     trees = {line.thread for line, parent in zip(lines, named, strict=True) if parent is not None}
     parents: list[int | None] = []
     last: dict[tuple[object, ...], int] = {}
     for position, line in enumerate(lines):
         parent = named[position] if line.thread in trees else last.get(line.thread)
-        parents.append(None if line.clears else parent)
+        parents.append(None if isinstance(line, MessageLine) and line_clears(line) else parent)
         last[line.thread] = position
     _cut_circles(parents)
     return parents
@@ -308,33 +376,103 @@ def _cut_circles(parents: list[int | None]) -> None:
 # Messages: content blocks converted to messages, lines of one message merged.
 
 
-def assistant_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
-    """Yield the message of an assistant line: text parts, reasoning, tool calls and flags."""
-    is_copy = line.get("forkedFrom") is not None
-    is_notice = line.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>"
-    yield assistant_from_blocks(
-        blocks,
-        "message.content",
-        generated=False if is_copy or is_notice else None,
-        extra={"is_api_error": True} if line.get("isApiErrorMessage") is True else {},
-    )
-
-
-def user_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
-    """Yield the tool results of a user line as tool messages, then the remaining content as a user message."""
-    model = user_message(line, None)
-    yield from user_from_blocks(blocks, "message.content", generated=model.generated, extra=model.extra)
-
-
 def messages_of(turn: Turn) -> list[Message]:
     """Return the messages of a turn: lines of an assistant message merged, tool results in file order."""
-    lines = turn.lines if len(turn.lines) == 1 else sorted(turn.lines, key=lambda line: line.number)
-    if not turn.first.is_assistant:
-        return [message for line in lines for message in line.messages]
-    merged = lines[0].messages[0]
-    for line in lines[1:]:
-        merged = _merge_messages(merged, line.messages[0])
+    lines = turn.lines
+    if len(lines) == 1:
+        line = lines[0]
+        if type(line) is ReadLine:
+            return line.messages
+        return _messages_of_user(line) if line.type == "user" else [_message_of_answer(lines)]
+    if turn.is_shuffled:
+        lines = sorted(lines, key=lambda line: line.number)
+    if lines[0].type == "user":
+        return [message for line in lines for message in _messages_of_user(line)]
+    if ReadLine not in map(type, lines):
+        return [_message_of_answer(lines)]
+    merged, *rest = [line.messages[0] if type(line) is ReadLine else _message_of_answer([line]) for line in lines]
+    for message in rest:
+        merged = _merge_messages(merged, message)
     return [merged]
+
+
+def _message_of_answer(lines: list[MessageLine]) -> Message:
+    """Return the message of lines that were decoded by type, as `_merge_messages` merges the messages of each."""
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    reasoning: str | None = None
+    generated: bool | None = None
+    extra: Json = {}
+    for line in lines:
+        content: Any = line.message.content
+        if type(content) is str:
+            content = (_Text(content),)
+        # What an earlier line has is left out.
+        num_texts, num_calls = len(texts), len(calls)
+        thoughts: tuple[str, ...] = ()
+        for block in content:
+            if type(block) is _Text:
+                if not num_texts or block.text not in texts[:num_texts]:
+                    texts.append(block.text)
+            elif type(block) is _ToolUse:
+                call = ToolCall(block.name, json_text(block.input), block.id)
+                if not num_calls or call not in calls[:num_calls]:
+                    calls.append(call)
+            else:
+                thoughts += (block.thinking,)
+        if thoughts:
+            thought = "\n\n".join(thoughts)
+            if reasoning is None:
+                reasoning = thought
+            elif thought != reasoning:
+                reasoning = f"{reasoning}\n\n{thought}"
+        if is_copy_or_notice(line):
+            generated = False
+        if line.isApiErrorMessage is True:
+            extra = {"is_api_error": True}
+    return Message("assistant", _content_of(texts), reasoning, tuple(calls), None, None, generated, extra)
+
+
+def is_copy_or_notice(line: MessageLine) -> bool:
+    """Whether a line of the assistant was copied from another session, or written by the program in its name."""
+    return line.forkedFrom is not None or line.isApiErrorMessage is True or line.message.model == "<synthetic>"
+
+
+def _messages_of_user(line: MessageLine) -> list[Message]:
+    """Return the tool results of a user line as tool messages, then the remaining content as a user message."""
+    if type(line) is ReadLine:
+        return line.messages
+    content: Any = line.message.content
+    if type(content) is str:
+        return [user_message(line, content)]
+    messages: list[Message] = []
+    texts: list[str] = []
+    for block in content:
+        if type(block) is _Text:
+            texts.append(block.text)
+            continue
+        result = block.content
+        if type(result) is list:
+            result = plain_content(result)
+        extra: Json = {"is_error": True} if block.is_error is True else {}
+        messages.append(Message("tool", result, None, (), block.tool_use_id, None, None, extra))
+    if texts or not content:
+        messages.append(user_message(line, _content_of(texts)))
+    return messages
+
+
+def user_message(line: MessageLine, content: str | list[Json] | None) -> Message:
+    is_summary = line.isCompactSummary is True
+    extra: Json = {"is_compact_summary": True} if is_summary else {}
+    if line.isMeta is True:
+        extra["is_meta"] = True
+    return Message("user", content, None, (), None, None, False if is_summary else None, extra)
+
+
+def _content_of(texts: list[str]) -> str | list[Json] | None:
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or None
 
 
 def _merge_messages(left: Message, right: Message) -> Message:

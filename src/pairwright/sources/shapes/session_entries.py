@@ -7,14 +7,24 @@ entries that were kept. task = a hash of what the model was given at the start o
 session's id and the branch, step = number of compactions before it. info keeps `session_id`, which `--scores` may name.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord, items, json_text
-from pairwright.sources.format import Origin, Record, Rejected, build, label_of, session_run, session_task
+from pairwright.sources.format import (
+    Origin,
+    Record,
+    Rejected,
+    Unchecked,
+    build,
+    label_of,
+    session_run,
+    session_task,
+)
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -93,6 +103,7 @@ def _experience(
 ) -> Record:
     """Build an experience; `task` is that of the first one of the session."""
     prompt, completion = split_at_answer(messages)
+    tools = [] if session.has_other_tools else session.tools
     info = {"session_id": session.id, **session.info}
     if not _has_prompt(prompt):
         info["prompt_missing"] = True
@@ -106,10 +117,31 @@ def _experience(
         completion=completion,
         tools=session.tools,
         reward=session.reward,
-        errors=error_sites(messages, [] if session.has_other_tools else session.tools, result_error_kind),
+        errors=check_results(messages, partial(error_sites, messages, tools, result_error_kind), tools),
         info={key: value for key, value in info.items() if value not in (None, "", {}, [])},
         model_version=session.model,
     )
+
+
+def check_results(
+    messages: list[Message], find: Callable[[], Sequence[ErrorSite]], tools: Sequence[Json] = ()
+) -> Sequence[ErrorSite] | Unchecked:
+    """Return the error sites that `find` finds, or leave the tool results of a conversation unchecked for now.
+
+    That needs results without flags, and no `tools`: a call of a tool that is not listed is an error, too. `find` then
+    has to go by the marks that all formats share.
+    """
+    texts: list[str] = []
+    for message in messages:
+        if message.role == "tool":
+            if message.extra:
+                return find()
+            texts.append(message.content if type(message.content) is str else message.text)
+        elif message.extra and "is_api_error" in message.extra:
+            return find()
+    if tools:
+        return find()
+    return Unchecked(texts, find) if texts else ()
 
 
 def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
