@@ -250,12 +250,12 @@ def _distinct_texts(columns: Sequence[pa.DictionaryArray]) -> tuple[list[bytes |
         ranks = np.full(size + 1, -1)  # -1, for null, indexes the last of them
         ranks[used] = np.arange(num_texts, num_texts + len(used))
         codes.append(ranks[own])
-        dictionaries.append(column.dictionary if len(used) == size else column.dictionary.take(pa.array(used)))
+        texts = column.dictionary if len(used) == size else column.dictionary.take(pa.array(used))
+        dictionaries.append(texts.cast(pa.large_binary()))
         num_texts += len(used)
-    distinct = pa.concat_arrays(dictionaries).cast(pa.large_binary()).dictionary_encode()
-    texts = distinct.dictionary.to_numpy(zero_copy_only=False).tolist()
-    numbers = np.append(distinct.indices.to_numpy(zero_copy_only=False), len(texts)).astype(np.int64)
-    return [*texts, None], numbers[np.concatenate(codes)]
+    distinct = pa.concat_arrays(dictionaries).dictionary_encode()
+    numbers = np.append(distinct.indices.to_numpy(zero_copy_only=False), len(distinct.dictionary)).astype(np.int64)
+    return [*distinct.dictionary.to_numpy(zero_copy_only=False).tolist(), None], numbers[np.concatenate(codes)]
 
 
 def _nest_tools(text: bytes) -> str:

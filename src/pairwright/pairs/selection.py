@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import xxhash
-
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, splits, words_of
@@ -27,6 +25,9 @@ from pairwright.pairs.funnel import FILE_NAME, Reason, read_funnel
 from pairwright.pairs.options import PairOptions
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
+import numpy as np
+from pairwright.errors import PairwrightError
+from pairwright.records.arrays import Array
 
 # Length balance: effect size of the length difference between chosen and rejected, and how to bound it
 
@@ -386,3 +387,34 @@ def _weights(kept: pl.DataFrame, differences: Floats, options: PairOptions) -> F
         # By the weights that training sees, which is how `pairs lint` counts the effect, too.
         weights = balance_weights(weights, differences, options.length_balance)
     return weights
+
+
+# Which runs are good and which are bad on their own, by their reward: for KTO, which needs no pairs.
+
+
+def choose_threshold(rewards: Array, threshold: float | None, *, option: str) -> float:
+    """The reward from which on a run is desirable: `threshold`, or halfway between the lowest and the highest reward.
+
+    Args:
+        rewards: Finite rewards of the runs.
+        threshold: The wish of the user; None for halfway.
+        option: The name of that wish, for the error.
+
+    Raises PairwrightError where all runs would be on one side.
+
+    >>> choose_threshold(np.array([0.0, 1.0, 1.0]), None, option="--threshold")
+    0.5
+    """
+    lowest, highest = float(rewards.min(initial=np.inf)), float(rewards.max(initial=-np.inf))
+    if not len(rewards):
+        raise PairwrightError("no run has a reward: nothing says which are good")
+    if not lowest < highest:
+        raise PairwrightError(f"all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
+    # Halfway is where 0 and 1, -1 and 1, or thumbs are told apart; other scales want a threshold of their own.
+    chosen = (lowest + highest) / 2 if threshold is None else threshold
+    if not lowest < chosen <= highest:
+        raise PairwrightError(
+            f"{option} {chosen:g}: all {len(rewards)} runs are on one side: rewards go from {lowest:g} to {highest:g}; "
+            "choose a threshold above the first and not above the second"
+        )
+    return chosen

@@ -20,7 +20,7 @@ from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.preference import kto_loss, mismatch_sums, reference_point
-from pairwright.pairs.run_labels import choose_threshold
+from pairwright.pairs.selection import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Limits, Order, Parted, even_parts
