@@ -29,13 +29,12 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import LINEAGE_FILE, outcomes, table_references, write_outcomes
 from pairwright.pairs.pair_table import write_pairs
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
-from pairwright.pairs.partition_state import pair_examples
+from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
 from pairwright.pairs.selection import REASONS, Selection, length_effect, narrow_columns, select_drafts, shares
 from pairwright.pairs.spill import Buckets, Spill, is_parted, num_buckets, plain_memory
 from pairwright.pairs.strategies.strategies import IN_GROUPS, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.texts import PairTexts, num_slices
-from pairwright.pairs.why_empty import Clues, grouping_hint, hint_for
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
 from pairwright.paths import Place, build_folder, write_json
 from pairwright.store.table import Table

@@ -26,11 +26,10 @@ from pairwright.pairs.candidates.candidates import (
 )
 from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.partition_state import Work
+from pairwright.pairs.partition_state import Clues, PartitionState, clues_of
 from pairwright.pairs.strategies.pairing import HASHES
 from pairwright.pairs.strategies.strategies import STRATEGIES
 from pairwright.pairs.strategies.votes import Votes, plan_votes
-from pairwright.pairs.why_empty import Clues, clues_of
 from pairwright.store.table import Table
 
 # Filters within a prompt: contradictions, duplicates, cap of a group
@@ -39,26 +38,26 @@ from pairwright.store.table import Table
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
 
 
-def filter_drafts(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+def filter_drafts(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
     """Drop contradictions, duplicates and drafts beyond the cap of their group; keeps the order of the others."""
-    drafts = work.drop(drafts, Reason.CONTRADICTION, _has_contradiction(drafts, work))
-    if work.options.dedupe and not work.options.verbatim:
-        drafts = work.drop(drafts, Reason.DUPLICATE, _beyond(drafts, by="key", most=1))
-    if work.options.max_pairs_per_group is not None:
-        most = work.options.max_pairs_per_group
-        drafts = work.drop(drafts, Reason.GROUP_CAP, _beyond(drafts, by="group", most=most))
+    drafts = state.drop(drafts, Reason.CONTRADICTION, _has_contradiction(drafts, state))
+    if state.options.dedupe and not state.options.verbatim:
+        drafts = state.drop(drafts, Reason.DUPLICATE, _beyond(drafts, by="key", most=1))
+    if state.options.max_pairs_per_group is not None:
+        most = state.options.max_pairs_per_group
+        drafts = state.drop(drafts, Reason.GROUP_CAP, _beyond(drafts, by="group", most=most))
     return drafts
 
 
-def _has_contradiction(drafts: pl.DataFrame, work: Work) -> Flags:
+def _has_contradiction(drafts: pl.DataFrame, state: PartitionState) -> Flags:
     """Mask of drafts to drop as contradictions.
 
     Policy `drop`: the opposite preference occurs at the same prompt. Policy `majority`: it occurs at least as often.
     """
-    policy = work.options.contradictions
-    if policy == "keep" or work.options.verbatim or not drafts.height:
+    policy = state.options.contradictions
+    if policy == "keep" or state.options.verbatim or not drafts.height:
         return np.zeros(drafts.height, np.bool_)
-    preferences = _count_in_groups(drafts, work) if work.candidates is not None else _count_in_drafts(drafts)
+    preferences = _count_in_groups(drafts, state) if state.candidates is not None else _count_in_drafts(drafts)
     if not preferences.height:
         return np.zeros(drafts.height, np.bool_)
     counts = drafts.select(HASHES).join(preferences, on=HASHES, how="left", maintain_order="left")
@@ -85,21 +84,21 @@ def _count_in_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
     return counts.join(opposite, on=HASHES, how="left")
 
 
-def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+def _count_in_groups(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
     """Count preferences and opposites among all possible comparisons within groups, drafted or not.
 
     Only prompts at which one completion has several rewards can have contradictions; others are not in the result.
     """
-    assert work.candidates is not None
-    rows = work.candidates.frame.select("prompt_hash", "completion_hash", "reward")[work.candidates.recurring]
+    assert state.candidates is not None
+    rows = state.candidates.frame.select("prompt_hash", "completion_hash", "reward")[state.candidates.recurring]
     rewards = rows.group_by("prompt_hash", "completion_hash").agg(pl.col("reward").n_unique())
     # Prompts at which one completion has several rewards.
     noisy = rewards.filter(pl.col("reward") > 1).select("prompt_hash").unique()
     if not noisy.height:
         return pl.DataFrame(schema=dict.fromkeys(HASHES, pl.String))
     usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.REPEATED_CANDIDATE.value)
-    rows = work.rows.filter(usable).join(noisy, on="prompt_hash", how="semi")
-    keys = group_keys(work.options)
+    rows = state.rows.filter(usable).join(noisy, on="prompt_hash", how="semi")
+    keys = group_keys(state.options)
     rows = rows.group_by(*keys, "completion_hash", "reward").len()
     pairs = drafts.select(HASHES).unique().join(noisy, on="prompt_hash", how="semi")
     # Self-join of a group: every (chosen reward, rejected reward) with the completions of a draft.
@@ -109,7 +108,7 @@ def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     both = both.join(rejected, on=[*keys, "rejected_hash"], nulls_equal=True)  # what was collected has no source
     # Rows were counted by reward, so one joined row stands for so many comparisons.
     times = pl.col("num_chosen") * pl.col("num_rejected")
-    both = both.filter(~is_tied_expression(work.options.tie_tolerance))
+    both = both.filter(~is_tied_expression(state.options.tie_tolerance))
     return both.group_by(HASHES).agg(
         pl.when(pl.col("chosen_reward") > pl.col("rejected_reward")).then(times).sum().alias("for"),
         pl.when(pl.col("chosen_reward") < pl.col("rejected_reward")).then(times).sum().alias("against"),
@@ -153,23 +152,23 @@ def plan_partition(
         tables: All tables, for strategies that read texts.
         votes: Pairwise votes, which replace the strategy.
     """
-    work = Work(tables, options, with_reasons(rows, options))
-    drafts = STRATEGIES[options.strategy](work) if votes is None else plan_votes(work, votes)
-    drafts = filter_drafts(drafts, work)
-    comparable = work.rows.filter(pl.col("reason").is_in(_COMPARABLE, nulls_equal=True))
+    state = PartitionState(tables, options, with_reasons(rows, options))
+    drafts = STRATEGIES[options.strategy](state) if votes is None else plan_votes(state, votes)
+    drafts = filter_drafts(drafts, state)
+    comparable = state.rows.filter(pl.col("reason").is_in(_COMPARABLE, nulls_equal=True))
     groups = comparable.group_by(group_keys(options)).len()
-    tasks = work.rows.filter(pl.col("reason").is_null()).select("tid", "reward")
+    tasks = state.rows.filter(pl.col("reason").is_null()).select("tid", "reward")
     single = pl.col("reason") == Reason.SINGLE.value
     return PartitionPlan(
         drafts=drafts,
-        experiences=_by_prompt(comparable, work)
+        experiences=_by_prompt(comparable, state)
         .select("prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step(options)).alias("mark"))
-        .join(_lost(work), on="row", how="left", maintain_order="left"),
+        .join(_lost(state), on="row", how="left", maintain_order="left"),
         steps=groups.select(mark_of_step(options).alias("mark")),
         tasks=tasks if options.has_curriculum else tasks.clear(),
-        funnel=work.funnel,
-        scales=scales_of(work.rows),
-        clues=clues_of(work.candidates, groups.select(pl.col("len").max()).item() or 0, options),
+        funnel=state.funnel,
+        scales=scales_of(state.rows),
+        clues=clues_of(state.candidates, groups.select(pl.col("len").max()).item() or 0, options),
     )
 
 
@@ -187,34 +186,34 @@ def mark_of_step(options: PairOptions) -> pl.Expr:
     return pl.struct(step.hash(1).alias("one"), step.hash(2).alias("other"))
 
 
-def _by_prompt(comparable: pl.DataFrame, work: Work) -> pl.DataFrame:
+def _by_prompt(comparable: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
     """Sort rows by prompt; for strategies in groups, comparable rows keep their order and the others follow by id."""
     by_id = ["prompt_hash", "uid", "reason", "row"]
-    if work.candidates is None or work.options.across_groups:
-        return work.rows.sort(by_id)
-    if comparable.height == work.rows.height:
-        return work.rows
-    others = work.rows.filter(~pl.col("reason").is_in(_COMPARABLE, nulls_equal=True)).sort(by_id)
+    if state.candidates is None or state.options.across_groups:
+        return state.rows.sort(by_id)
+    if comparable.height == state.rows.height:
+        return state.rows
+    others = state.rows.filter(~pl.col("reason").is_in(_COMPARABLE, nulls_equal=True)).sort(by_id)
     return pl.concat([comparable, others]).sort("prompt_hash", maintain_order=True)
 
 
-def _lost(work: Work) -> pl.DataFrame:
+def _lost(state: PartitionState) -> pl.DataFrame:
     """Return for each candidate why its last draft was dropped, or why it never had one."""
     late = pl.DataFrame(schema=_LOST)
-    if work.lost:
+    if state.lost:
         # Frames in the order of dropping: for each row, the reason of its last draft counts.
-        gone = [lost.with_columns(place=pl.lit(number)) for number, lost in enumerate(work.lost)]
+        gone = [lost.with_columns(place=pl.lit(number)) for number, lost in enumerate(state.lost)]
         rows = pl.concat(
             [pl.concat(gone).select("place", "reason", row=f"{side}_row") for side in ("chosen", "rejected")]
         )
         late = rows.sort("place").group_by("row").agg(pl.col("reason").last().alias("lost"))
-    early = _never_paired(work)
+    early = _never_paired(state)
     return pl.concat([late, early.join(late, on="row", how="anti")]) if late.height else early
 
 
-def _never_paired(work: Work) -> pl.DataFrame:
+def _never_paired(state: PartitionState) -> pl.DataFrame:
     """Return for each candidate the reason that applies if no draft has it."""
-    candidates, options = work.candidates, work.options
+    candidates, options = state.candidates, state.options
     if candidates is None or not candidates.frame.height:
         return pl.DataFrame(schema=_LOST)
     rewards, groups = candidates.rewards, candidates.groups

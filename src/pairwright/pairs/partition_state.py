@@ -1,20 +1,22 @@
-"""State of a partition during planning, shared by strategies and filters, with a record of every drop."""
+"""State of a partition during planning, with a record of every drop; and clues for a build that gives no pairs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Candidates
+from pairwright.pairs.candidates.candidates import Candidates, is_tied, reward_gaps
 from pairwright.pairs.funnel import NUM_EXAMPLES, Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
+from pairwright.records.json_text import from_json
 from pairwright.store.table import Table
 
 
 @dataclass
-class Work:
+class PartitionState:
     """Rows with their reasons so far, the funnel, and the dropped drafts.
 
     `tables` are for strategies that read texts while planning; strategies in groups do not use them.
@@ -50,3 +52,154 @@ def pair_examples(drafts: pl.DataFrame) -> list[str]:
     """Return a few drafts as text, "UID over UID"; independent of the order of drafts."""
     named = drafts.select(pl.concat_str("chosen_uid", pl.lit(" over "), "rejected_uid").alias("pair"))
     return named.to_series().bottom_k(NUM_EXAMPLES).sort().to_list()
+
+
+# Hint for a build without pairs: which filter dropped the last ones, and which value would let some through.
+#
+# Where groups are all single, the hint names the field that would group them (`grouping_hint`).
+
+
+_ADVICE = {
+    Reason.EXCLUDED: "exclusions.csv in the folder of the table says who excluded them and why",
+    Reason.FILTERED: "a wider --where lets some through",
+    Reason.IS_A_PAIR: "--strategy imported passes them through",
+    Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",
+    Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE",
+    Reason.FAILED: "--keep-masked lets them through",
+    Reason.TRUNCATED: "leave out --drop-truncated",
+    Reason.DIFFERENT_PROMPTS: "--strategy divergence compares runs from where they part; --strategy stratified "
+    "--across-groups allows different prompts",
+    Reason.SINGLE: "run each task more than once, or --strategy stratified --across-groups",
+    Reason.CONTRADICTION: "--contradictions majority or keep lets some through",
+    Reason.TIED: "only rewards that tell candidates apart give pairs",
+    Reason.IDENTICAL: "sample with a higher temperature",
+    Reason.LENGTH: "a higher --length-balance, or --balance-by reweight, lets some through",
+    Reason.ENVIRONMENT: "--environment-divergence lets them through, marked",
+    Reason.NO_TEACHER: "a teacher answers at a state: its prompt must be the student's, and what the run said since",
+    Reason.TEACHERS_DISAGREE: "a lower --min-teachers lets some through",
+    Reason.NO_VOTE: "the file of votes names none of these experiences",
+    Reason.CURRICULUM: "a larger --curriculum-share lets some through",
+}
+
+
+@dataclass(frozen=True)
+class Clues:
+    """Extreme values of a partition, from which the hint derives option values; None if there are none."""
+
+    # Candidates in the largest group; largest gap and reward; smallest gap between neighbours; smallest reward.
+    most_candidates: float | None = None
+    largest_gap: float | None = None
+    highest: float | None = None
+    least_step: float | None = None
+    lowest: float | None = None
+
+    def merged(self, other: "Clues") -> "Clues":
+        """Merge with the clues of another partition: minimum of minima, maximum of maxima."""
+        values = {}
+        for item in fields(self):
+            both = [value for value in (getattr(self, item.name), getattr(other, item.name)) if value is not None]
+            pick = min if item.name in ("least_step", "lowest") else max
+            values[item.name] = pick(both) if both else None
+        return Clues(**values)
+
+
+def clues_of(candidates: Candidates | None, largest_group: int, options: PairOptions) -> Clues:
+    """Return the clues of a partition; `largest_group` is the size of its largest group, even if below the minimum."""
+    if candidates is None or not candidates.frame.height:
+        return Clues(most_candidates=largest_group or None)
+    rewards = candidates.rewards
+    # Rows are sorted by descending reward within each group.
+    best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
+    steps = reward_gaps(rewards[:-1], rewards[1:])
+    inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
+    return Clues(
+        most_candidates=largest_group,
+        largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),
+        highest=float(best.max()),
+        least_step=float(steps[inside].min()) if inside.any() else None,
+        lowest=float(worst.min()),
+    )
+
+
+def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
+    """Return a hint for a build without pairs: the filter that dropped the last ones, and what to change."""
+    # The last stage that dropped anything has the filter that removed the last ones.
+    last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
+    if last is None:
+        return "there was nothing to pair: the tables are empty"
+    drops = list(last.drops.items())
+    in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
+    reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
+    text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason.value!r}"
+    advice = _value(reason, clues, options) or _advice(reason, options)
+    text = f"{text}; {advice}" if advice else text
+    first = funnel.stages[0]
+    if first is not last and first.drops:
+        reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
+        # An early reason is worth naming only where it took most of the experiences.
+        if drop.count * 2 > first.num_in:
+            advice = _advice(reason, options)
+            text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
+            text += f"; {advice}" if advice else ""
+    return text
+
+
+_NUM_ROWS = 5_000  # that are looked at for a field that groups them
+
+
+def grouping_hint(tables: Iterable[Table]) -> str:
+    """Return which `--task` of an import would put experiences into groups that are alone in theirs; "" if none would.
+
+    Only experiences with equal prompts are compared, so a field that groups different prompts is named with the
+    strategy that needs no equal ones.
+    """
+    # Sizes of the groups of one prompt, and of the values of each field of `info`.
+    prompts: Counter[str] = Counter()
+    values: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    num_rows = 0
+    for table in tables:
+        for batch in table.scan(columns=["prompt_hash", "info"]):
+            room = max(0, _NUM_ROWS - num_rows)
+            prompts.update(batch.column("prompt_hash").slice(0, room).to_pylist())
+            for text in batch.column("info").slice(0, room).to_pylist():
+                for name, value in (from_json(text) if text else {}).items():
+                    if isinstance(value, str | int) and not isinstance(value, bool):
+                        values[name][str(value)] += 1
+            num_rows += min(room, batch.num_rows)
+    num_shared = sum(count for count in prompts.values() if count > 1)
+    if num_shared:
+        return f"{num_shared:,} of {num_rows:,} share their prompt with another one: import with --task prompt"
+    # A field that groups has several values and fewer than rows; the one with the most rows in groups is named.
+    grouped = {
+        name: sum(count for count in counts.values() if count > 1)
+        for name, counts in values.items()
+        if 1 < len(counts) < sum(counts.values())
+    }
+    if not any(grouped.values()):
+        return ""
+    name = max(grouped, key=lambda name: grouped[name])
+    text = f"{name!r} groups {grouped[name]:,} of them, at different prompts"
+    return f"{text}: import with --task {name}, then --strategy divergence"
+
+
+def _advice(reason: Reason, options: PairOptions) -> str | None:
+    if reason is Reason.SINGLE and options.within_run:
+        return "record several candidates a run, or compare those of all runs: --no-within-run"
+    return _ADVICE.get(reason)
+
+
+def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
+    """Return the option behind a reason with a value that would let some through; None if there is none."""
+    most = None if clues.most_candidates is None else int(clues.most_candidates)
+    # For each reason: the option, a value that lets some through, and the value now.
+    bounds = {
+        Reason.TOO_FEW: ("--min-candidates", most, options.min_candidates),
+        Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
+        Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),
+        Reason.NOT_HIGH: ("--high", clues.highest, options.high),
+        Reason.NOT_LOW: ("--low", clues.lowest, options.low),
+    }
+    if reason not in bounds or bounds[reason][1] is None:
+        return None
+    name, value, now = bounds[reason]
+    return f"{name} {value!r} would let some through, now {now}"

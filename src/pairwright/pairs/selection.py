@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import xxhash
+
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, splits, words_of
 from pairwright.pairs.candidates.trajectories import conversations
 from pairwright.pairs.funnel import FILE_NAME, Reason, read_funnel
 from pairwright.pairs.options import PairOptions
+from pairwright.records.arrays import Array
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
-import numpy as np
-from pairwright.errors import PairwrightError
-from pairwright.records.arrays import Array
 
 # Length balance: effect size of the length difference between chosen and rejected, and how to bound it
 

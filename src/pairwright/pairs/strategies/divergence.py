@@ -17,7 +17,7 @@ from pairwright.pairs.candidates.candidates import TIE_FLOOR, Candidates, assign
 from pairwright.pairs.candidates.trajectories import Chain, read_chains
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.partition_state import Work
+from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, count_group_pairs, count_groups, group_pairs, no_drafts
 from pairwright.records.json_text import to_json
 
@@ -42,25 +42,25 @@ class Parting:
     scale: float = TIE_FLOOR
 
 
-def plan_divergence(work: Work) -> pl.DataFrame:
+def plan_divergence(state: PartitionState) -> pl.DataFrame:
     """Return the drafts of all tasks."""
-    work.rows, candidates = assign_groups(work.rows, work.options, keys=_KEYS)
-    chains = read_chains(work.tables, candidates.frame["uid"])
+    state.rows, candidates = assign_groups(state.rows, state.options, keys=_KEYS)
+    chains = read_chains(state.tables, candidates.frame["uid"])
     runs = [chains[uid] for uid in candidates.frame["uid"]]
     # Two runs are the same where whole conversations are, not where their completions happen to be.
     whole = pl.Series("completion_hash", [run.rest_hash(0) for run in runs], pl.String)
     candidates = Candidates(candidates.frame.with_columns(whole), candidates.starts)
-    partings = _tree(candidates, runs, work) if work.options.tree else _pairwise(candidates, runs, work)
-    drafts = _drafts(candidates, runs, partings, work.options)
-    return _drop_incomparable(drafts, partings, runs, work)
+    partings = _tree(candidates, runs, state) if state.options.tree else _pairwise(candidates, runs, state)
+    drafts = _drafts(candidates, runs, partings, state.options)
+    return _drop_incomparable(drafts, partings, runs, state)
 
 
-def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
+def _pairwise(candidates: Candidates, runs: list[Chain], state: PartitionState) -> list[Parting]:
     """Compare every two runs of a group."""
     # All of them: the cap of a group comes after the incomparable ones are gone.
-    pairs = group_pairs(candidates, work.options, largest=None)
-    gave = count_groups(candidates, pairs, work.options, work.funnel)
-    count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
+    pairs = group_pairs(candidates, state.options, largest=None)
+    gave = count_groups(candidates, pairs, state.options, state.funnel)
+    count_group_pairs(candidates, gave, len(pairs.chosen), state.options, state.funnel)
     rewards, groups = candidates.rewards.tolist(), candidates.groups
     partings = []
     for chosen, rejected in zip(pairs.chosen.tolist(), pairs.rejected.tolist(), strict=True):
@@ -69,9 +69,9 @@ def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Par
     return partings
 
 
-def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
+def _tree(candidates: Candidates, runs: list[Chain], state: PartitionState) -> list[Parting]:
     """Compare the branches at each node of the message tree of a group, by mean reward."""
-    stage = work.funnel.stage("groups", len(candidates.sizes))
+    stage = state.funnel.stage("groups", len(candidates.sizes))
     stage.close(len(candidates.sizes))
     rewards = candidates.rewards.tolist()
     partings: list[Parting] = []
@@ -89,7 +89,7 @@ def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting
                     scale = max(abs(rewards[run]) for branch in (high, low) for run in branches[branch])
                     both = means[high], means[low]
                     partings.append(Parting(chosen, rejected, depth, both, group, sizes, max(scale, TIE_FLOOR)))
-    work.funnel.stage("pairs", len(partings))
+    state.funnel.stage("pairs", len(partings))
     return partings
 
 
@@ -157,11 +157,13 @@ def _is_choice(parting: Parting, runs: list[Chain]) -> bool:
     return all(parting.cut < len(run.made) and run.made[parting.cut] for run in sides)
 
 
-def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list[Chain], work: Work) -> pl.DataFrame:
+def _drop_incomparable(
+    drafts: pl.DataFrame, partings: list[Parting], runs: list[Chain], state: PartitionState
+) -> pl.DataFrame:
     """Drop drafts without a common prefix, a difference or a choice of the model, and gaps that are out of bounds."""
     if not drafts.height:
         return drafts
-    options = work.options
+    options = state.options
     lengths = [min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings]
     high, low = drafts["chosen_reward"].to_numpy(), drafts["rejected_reward"].to_numpy()
     scale = np.array([parting.scale for parting in partings])
@@ -182,5 +184,5 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     # Counted also where nothing is dropped: the funnel keeps the order of the checks.
     for name, _ in checks:
         here = drafts.with_columns(reason=reason)
-        work.drop(here, name, (reason == name.value).fill_null(False))
+        state.drop(here, name, (reason == name.value).fill_null(False))
     return drafts.filter(reason.is_null())

@@ -14,7 +14,7 @@ from pairwright.pairs.candidates.candidates import decimal_gap, is_tied_expressi
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
-from pairwright.pairs.partition_state import Work
+from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message, completion_of_text
@@ -23,13 +23,13 @@ from pairwright.store.block import SideMeta, side_of_meta
 _side = msgspec.json.Decoder(SideMeta).decode
 
 
-def plan_imported(work: Work) -> pl.DataFrame:
+def plan_imported(state: PartitionState) -> pl.DataFrame:
     """Return the drafts of all imported preferences."""
-    rows = work.rows.filter(pl.col("reason").is_null()).sort("row" if work.options.verbatim else "uid")
-    work.funnel.stage("pairs", rows.height)
+    rows = state.rows.filter(pl.col("reason").is_null()).sort("row" if state.options.verbatim else "uid")
+    state.funnel.stage("pairs", rows.height)
     sides: dict[str, dict[str, Any]] = {}
-    keep_empty = work.options.verbatim
-    for table in work.tables:
+    keep_empty = state.options.verbatim
+    for table in state.tables:
         columns = ["uid", "chosen", "rejected", "num_prompt_messages"]
         for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
             for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
@@ -53,7 +53,7 @@ def plan_imported(work: Work) -> pl.DataFrame:
             rejected_row="row",
         ).hstack(facts)
     )
-    return _drop_incomparable(drafts, work)
+    return _drop_incomparable(drafts, state)
 
 
 def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
@@ -89,8 +89,8 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
     return facts
 
 
-def _drop_incomparable(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
-    options: PairOptions = work.options
+def _drop_incomparable(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
+    options: PairOptions = state.options
     checks = [
         (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
@@ -100,5 +100,5 @@ def _drop_incomparable(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
         (Reason.ABOVE_GAP, pl.col("gap") > (math.inf if options.max_gap is None else options.max_gap)),
     ]
     for reason, bad in checks:
-        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
     return drafts

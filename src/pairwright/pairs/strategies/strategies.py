@@ -22,7 +22,7 @@ from pairwright.pairs.candidates.candidates import (
 from pairwright.pairs.candidates.pair_ids import Words, seeded_draws, words_of
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions, Threshold
-from pairwright.pairs.partition_state import Work
+from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.divergence import plan_divergence
 from pairwright.pairs.strategies.imported import plan_imported
 from pairwright.pairs.strategies.pairing import RowPairs, count_group_pairs, count_groups, drafts_of, group_pairs
@@ -87,18 +87,18 @@ def _by(order: Words, rows: Indices) -> Indices:
 
 # Strategies by name
 
-Planner = Callable[[Work], pl.DataFrame]
+Planner = Callable[[PartitionState], pl.DataFrame]
 
 
 def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
     """Return a strategy that pairs rows within groups with `pick`."""
 
-    def plan(work: Work) -> pl.DataFrame:
-        work.rows, candidates = assign_groups(work.rows, work.options)
-        work.candidates = candidates
-        pairs = pick(candidates, work.options)
-        gave = count_groups(candidates, pairs, work.options, work.funnel)
-        count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
+    def plan(state: PartitionState) -> pl.DataFrame:
+        state.rows, candidates = assign_groups(state.rows, state.options)
+        state.candidates = candidates
+        pairs = pick(candidates, state.options)
+        gave = count_groups(candidates, pairs, state.options, state.funnel)
+        count_group_pairs(candidates, gave, len(pairs.chosen), state.options, state.funnel)
         return drafts_of(candidates, pairs)
 
     return plan
@@ -117,23 +117,23 @@ def best_worst_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
     return group_pairs(candidates, options, largest=1)
 
 
-def plan_stratified(work: Work) -> pl.DataFrame:
+def plan_stratified(state: PartitionState) -> pl.DataFrame:
     """Return drafts of high against low candidates, within groups or with `across_groups` at any prompts."""
-    if not work.options.across_groups:
-        return in_groups(stratified_pairs)(work)
-    candidates = work.candidates = candidates_of(work.rows)
-    dealt = across_groups_pairs(candidates, work.options)
-    work.funnel.stage("pairs", len(dealt.chosen))
+    if not state.options.across_groups:
+        return in_groups(stratified_pairs)(state)
+    candidates = state.candidates = candidates_of(state.rows)
+    dealt = across_groups_pairs(candidates, state.options)
+    state.funnel.stage("pairs", len(dealt.chosen))
     drafts = drafts_of(candidates, dealt)
     # Across groups nothing was checked before, so all reasons are counted on drafts.
-    gap, options = pl.col("gap"), work.options
+    gap, options = pl.col("gap"), state.options
     for reason, bad in (
         (Reason.TIED, is_tied_expression(options.tie_tolerance) | (gap <= 0)),
         (Reason.BELOW_GAP, gap < options.min_gap),
         (Reason.ABOVE_GAP, gap > (float("inf") if options.max_gap is None else options.max_gap)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
     ):
-        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
     return drafts
 
 

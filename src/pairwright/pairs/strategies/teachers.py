@@ -20,7 +20,7 @@ from pairwright.pairs.candidates.trajectories import messages_of, prompt_message
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
-from pairwright.pairs.partition_state import Work
+from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message
@@ -115,37 +115,37 @@ def _is_empty(message: Message) -> bool:
 _IN_ORDER = ("tid", "step", "prompt_hash", "uid", "decision")
 
 
-def plan_teachers(work: Work) -> pl.DataFrame:
+def plan_teachers(state: PartitionState) -> pl.DataFrame:
     """Return the drafts of all decisions at which teachers answered."""
-    options = work.options
+    options = state.options
     unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
-    work.rows = work.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
-    students = work.rows.filter(pl.col("reason").is_null())
+    state.rows = state.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
+    students = state.rows.filter(pl.col("reason").is_null())
     # The tables of teachers stand last.
-    decisions = split_decisions(students, work.tables[: len(work.tables) - len(options.teachers)])
+    decisions = split_decisions(students, state.tables[: len(state.tables) - len(options.teachers)])
     without = pl.col("reason").is_null() & pl.col("row").is_in(decisions["row"].unique().implode()).not_()
-    work.rows = work.rows.with_columns(
+    state.rows = state.rows.with_columns(
         reason=pl.when(without).then(pl.lit(Reason.NO_DECISION.value)).otherwise("reason")
     )
-    answers = _answers(work.tables, options)
-    work.funnel.stage("decisions", decisions.height)
+    answers = _answers(state.tables, options)
+    state.funnel.stage("decisions", decisions.height)
     asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
     for reason, bad in ((Reason.EMPTY, pl.col("is_empty")), (Reason.NO_TEACHER, asked.not_())):
-        decisions = _drop_decisions(decisions, reason, bad, work)
-    work.stage.close(decisions.height)
-    work.funnel.stage("pairs", decisions.height)
+        decisions = _drop_decisions(decisions, reason, bad, state)
+    state.stage.close(decisions.height)
+    state.funnel.stage("pairs", decisions.height)
     if not decisions.height:
         return no_drafts()
-    return _drop_incomparable(_drafts(decisions.sort(_IN_ORDER), answers), options, work)
+    return _drop_incomparable(_drafts(decisions.sort(_IN_ORDER), answers), options, state)
 
 
-def _drop_decisions(decisions: pl.DataFrame, reason: Reason, bad: pl.Expr, work: Work) -> pl.DataFrame:
+def _drop_decisions(decisions: pl.DataFrame, reason: Reason, bad: pl.Expr, state: PartitionState) -> pl.DataFrame:
     """Return decisions without those for which `bad` holds, and count these under `reason`."""
     gone = decisions.filter(bad)
-    work.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
+    state.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
     if gone.height:
         rows = gone.select(chosen_row="row", rejected_row="row")
-        work.lost.append(rows.with_columns(reason=pl.lit(reason.value)))
+        state.lost.append(rows.with_columns(reason=pl.lit(reason.value)))
     return decisions.filter(~bad)
 
 
@@ -217,7 +217,7 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
     ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])
 
 
-def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:
+def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, state: PartitionState) -> pl.DataFrame:
     """Drop drafts on which student and teachers agree, too few teachers agree, or the gap is out of bounds."""
     majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
     enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
@@ -231,5 +231,5 @@ def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, work: Work) -
         (Reason.ABOVE_GAP, pl.col("gap") > (float("inf") if options.max_gap is None else options.max_gap)),
     ]
     for reason, bad in checks:
-        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
     return drafts.drop("num_votes", "num_teachers")

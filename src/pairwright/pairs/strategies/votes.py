@@ -35,7 +35,7 @@ from pairwright.pairs.decisions.vote_file import (
     replay,
 )
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
-from pairwright.pairs.partition_state import Work
+from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 
 # In place of the hash of a completion that is missing; such a draft is dropped as unusable.
@@ -141,23 +141,23 @@ def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
     return rows.join(rated, on="uid", how="left", maintain_order="left").with_columns(reward="vote").drop("vote")
 
 
-def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
+def plan_votes(state: PartitionState, votes: Votes) -> pl.DataFrame:
     """Return one draft for each two experiences with pairwise votes; the majority decides which is chosen."""
     matches = votes.matches
     voted = pl.Series(sorted({uid for sides in matches for uid in sides}), dtype=pl.String)
     # No reward is needed: the votes judge.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
-    work.rows = work.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
+    state.rows = state.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
     skipped = sorted(votes.skipped.difference(matches))
-    stage = work.funnel.stage("pairs", len(matches) + len(skipped))
+    stage = state.funnel.stage("pairs", len(matches) + len(skipped))
     stage.drop(Reason.SKIPPED, len(skipped), [f"{one} over {other}" for one, other in skipped[:NUM_EXAMPLES]])
     if not matches:
         return no_drafts()
-    return _drop_incomparable(_drafts(matches, votes, work), work)
+    return _drop_incomparable(_drafts(matches, votes, state), state)
 
 
-def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.DataFrame:
+def _drafts(matches: list[tuple[str, str]], votes: Votes, state: PartitionState) -> pl.DataFrame:
     """Return one draft per match, with the flags `unusable` (a side has a reason) and `apart` (prompts differ)."""
     sides, shares = [], []
     for one, other in matches:
@@ -170,7 +170,7 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
         )
     columns = ("uid", "row", "tid", "task", "step", "prompt_hash", "completion_hash", "num_characters", "reason")
     # Of several records with one id, one that can be used (null reason) comes first.
-    rows = work.rows.select(columns).sort("uid", "reason", nulls_last=False).unique("uid", keep="first")
+    rows = state.rows.select(columns).sort("uid", "reason", nulls_last=False).unique("uid", keep="first")
     frame = pl.DataFrame(sides, schema=["chosen_uid", "rejected_uid"], orient="row").hstack(
         pl.DataFrame(shares, schema=["chosen_reward", "rejected_reward", "gap"], orient="row")
     )
@@ -192,17 +192,17 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
     )
 
 
-def _drop_incomparable(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
-    most = math.inf if work.options.max_gap is None else work.options.max_gap
+def _drop_incomparable(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
+    most = math.inf if state.options.max_gap is None else state.options.max_gap
     for reason, bad in (
         (Reason.UNUSABLE_VOTE, pl.col("unusable")),
         (Reason.DIFFERENT_PROMPTS, pl.col("apart")),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, is_tied_expression(work.options.tie_tolerance)),
-        (Reason.BELOW_GAP, pl.col("gap") < work.options.min_gap),
+        (Reason.TIED, is_tied_expression(state.options.tie_tolerance)),
+        (Reason.BELOW_GAP, pl.col("gap") < state.options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > most),
     ):
-        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
     return drafts.drop("unusable", "apart")
 
 
