@@ -45,6 +45,25 @@ def test_build_show_and_check(folder, tokenizer, tmp_path):
     assert json.loads(checked.stdout)["is_supported"] is True
 
 
+def test_headings_of_sequences_are_whole_in_a_pipe(folder, tokenizer):
+    shown = run("tokens", "show", folder, "--tokenizer", tokenizer, COLUMNS="40")
+    (heading,) = (line for line in shown.stdout.splitlines() if line.startswith("── "))
+    assert heading.endswith("8 trained, 2 turns, stop <|im_end|>")
+
+
+def test_check_says_in_words_what_a_template_without_tools_does_with_them_and_the_way_out(traces):
+    done = run("tokens", "check", "--tokenizer", traces.parent / "tokenizers" / "phi3_mini")
+    assert (
+        "phi3_mini\tcalls of tools: left out of the text\t-\t-\t--tools-as-text hermes writes them as text"
+        in done.stdout
+    )
+    assert done.stderr == "phi3_mini: supported, 3 of 12 conversations exact, tools not supported\n"
+    assert (
+        "what is trained stands in brackets:\n\n<|user|>Which word?<|end|><|assistant|>[It is a word.<|end|>]"
+        in done.stdout
+    )
+
+
 def test_mistakes_are_one_line(folder, tokenizer, tmp_path):
     for words, message in (
         (("tokens", folder, "--tokenizer", tmp_path, "-o", tmp_path / "x"), "no tokenizer.json"),
