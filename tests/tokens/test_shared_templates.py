@@ -1,18 +1,30 @@
 """Real templates by cases, each sequence checked against transformers' own renders: the counts are a floor."""
 
+import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers", reason="the render of transformers is the check")
 
-from bench.templates import CASES, SHARED, try_template
+from bench.templates import CASES, SHARED, build_case, build_tokenizer, find_fault, render_theirs, try_template
+
+from pairwright import Message
+from pairwright.records.messages import ToolCall
+from pairwright.records.tool_texts import write_tools_as_text
+from pairwright.tokens import encode_turns
 
 TEMPLATES = SHARED / "templates"
 TOKENIZER = SHARED / "tokenizers" / "qwen2_5"
 
 
-@pytest.mark.skipif(not TEMPLATES.is_dir() or not TOKENIZER.is_dir(), reason=f"the templates are not at {TEMPLATES}")
+needs_templates = pytest.mark.skipif(
+    not TEMPLATES.is_dir() or not TOKENIZER.is_dir(), reason=f"the templates are not at {TEMPLATES}"
+)
+
+
+@needs_templates
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_shared_template_is_exact_or_refused_by_transformers_as_well(step: int) -> None:
     counts: Counter[str] = Counter()
@@ -29,3 +41,46 @@ def test_every_shared_template_is_exact_or_refused_by_transformers_as_well(step:
     # The others are conversations that the template itself refuses: roles that alternate, tools that it demands.
     assert min(exact[name, reasoning] for name in CASES for reasoning in (True, False)) >= len(paths) - 3
     assert counts["one"] >= 2 * len(paths) - 5
+
+
+def to_record(message: dict[str, Any]) -> Message:
+    calls = [(call["function"], call["id"]) for call in message.get("tool_calls", ())]
+    return Message(
+        message["role"],
+        message["content"],
+        tool_calls=tuple(ToolCall(function["name"], json.dumps(function["arguments"]), id) for function, id in calls),
+        tool_call_id=message.get("tool_call_id"),
+    )
+
+
+# Conversations that transformers cannot render with these templates work by an option.
+
+
+@needs_templates
+@pytest.mark.parametrize("name", ["trl-cohere", "trl-cohere2", "trl-gemma3"])
+def test_a_template_whose_roles_must_alternate_takes_tools_as_text(name: str) -> None:
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(source, TOKENIZER)
+    chat, tools = build_case("agent", reasoning=False)
+    messages = write_tools_as_text([*map(to_record, chat)], tools or []).messages
+    (sequence,) = encode_turns(tokenizer, messages)
+    plain = [{"role": message.role, "content": message.content} for message in messages]
+    turns = [number for number, message in enumerate(plain) if message["role"] == "assistant"]
+    assert sequence.origin.turns == tuple(turns)
+    for turn in turns:
+        own = [*(sequence.mask & (sequence.message_index == turn)).nonzero()[0]]
+        prompt = render_theirs(source, plain[:turn], None, tokenizer.variables, prompt=True)
+        assert tokenizer.decode(sequence.ids[: own[0]]) == prompt
+        assert tokenizer.decode(sequence.ids[own]).startswith(str(plain[turn]["content"]))
+
+
+@needs_templates
+@pytest.mark.parametrize("name", ["command-r-plus", "Hermes-2-Pro", "Hermes-3"])
+def test_a_template_that_demands_tools_takes_a_chat_with_them(name: str) -> None:
+    (path,) = TEMPLATES.glob(f"*{name}*tool_use.jinja")
+    source = path.read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(source, TOKENIZER)
+    chat, tools = build_case("chat", reasoning=False)[0], build_case("agent", reasoning=False)[1]
+    sequences = encode_turns(tokenizer, chat, tools)
+    assert [find_fault(tokenizer, source, chat, tools, sequence) for sequence in sequences] == [""] * len(sequences)
+    assert sum(len(sequence.origin.turns) for sequence in sequences) == 2

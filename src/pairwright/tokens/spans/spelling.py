@@ -18,6 +18,7 @@ from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 Controls = Literal["keep", "escape", "refuse"]
+_AT_ONCE = 32_768  # characters that are encoded at once
 _BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
@@ -110,11 +111,22 @@ class PrefixEncoder:
                 numbers.append(~rests.setdefault(text[start:], len(rests)))
             plans.append(_Plan(num_same, numbers))
             before = text
-        encoded = self._tokenizer.encode_many(["".join(segments), *rests])
+        # By some thousand characters, since an encoding takes much memory until its ids are taken from it.
+        parts: list[str] = []
+        part: list[str] = []
+        size = 0
+        for segment in segments:
+            part.append(segment)
+            size += len(segment)
+            if size >= _AT_ONCE * (len(parts) + 1):
+                parts.append("".join(part))
+                part = []
+        parts.append("".join(part))
+        encoded = [self._tokenizer.encode(text) for text in parts] + self._tokenizer.encode_many([*rests])
         # Characters and tokens at which each segment starts, and the end of the last one.
         sizes = np.fromiter(map(len, (*segments, *rests)), np.int32, count=len(segments) + len(rests))
         chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
-        starts = [0, *chars[len(segments) :].tolist()]
+        starts = itertools.accumulate(map(len, (*parts, *rests)), initial=0)
         tokens = index_tokens(
             self._tokenizer,
             np.concatenate([ids for ids, _ in encoded]),
