@@ -20,10 +20,9 @@ import sqlalchemy as sa
 from safetensors.numpy import save_file
 
 from pairwright.service import Settings
-from pairwright.service.rows.database import Database, facets_of
+from pairwright.service.rows.database import Database, facets_of, job_facets, jobs
 from pairwright.service.rows.entities import new_id
 from pairwright.service.rows.repositories import Blobs
-from pairwright.service.rows.schema import job_facets, jobs
 from pairwright.service.run.base_models import add_target
 from pairwright.service.service_server import tidy
 from pairwright.service.settings import Context

@@ -131,15 +131,13 @@ def turns(name: str) -> None:
     for template in BY_TURN:
         source = (SHARED.parent / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
         tokenizer = build_tokenizer(source, SHARED / name)
+        # GLM gives one sequence a turn where there is no reasoning.
+        for seed in (1, 2):  # other runs, from which the template is learnt
+            encode_turns(tokenizer, thoughtful(400, seed, thinks=template != "GLM-4.7-Flash"), allow_dropped=True)
         for number in (50, 100, 200):
-            messages = agent(2 * number, 0)
-            if template != "GLM-4.7-Flash":  # which gives one sequence a turn where there is no reasoning
-                words = random.Random(1)
-                messages = [
-                    {**m, "reasoning_content": text(20, words)} if m["role"] == "assistant" else m for m in messages
-                ]
+            messages = thoughtful(2 * number, 0, thinks=template != "GLM-4.7-Flash")
             whole = tokenizer.renderer(None).text(prepare_chat(tokenizer, messages, None).chat)
-            sequences = encode_turns(tokenizer, messages, allow_dropped=True)  # learns the template
+            sequences = encode_turns(tokenizer, messages, allow_dropped=True)
             raw, ours = best_cpu(
                 lambda whole=whole, tokenizer=tokenizer: tokenizer.backend.encode(whole, add_special_tokens=False).ids,
                 lambda messages=messages, tokenizer=tokenizer: encode_turns(tokenizer, messages, allow_dropped=True),
@@ -150,6 +148,15 @@ def turns(name: str) -> None:
                 f"raw {raw * 1e3:>5.0f} ms, ours {ours * 1e3:>6.0f} ms, {ours / raw:.1f}x",
                 flush=True,
             )
+
+
+def thoughtful(turns: int, seed: int, *, thinks: bool) -> list[dict[str, Any]]:
+    """A long run in which every turn has reasoning, or none has."""
+    words = random.Random(seed + 1)
+    messages = agent(turns, seed)
+    if not thinks:
+        return messages
+    return [{**m, "reasoning_content": text(20, words)} if m["role"] == "assistant" else m for m in messages]
 
 
 def by_prefixes(tokenizer: ChatTokenizer, messages: list[dict[str, Any]]) -> list[bool]:

@@ -236,3 +236,29 @@ def test_fields_that_are_too_large_to_keep_are_named_in_the_summary(tmp_path):
     path.write_text(json.dumps(row) + "\n")
     done = run("import", path, "-o", tmp_path / "e")
     assert "not kept: fields of more than 2,000 bytes, by name and number of records: docs (1)" in done.stderr
+
+
+def test_the_summaries_of_compactions_are_steps_with_the_request_in_a_file(traces_file, tmp_path):
+    def line(kind: str, **payload: str) -> str:
+        return json.dumps({"timestamp": "t", "type": kind, "payload": payload}) + "\n"
+
+    session = tmp_path / "rollout.jsonl"
+    session.write_text(
+        line("response_item", type="message", role="user", content="q")
+        + line("response_item", type="message", role="assistant", content="a")
+        + line("response_item", type="message", role="assistant", content="They asked q.")
+        + line("compacted", message="They asked q.")
+    )
+    (tmp_path / "request.md").write_text("Sum up.\n")
+    done = run("import", session, "-o", tmp_path / "e", "--compaction-prompt", tmp_path / "request.md")
+    assert done.returncode == 0
+    steps = sorted(Table(tmp_path / "e").records(), key=lambda experience: experience.eid.step)
+    assert [[message.text for message in step.messages] for step in steps] == [
+        ["q", "a"],
+        ["q", "a", "Sum up.\n", "They asked q."],
+    ]
+    done = run("import", traces_file, "-o", tmp_path / "f", "--compaction-prompt", tmp_path / "request.md")
+    assert "--compaction-prompt: no file is a Codex session" in done.stderr
+    done = run("import", session, "-o", tmp_path / "g", "--compaction-prompt", tmp_path / "nope.md")
+    assert done.returncode == 1
+    assert "nope.md: the file of sources.compaction_prompt cannot be read" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from pairwright.collect import Completion, collect
-from pairwright.collect.completion import PolicyError
+from pairwright.collect.policies import PolicyError
 from pairwright.collect.proxy import agent_endpoint
 from pairwright.collect.tasks import Task
 from pairwright.config import Config

@@ -20,7 +20,7 @@ from pairwright.collect import collect
 from pairwright.config import load_config
 from pairwright.errors import ConfigError
 from pairwright.flow import Flow
-from pairwright.flow.new_project import TEMPLATES, create_project, read_commands
+from pairwright.flow.example import TEMPLATES, create_project, read_commands
 from pairwright.store.importing import import_files
 from pairwright.store.table import Table
 

@@ -9,6 +9,7 @@ from generate.tiny_models import byte_tokenizer
 from pairwright.generate import GenerateError
 from pairwright.generate.requests import ChatEncoder
 from pairwright.records.messages import Message, ToolCall
+from pairwright.tokens import encode_chat
 from pairwright.tokens.message_dialect import adapt_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -74,3 +75,17 @@ def test_a_template_gets_variables_that_it_reads_and_no_others():
     for name, value in (("chat_template", "{{ 'mine' }}"), ("tokenize", True), ("thinking", True)):
         with pytest.raises(GenerateError, match=f"chat_template_kwargs: .*no variable '{name}'; it reads enable_think"):
             encoder.text([Message("user", "hi")], variables={name: value})
+
+
+def test_flat_schemas_of_tools_are_nested_as_servers_do_for_inference_and_for_training():
+    function = TOOLS[0]["function"]
+    template = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    ready = ChatTokenizer(tokenizer.backend_tokenizer, template, special_tokens={"eos_token": "<|end|>"})
+    chat = [Message("user", "hi"), Message("assistant", "ho")]
+    for tool in (function, {"type": "function", **function, "strict": None}):  # of datasets, and of the Responses API
+        assert ChatEncoder(tokenizer).text(chat[:1], [tool]) == ChatEncoder(tokenizer).text(chat[:1], TOOLS)
+        assert encode_chat(ready, chat, [tool]).ids.tolist() == encode_chat(ready, chat, TOOLS).ids.tolist()
+    other = {"type": "custom", "name": "patch"}
+    assert ChatEncoder(tokenizer).text(chat[:1], [other]).startswith('{"type": "custom", "name": "patch"}')

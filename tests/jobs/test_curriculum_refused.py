@@ -9,7 +9,7 @@ from jobs.made_pairs import pair, pairs_table
 from pairwright.config import Config, load_config
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, JobRequest
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 
 
 def built(folder, stage=None):

@@ -28,7 +28,7 @@ from pairwright.jobs import (
     is_submitted,
     read_job,
 )
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 
 JOBS = "/v1/customization/jobs"
 STATUS = f"{JOBS}/cust-0/status"

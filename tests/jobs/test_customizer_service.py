@@ -11,7 +11,7 @@ from generate.tiny_models import save_model
 from jobs.made_pairs import pair, pairs_table
 from pairwright.config import Config
 from pairwright.jobs import BACKENDS, BackendError, JobRequest, JobState, ServiceError, read_job
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 from service.service_process import CONFIG, Service
 
 backend = BACKENDS["nemo-customizer"]

@@ -26,8 +26,7 @@ from pairwright.jobs import (
     process,
     read_job,
 )
-from pairwright.jobs.backend import silent
-from pairwright.jobs.job import TRANSITIONS, change_job, new_job, write_job
+from pairwright.jobs.job import TRANSITIONS, change_job, new_job, silent, write_job
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_trainer.py")))
 CONFIG = Config.model_validate({"backend": {"local": {"poll_interval_seconds": 0.01, "cancel_grace_seconds": 20}}})

@@ -23,7 +23,7 @@ from pairwright.config import Config, load_config
 from pairwright.config.backend_config import PlatformTraining
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, ServiceError, Unreachable, read_job
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 
 backend = BACKENDS["nemo-platform"]
 WHEEL = os.environ.pop("PAIRWRIGHT_NEMO_PLATFORM", None)  # else it would be a key of a configuration

@@ -15,7 +15,7 @@ from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, Unreachable, read_job
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 
 backend = BACKENDS["nemo-rl"]
 

@@ -17,7 +17,7 @@ from generate.tiny_models import save_model
 from jobs.made_pairs import pairs_table
 from jobs.test_nemo_rl import backend, config_of
 from pairwright.jobs import JobRequest
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 
 CHECKOUT = os.environ.pop("PAIRWRIGHT_NEMO_RL", None)  # else it would be a key of a configuration
 # The fields that NeMo RL reads of a DPO run, in our words; other keys are wrong.

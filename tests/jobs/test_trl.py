@@ -12,7 +12,7 @@ from jobs.made_pairs import pair_with_tool_results, pairs_table
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobRequest, JobState
-from pairwright.jobs.backend import silent
+from pairwright.jobs.job import silent
 from pairwright.jobs.trl import LOSSES
 
 backend = BACKENDS["trl"]

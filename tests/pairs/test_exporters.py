@@ -1,5 +1,6 @@
 """Exports: each target's file reads back to the same pairs, or the pair is refused under a reason that is written here."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -17,6 +18,7 @@ from pairwright.cli.commands.export import export_pairs
 from pairwright.export import EXPORTERS
 from pairwright.export import trl_export as trl
 from pairwright.export.exporter import ExportOptions, jsonl_exporter
+from pairwright.export.line_layout import Check, Part, json_line
 from pairwright.pairs.pair_table import PAIR_SCHEMA, pairs_to_batch, read_pairs, write_pairs
 from pairwright.records.canonical import canonical_messages
 from pairwright.sources.format import Options
@@ -253,6 +255,54 @@ def test_pairs_that_share_texts_are_written_as_each_of_them_alone(tmp_path_facto
             assert getattr(summary, counts) == sum((Counter(getattr(one, counts)) for one in alone), Counter())
 
 
+def test_what_depends_on_one_text_is_computed_once_and_a_check_once_for_all_plain_texts_of_a_role(tmp_path):
+    answers = [Message("assistant", f"answer {number}") for number in range(4)]
+    both = itertools.combinations([*answers, Message("assistant", "thought", reasoning="so")], 2)
+    write_pairs(tmp_path, [pairs_to_batch([pair([Message("user", "?")], [one], [other]) for one, other in both])])
+    written, checked = [], []
+
+    def write(side):
+        written.append(side.messages[0].text)
+        return side.json
+
+    def check(side):
+        checked.append(side.messages[0].text)
+        return ()
+
+    def layout_of(context):
+        sides = ("chosen", "rejected")
+        return [*(Check(check, side) for side in sides), *json_line({side: Part(write, side) for side in sides})]
+
+    summary = jsonl_exporter("counted", layout_of)(tmp_path, tmp_path / "out.jsonl", ExportOptions())
+    assert (summary.written, summary.rows) == (10, 10)
+    assert sorted(written) == [*(answer.text for answer in answers), "thought"]
+    assert checked == ["answer 0", "thought"]
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("customizer", "content_is_not_text"),
+        ("customizer --history", "content_is_not_text"),
+        ("nemo-rl-binary", "tool_calls_in_a_side"),
+        ("openai-preference", "content_is_not_text"),
+        ("trl", "content_is_not_text"),
+    ],
+)
+def test_a_pair_that_fits_in_no_way_is_counted_under_the_first_reason_alone(tmp_path, target, reason):
+    prompt, answer = CASES["image"].prompt, CASES["calls"].chosen
+    both = [
+        pair(prompt, answer, [Message("assistant", "")]),
+        CASES["plain"],
+        pair(prompt, answer, [Message("user", "")]),
+    ]
+    write_pairs(tmp_path, [pairs_to_batch(both)])
+    summary = run(target, tmp_path, tmp_path / "out.jsonl")
+    last = reason if target == "trl" else "sides_part_at_no_assistant_message"
+    assert Counter(summary.refused) == Counter([reason, last])
+    assert (summary.written, summary.noted) == (1, {})
+
+
 @settings(max_examples=50, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(pairs() | st.sampled_from(list(CASES.values())))
 def test_targets_of_plain_text_hold_the_same_texts_or_refuse_for_the_same_reason(tmp_path_factory, made):
@@ -424,10 +474,13 @@ def without_nulls(value):
 def test_an_export_that_fails_leaves_the_file_before_it(tmp_path):
     (tmp_path / "out.jsonl").write_text("before\n")
 
-    def torn(row, context):
-        if row.id == CASES["history"].id:
+    def tear(prompt):
+        if prompt.messages == CASES["history"].prompt:
             raise RuntimeError("broken")
-        return trl.explicit_lines(row, context)
+        return ()
+
+    def torn(context):
+        return [*trl.explicit_lines(context), Check(tear, "prompt")]
 
     with pytest.raises(RuntimeError):
         jsonl_exporter("torn", torn)(stored(tmp_path / "pairs"), tmp_path / "out.jsonl", ExportOptions())

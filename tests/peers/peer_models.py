@@ -5,7 +5,7 @@ the template writes; its ids are not those of the model's own vocabulary, which 
 """
 
 import functools
-import importlib.util
+import importlib.metadata
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,10 +137,9 @@ def load_model(name: str) -> Any:
 
 def read_template(name: str) -> str:
     if name.startswith("trl:"):
-        spec = importlib.util.find_spec("trl")
-        assert spec is not None
-        assert spec.origin is not None
-        path = Path(spec.origin).parent / "chat_templates" / f"{name.removeprefix('trl:')}.jinja"
+        # Of the installed TRL: the checkout whose tests run comes first on the path, and may have others.
+        installed = importlib.metadata.distribution("trl")
+        path = Path(str(installed.locate_file(f"trl/chat_templates/{name.removeprefix('trl:')}.jinja")))
     else:
         path = SHARED / "templates" / f"{name}.jinja"
     return path.read_text(encoding="utf-8")

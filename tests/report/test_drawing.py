@@ -5,8 +5,25 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pairwright.report.plots import Markup, Plot, escape, file_name, format_count, format_number, join, tag, write_plots
-from pairwright.report.svg import Bar, Line, Span, bar_chart, histogram, interval_chart, line_chart, ticks
+from pairwright.report.plots import (
+    Bar,
+    Line,
+    Markup,
+    Plot,
+    Span,
+    bar_chart,
+    escape,
+    file_name,
+    format_count,
+    format_number,
+    histogram,
+    interval_chart,
+    join,
+    line_chart,
+    tag,
+    ticks,
+    write_plots,
+)
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

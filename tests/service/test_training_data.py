@@ -6,8 +6,7 @@ import pytest
 
 from pairwright.errors import PairwrightError, SourceError
 from pairwright.pairs.pair_table import read_pairs
-from pairwright.service.run.row_checks import DataFile, check_rows
-from pairwright.service.run.training_data import write_training_data
+from pairwright.service.run.training_data import DataFile, check_rows, write_training_data
 from pairwright.store.table import Table
 
 ROW = {"prompt": "q", "chosen_response": "good", "rejected_response": "bad"}

@@ -23,8 +23,8 @@ def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def read(lines: list[Any]) -> tuple[list[Experience], list[Rejected]]:
-    results = list(codex.FORMAT.read(lines, ORIGIN, Options()))
+def read(lines: list[Any], options: Options = Options()) -> tuple[list[Experience], list[Rejected]]:  # noqa: B008
+    results = list(codex.FORMAT.read(lines, ORIGIN, options))
     return (
         [item for item in results if isinstance(item, Experience)],
         [item for item in results if isinstance(item, Rejected)],
@@ -107,6 +107,47 @@ def test_a_replacement_history_is_context_even_where_the_assistant_wrote_it() ->
     ]
     _, second = read(lines)[0]
     assert [(m.text, m.is_generated) for m in second.messages] == [("old", False), ("q2", False), ("a2", True)]
+
+
+def compacted_session(summary: str) -> list[Any]:
+    """A session with a compaction: the answer with its summary is an item like any other, its request is not logged."""
+    return [
+        item(type="message", role="user", content="q"),
+        item(type="message", role="assistant", content="a"),
+        item(type="reasoning", summary=[{"type": "summary_text", "text": "sum it up"}]),
+        item(type="message", role="assistant", content="The user asked q."),
+        {"timestamp": "t", "type": "compacted", "payload": {"message": summary}},
+        item(type="message", role="user", content="q2"),
+        item(type="message", role="assistant", content="a2"),
+    ]
+
+
+def test_the_summary_of_a_compaction_is_no_answer_to_the_turn_before_it() -> None:
+    first, second = read(compacted_session("Another model wrote this:\nThe user asked q."))[0]
+    assert [(m.text, m.is_generated) for m in first.messages] == [("q", False), ("a", True)]
+    assert [m.text for m in second.prompt] == ["Another model wrote this:\nThe user asked q.", "q2"]
+    assert [experience.eid.step for experience in (first, second)] == [0, 1]
+
+
+def test_with_its_request_the_summary_of_a_compaction_is_a_step_of_its_own() -> None:
+    lines = compacted_session("Another model wrote this:\nThe user asked q.")
+    first, summary, last = read(lines, Options(compaction_prompt="Sum up."))[0]
+    assert [(m.role, m.text, m.is_generated) for m in summary.messages] == [
+        ("user", "q", False),
+        ("assistant", "a", False),
+        ("user", "Sum up.", False),
+        ("assistant", "The user asked q.", True),
+    ]
+    assert summary.completion[0].reasoning == "sum it up"
+    assert summary.info["is_compaction"] is True
+    assert [experience.eid.step for experience in (first, summary, last)] == [0, 1, 2]
+    assert len({(experience.eid.task, experience.eid.run) for experience in (first, summary, last)}) == 1
+
+
+def test_an_answer_before_a_compaction_that_is_not_its_summary_stays() -> None:
+    lines = compacted_session("They said: The user asked q.")  # ends alike, but on no line of its own
+    first, _ = read(lines, Options(compaction_prompt="Sum up."))[0]
+    assert [m.text for m in first.completion] == ["a", "The user asked q."]
 
 
 def test_an_older_file_of_bare_items_is_read() -> None:

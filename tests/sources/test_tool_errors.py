@@ -9,7 +9,7 @@ from hypothesis.strategies import from_regex
 
 from pairwright.records.messages import ERROR_KINDS, Message, ToolCall
 from pairwright.sources.shapes import tool_errors
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, text_error_kind
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, suspicious_results, text_error_kind
 from sources.tool_results import FAILED, FINE
 
 
@@ -139,3 +139,79 @@ def test_the_letters_of_the_cheap_test_begin_every_text_that_is_a_mark_at_the_st
 def test_the_letters_of_the_cheap_test_begin_every_line_that_ends_a_crash(text):
     assume(tool_errors._CRASH.match(text))
     assert text[:3] in tool_errors._CRASH_LETTERS
+
+
+# A failed result is among the suspicious ones, however it is written
+
+
+def assert_failures_are_suspicious(texts):
+    suspicious = set(suspicious_results(texts))
+    failed = {number for number, text in enumerate(texts) if text_error_kind(text) is not None}
+    assert not [texts[number] for number in failed - suspicious]
+    return len(failed), len(suspicious)
+
+
+def odd_spelling(text, draw):
+    """A text in other letters, with colours, or with characters of its JSON form escaped."""
+    way = draw.randrange(6)
+    if way == 0:
+        return draw.choice([str.upper, str.swapcase, str.title])(text)
+    if way == 1:
+        return text.translate(
+            {ord(letter): other for letter, other in zip("iskIS", "\u0131\u017f\u212a\u0130\u017f", strict=True)}
+        )
+    if way == 2:
+        return "".join(letter + draw.choice(["", "", "", "\x1b[31m"]) for letter in text)
+    if way == 3:
+        return text.translate({ord(digit): chr(0x0660 + int(digit)) for digit in "0123456789"})
+    if way == 4:
+        return "".join(
+            f"\\u{ord(letter):04x}" if draw.random() < 0.05 and letter != "\\" else letter for letter in text
+        )
+    return text.replace(" ", draw.choice([" ", "\u00a0", "\t", "\n"]))
+
+
+# Each is a failure by one word only
+RARE = [
+    "errno: 5",
+    "Uncaught boom\n    at f (a.js:1)",
+    "done\nmake: *** [all] stopped",
+    "un\u212anown tool x",
+    "exit:\U00011da4",
+]
+
+
+def test_failures_are_suspicious_as_text_and_inside_json():
+    draw = random.Random(6)
+    texts = [*FAILED, *FINE, *RARE, *(random_text(draw) for _ in range(2000))]
+    texts += [json.dumps(random_value(draw), ensure_ascii=draw.random() < 0.5) for _ in range(2000)]
+    texts += [odd_spelling(text, draw) for text in texts]
+    wrapped = [json.dumps({draw.choice(["output", "result"]): text}) for text in texts]
+    texts += wrapped + [json.dumps([{"content": text}], indent=draw.choice([None, 2])) for text in wrapped]
+    assert None not in map(text_error_kind, RARE)
+    num_failed, num_suspicious = assert_failures_are_suspicious(texts)
+    assert 3000 < num_failed <= num_suspicious < len(texts)
+
+
+@pytest.mark.parametrize(
+    "name", ["_START", "_NO_TOOL", "_EXCEPTION", "_PROGRAM", "_STATUS_LINE", "_STATUS_TAG", "_STATUS_START", "_CRASH"]
+)
+def test_whatever_a_mark_matches_is_suspicious_if_it_is_a_failure(name):
+    texts = []
+
+    @settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    @given(from_regex(getattr(tool_errors, name), fullmatch=True))
+    def collect(text):
+        texts.extend([text, json.dumps({"output": text, "exit": ""}), f"some output\n{text}"])
+
+    collect()
+    assert assert_failures_are_suspicious(texts)[0] > 20
+
+
+def test_usual_results_are_not_suspicious():
+    usual = [
+        '{"status": "ok", "text": "an email about the details of the order"}',
+        "the agent reads a calendar",
+        "[1, 2]",
+    ]
+    assert suspicious_results(usual) == []

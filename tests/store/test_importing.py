@@ -165,6 +165,21 @@ def test_a_named_format_is_used_or_the_file_is_refused(tmp_path):
     assert summary.reasons == {"does not look like atif": 1}
 
 
+def test_rejections_are_counted_by_reason_and_not_by_place(tmp_path):
+    spans = [
+        {
+            "name": "ai.embed",
+            "spanContext": {"traceId": trace, "spanId": "s"},
+            "attributes": {"ai.operationId": "ai.embed"},
+        }
+        for trace in ("a1", "b2", "c3")
+    ]
+    (tmp_path / "spans.json").write_text(json.dumps(spans))
+    summary = import_files([str(tmp_path / "spans.json")], Table(tmp_path / "t"))
+    assert summary.reasons == {"no model call among its spans": 3}
+    assert "trace 'a1'" in summary.examples["no model call among its spans"]
+
+
 def test_every_format_has_a_fixture_that_is_detected_as_itself(tmp_path):
     table = Table(tmp_path / "t")
     summary = import_files([str(FIXTURES)], table)

@@ -3,9 +3,11 @@
 import time
 from datetime import datetime
 
+import jinja2
 import pytest
 
 from pairwright.tokens.refusals import TemplateError, TemplateLimit
+from pairwright.tokens.template.limits import Limits
 from pairwright.tokens.template.render import Piece, Template, plain_chat
 
 USER = [{"role": "user", "content": "Zebra"}]
@@ -107,6 +109,49 @@ def test_the_sandbox_keeps_templates_out_of_python(source: str) -> None:
 
 def test_format_cannot_read_private_attributes() -> None:
     assert Template("{{ '<{0.__class__.__init__}>'.format(messages) }}").text([]) == "<>"
+
+
+SEARCH = (
+    "{% set ns = namespace(found=false) %}"
+    "{% for j in range(SIZE) %}{% if not ns.found %}{{ j }}{% if j == 2 %}{% set ns.found = true %}{% endif %}{% endif %}"
+    "{% endfor %}"
+    "{% for j in range(SIZE) %}{% if ns.found %}{% elif j %}{{ j }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_loop_ends_once_it_can_do_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[int] = []
+    tick = Limits.tick
+    monkeypatch.setattr(Limits, "tick", lambda self: ticks.append(1) or tick(self))
+    counts = []
+    for size in (9, 9000):
+        ticks.clear()
+        assert Template(SEARCH.replace("SIZE", str(size))).text([]) == "012"
+        counts.append(len(ticks))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for j in range(3) %}{% if not loop.first %}{{ j }}{% endif %}{% endfor %}", "12"),
+        ("{% for j in range(3) %}{% if not ns.on %}{{ j }}{% endif %}|{% endfor %}", "|||"),
+        ("{% for j in range(3) %}{% if not ns.on %}{{ j }}{% else %}x{% endif %}{% endfor %}", "xxx"),
+        ("{% for j in range(3) %}{% if not ns.on %}{{ j }}{% elif j %}x{% endif %}{% endfor %}", "xx"),
+        ("{% for j in range(3) %}{% if ns.on %}x{% endif %}{% endfor %}", "xxx"),
+        ("{% for j in range(3) %}{% if not ns.on %}{{ j }}{% endif %}{% else %}none{% endfor %}", ""),
+        ("{% for m in [ns, other] %}{% if not m.on %}{{ loop.index }}{% endif %}{% endfor %}", "2"),
+    ],
+)
+def test_a_loop_that_can_still_do_something_goes_on(source: str, text: str) -> None:
+    start = "{% set ns = namespace(on=true) %}{% set other = namespace(on=false) %}"
+    assert Template(start + source).text([]) == text
+
+
+def test_a_namespace_prints_and_reads_as_in_jinja() -> None:
+    source = "{% set ns = namespace({'a': 1}, b='x') %}{% set ns.c = ns.a + 1 %}{{ ns }}{{ ns.c }}{{ ns.d is defined }}"
+    assert Template(source).text([]) == "<Namespace {'a': 1, 'b': 'x', 'c': 2}>2False"
+    assert jinja2.Environment().from_string(source).render() == "<Namespace {'a': 1, 'b': 'x', 'c': 2}>2False"
 
 
 ENDLESS = {

@@ -252,3 +252,35 @@ def test_a_header_that_is_added_after_every_last_message_is_no_stop() -> None:
     chat = [user("q"), answer("a"), user("r"), answer("b")]
     texts = [trained(tokenizer, sequence) for sequence in encode_turns(tokenizer, chat)]
     assert "".join(texts) == "a<|end|>b<|end|>"
+
+
+COUNTED = (  # opens calls once in a conversation, as the template of DeepSeek R1 does
+    "{% set ns = namespace(has_calls=false) %}{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}"
+    "{{ '<tool_call>' if ns.has_calls else '<|im_start|>assistant\n<tool_call>' }}{% set ns.has_calls = true %}"
+    "{{ m.tool_calls[0].function | tojson }}</tool_call><|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ 'Now: ' if messages[-1].content == 'now' }}{% endif %}"
+)
+COUNTED_CHAT = [
+    user("q"),
+    answer("", tool_calls=[call({"k": 1})]),
+    {"role": "tool", "content": "r", "tool_call_id": "c1"},
+    answer("Wait."),
+    answer("", tool_calls=[call({"k": 2})]),
+]
+
+
+def test_a_call_that_is_shown_without_its_header_is_trained_as_after_its_question_alone() -> None:
+    tokenizer = tokenizer_of(COUNTED, "<|im_end|>", MARKS, TAGS)
+    last = encode_turns(tokenizer, COUNTED_CHAT)[-1]
+    start = int(last.mask.argmax())
+    assert tokenizer.decode(last.ids[:start]) == tokenizer.renderer(None).text(COUNTED_CHAT[:4], prompt=True)
+    assert trained(tokenizer, last) == '<tool_call>{"name": "look", "arguments": {"k": 2}}</tool_call><|im_end|>'
+
+
+def test_a_call_that_is_shown_without_its_header_is_refused_after_a_prompt_that_ends_with_more_than_the_header() -> (
+    None
+):
+    tokenizer = tokenizer_of(COUNTED, "<|im_end|>", MARKS, TAGS)
+    with pytest.raises(Refusal, match="message 4: prompt_not_continued"):
+        encode_turns(tokenizer, [*COUNTED_CHAT[:3], user("now"), COUNTED_CHAT[4]])

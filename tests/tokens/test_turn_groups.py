@@ -156,10 +156,11 @@ def count_renders(tokenizer: ChatTokenizer, chat: Chat, monkeypatch: pytest.Monk
 
 def test_excerpts_of_one_shape_are_rendered_a_few_times_and_then_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(STRIPPED, "<|eos|>", _MARKS)
-    encode_turns(tokenizer, build_talk(40))  # learns the template
-    assert count_renders(tokenizer, build_talk(80), monkeypatch) == count_renders(
-        tokenizer, build_talk(40), monkeypatch
-    )
+    first = count_renders(tokenizer, build_talk(40), monkeypatch)
+    encode_turns(tokenizer, build_talk(40))  # compares what it learnt from one excerpt only with another
+    # What was learnt serves other conversations: each of them is rendered once.
+    assert first > 3
+    assert [count_renders(tokenizer, build_talk(turns), monkeypatch) for turns in (80, 40)] == [1, 1]
 
 
 @pytest.mark.parametrize("text", ["  padded", "padded\n", "\n\npadded ", "", "é <|end|> padded"])

@@ -1,12 +1,15 @@
 """Weights of single turns: from the data to the sequences, the cache and the batches."""
 
 import numpy as np
+from test_turn_grammar import thinker
 from token_families import small_tokenizer
 
-from pairwright import Message
+from pairwright import EID, Experience, Message
+from pairwright.records.experience import Kind
 from pairwright.records.messages import TURN_WEIGHT
-from pairwright.tokens import collate_policy, encode_turns
+from pairwright.tokens import collate_policy, encode_experience, encode_turns
 from pairwright.tokens.sequence import truncate, weigh_turns
+from pairwright.tokens.stage.paint import describe_report
 
 MESSAGES = [
     Message("user", "one"),
@@ -23,6 +26,19 @@ def test_every_trained_token_of_a_turn_has_its_weight() -> None:
     for weight, mask, message in zip(sequence.weights, sequence.mask, sequence.message_index, strict=True):
         assert weight == (expected[int(message)] if mask else 0)
     assert set(sequence.weights[sequence.mask].tolist()) == {0.25, 1.0}
+
+
+def test_a_turn_in_a_sequence_of_its_own_has_its_weight_also_without_the_stage() -> None:
+    # The prompt closes a thought that history does not have: each turn has a sequence of its own.
+    tokenizer = thinker("{{ m.content }}", "<think>\n\n</think>\n\n")
+    experience = Experience(
+        eid=EID("b", 1, 0), kind=Kind.MULTI_TURN, prompt=tuple(MESSAGES[:1]), completion=tuple(MESSAGES[1:])
+    )
+    first, second = encode_experience(tokenizer, experience)
+    assert first.weights is not None
+    assert set(first.weights[first.mask].tolist()) == {0.25}
+    assert second.weights is None
+    assert describe_report(first) == ["weights: message 1 × 0.25"]
 
 
 def test_sequences_without_weights_have_none() -> None:

@@ -1,5 +1,8 @@
 """Templates that rewrite history: each sequence is what inference saw."""
 
+import random
+import re
+
 import numpy as np
 import pytest
 from token_cases import CASES, assistant, user
@@ -9,8 +12,10 @@ from tokenizers import AddedToken, Tokenizer
 from pairwright.tokens.encode import prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.spans.spelling import PrefixEncoder, index_tokens
-from pairwright.tokens.template.render import plain_chat
+from pairwright.tokens.spans.regions import Region
+from pairwright.tokens.spans.spelling import PrefixEncoder, encode_text, index_tokens
+from pairwright.tokens.spans.stops import compile_tokens
+from pairwright.tokens.template.render import Rendered, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
@@ -89,20 +94,47 @@ def test_segments_end_with_the_tokens_that_the_tokenizer_takes(text: str) -> Non
     backend.add_special_tokens(["<|a|>", "<|b|>", "<|a|><|b|>"])  # one begins like another
     backend.add_tokens([AddedToken("ok", normalized=True)])
     tokenizer = ChatTokenizer(backend, "")
-    encoder = PrefixEncoder(tokenizer)
-    for whole in (text, text + "<|b|>ok", text + text):
+    texts = (text, text + "<|b|>ok", text + text, "<|b|>" + text, text + "<|a|>", "<|a|>" + text)
+    encoder = PrefixEncoder(tokenizer, texts)
+    for whole in texts:
         expected = index_tokens(tokenizer, *tokenizer.encode(whole), is_split=False)
-        for array, other in zip(encoder.encode(whole)[:5], expected[:5], strict=True):
+        for array, other in zip(encoder.encode()[:5], expected[:5], strict=True):
             assert array.tolist() == other.tolist()
+
+
+def test_a_pattern_of_tokens_takes_the_longest_of_those_that_begin_alike() -> None:
+    source = random.Random(0)
+    for _ in range(200):
+        tokens = {"".join(source.choices("ab<|.", k=source.randrange(1, 5))) for _ in range(source.randrange(1, 12))}
+        text = "".join(source.choices("ab<|.", k=60))
+        one_by_one = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+        assert compile_tokens(tokens).findall(text) == one_by_one.findall(text)
+    assert compile_tokens([]).search("a") is None
 
 
 def test_texts_that_begin_alike_are_encoded_as_if_alone() -> None:
     tokenizer = small_tokenizer("chatml")
-    encoder = PrefixEncoder(tokenizer)
     chat = [item for number in range(6) for item in (user(f"question {number}"), assistant(f"answer {number}"))]
-    for size in (3, 5, 4, 9, 2):
-        text = tokenizer.renderer(None).text(chat[:size], prompt=True)
-        encoded = encoder.encode(text)
+    texts = [tokenizer.renderer(None).text(chat[:size], prompt=True) for size in (3, 5, 4, 9, 2)]
+    encoder = PrefixEncoder(tokenizer, texts)
+    for text in texts:
+        encoded = encoder.encode()
         expected = index_tokens(tokenizer, *tokenizer.encode(text), is_split=False)
         for array, other in zip(encoded[:5], expected[:5], strict=True):
+            assert array.tolist() == other.tolist()
+
+
+def test_texts_that_begin_alike_are_split_as_if_alone() -> None:
+    tokenizer = small_tokenizer("chatml")
+    start = "<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n"
+    texts = [start + "\n\nhello<|im_end|>", start + "ok<|im_end|>", start + "\n\nok<|im_end|>\n" + start + "\nok"]
+    encoder = PrefixEncoder(tokenizer, texts)
+    for text in texts:
+        regions = [Region(1, len(start), len(text), None)]
+        alone = encode_text(tokenizer, Rendered(text, []), regions, boundaries="split", controls="keep")[0]
+        encoded = encode_text(
+            tokenizer, Rendered(text, []), regions, boundaries="split", controls="keep", encoder=encoder
+        )
+        assert encoded[0].is_split == alone.is_split == ("\n\n" in text)
+        for array, other in zip(encoded[0][:5], alone[:5], strict=True):
             assert array.tolist() == other.tolist()

@@ -28,9 +28,9 @@ from pairwright.train.channels.preference_channel import PreferenceChannel
 from pairwright.train.channels.unpaired_channel import UnpairedChannel
 from pairwright.train.data import PairData, PolicyData
 from pairwright.train.distill_data import distill_runs
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import load_model
 from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.sharding import Ranks
 
 ITEMS = np.arange(2)
 

@@ -6,8 +6,7 @@ import torch
 
 from pairwright.tokens.batch.token_tree import TokenTree, build_token_tree, list_segments
 from pairwright.train.model import attention
-from pairwright.train.model.attention import Plan, tree_attention
-from pairwright.train.model.block_masks import attend_by_blocks, compare_blocks
+from pairwright.train.model.attention import Plan, attend_by_blocks, compare_blocks, tree_attention
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 OPTIONS = [{}, {"window": 37}, {"softcap": 1.5}, {"window": 37, "softcap": 1.5, "sinks": True}, {"sinks": True}]

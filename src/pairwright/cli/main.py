@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
+from pairwright.cli.arguments import GroupInOrder, name_types_plainly
 from pairwright.cli.cli_errors import (
     Interrupted,
     describe_os_error,
@@ -33,7 +34,6 @@ from pairwright.cli.commands.report import explain_run, report, view
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
-from pairwright.cli.help_format import GroupInOrder, name_types_plainly
 from pairwright.cli.overrides import ConfigCommand, with_options
 from pairwright.errors import PairwrightError
 

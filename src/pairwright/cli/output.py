@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,9 +31,10 @@ def print_table(
     *,
     short: Mapping[str, str] | None = None,
     left: Sequence[str] = (),
+    hidden: Collection[str] = (),
 ) -> None:
-    """A result for people: a table in a terminal, with short headings if given, `left` are columns of text;
-    tab-separated lines in a pipe."""
+    """A result for people: a table in a terminal, with short headings if given, `left` are columns of text and `hidden`
+    those that say nothing; tab-separated lines with all columns in a pipe."""
     # in a pipe: no colours and no wrapping, so that cut and awk can read it
     if not sys.stdout.isatty():
         print("\t".join(columns))
@@ -45,11 +46,13 @@ def print_table(
 
     table = Table(title=title, title_justify="left", header_style="bold underline", box=None, pad_edge=False)
     for number, name in enumerate(columns):
+        if name in hidden:
+            continue
         is_first = number == 0
         label = (short or {}).get(name, name.replace("_", " "))
         table.add_column(label, justify="left" if is_first or name in left else "right", no_wrap=is_first)
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(_cell(value) for name, value in zip(columns, row, strict=True) if name not in hidden))
     Console().print(table)
 
 

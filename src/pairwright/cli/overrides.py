@@ -187,6 +187,7 @@ class Spelling:
 _SPELLINGS = {
     "sources.format": Spelling(complete=complete_format),
     "sources.map": Spelling(metavar="TARGET=FIELD,..."),
+    "sources.compaction_prompt": Spelling(metavar="FILE"),
     "engine.name": Spelling("--engine"),
     "backend.name": Spelling("--backend"),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),

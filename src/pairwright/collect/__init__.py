@@ -2,8 +2,8 @@
 
 import pairwright
 from pairwright.collect.collecting import collect
-from pairwright.collect.completion import Ask, CollectError, Completion, Policy, PolicyError, ScorerError
 from pairwright.collect.counters import Status
+from pairwright.collect.policies import Ask, CollectError, Completion, Policy, PolicyError, ScorerError
 from pairwright.collect.recording import Candidate, Recorder, Step, current_recorder, recording, step
 from pairwright.collect.runner import Collected
 from pairwright.collect.scoring import FinishedRun

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from pairwright.collect.completion import Completion, PolicyError
-from pairwright.collect.policies import RunPolicy
+from pairwright.collect.policies import Completion, PolicyError, RunPolicy
 from pairwright.collect.recording import Recorder
 from pairwright.errors import PairwrightError
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.records.tool_texts import to_chat_tool
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import as_context, messages_from_chat, tools_from_chat
 
@@ -76,7 +76,7 @@ class AgentCalls:
         """Answer a request of `kind` chat or responses; returns an id and the completions."""
         try:
             prompt = self._prompt(request, kind)
-            tools = [_chat_tool(tool) for tool in tools_from_chat(request.get("tools"), "tools")]
+            tools = [to_chat_tool(tool) for tool in tools_from_chat(request.get("tools"), "tools")]
         except PairwrightError as error:
             raise BadRequest(str(error)) from None
         if not prompt:
@@ -172,14 +172,6 @@ class AgentCalls:
             return extra
         self.ignored |= set(extra)
         return {}
-
-
-def _chat_tool(tool: Json) -> Json:
-    """A function of the Responses API as the chat API nests it."""
-    if tool.get("type") != "function" or "function" in tool:
-        return tool
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {key: tool[key] for key in names if tool.get(key) is not None}}
 
 
 def _with_ids(completion: Completion, identity: str) -> Completion:

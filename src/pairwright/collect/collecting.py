@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.collect import runner
-from pairwright.collect.completion import Policy
 from pairwright.collect.counters import Status
+from pairwright.collect.policies import Policy
 from pairwright.collect.runner import Collected, Watch, Workflow
 from pairwright.config import Config
 from pairwright.config.config_file import adjust_config

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pairwright.collect.completion import Ask, Completion, FailureKind, PolicyError, one_line
+from pairwright.collect.policies import Ask, Completion, FailureKind, PolicyError, one_line
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json, to_chat_message

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from pairwright.collect.completion import CollectError
 from pairwright.collect.finished_runs import Entry, RunKey
+from pairwright.collect.policies import CollectError
 from pairwright.config import Config
 from pairwright.paths import append_synced, write_json
 from pairwright.records.messages import Json

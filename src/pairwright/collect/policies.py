@@ -1,24 +1,142 @@
-"""Policies: the log of answers of unfinished runs, the policy object of a run, and the local policy.
+"""Policies: their answers, the log of answers of unfinished runs, the policy object of a run, and the local policy.
 
 Requests of a run are numbered per content: the n-th time that the run makes the same request. That number and the
 run's seed give the seed of the answer, and the key under which an interrupted run finds its answer again on resume.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from pairwright.collect.completion import Ask, Completion, Policy, PolicyError, Prompt, as_messages
 from pairwright.collect.tasks import Task
 from pairwright.config import PolicyConfig
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, PairwrightError, RecordError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
 from pairwright.generate.tool_calls import split_calls
 from pairwright.paths import find_model, write_bytes
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.shapes.chat_messages import message_from_chat
+
+# The policy interface: Ask (a request), Completion (an answer), Policy; conversion of prompts; errors of a
+# collection.
+#
+# Prompts and answers may be text, messages, or chat dicts; `as_messages` normalizes them.
+
+
+Prompt = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete request to the model: equal requests with equal seeds may be answered from the log."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Json, ...] = ()
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    chat_template_kwargs: Json = {}  # variables of the chat template
+    extra: Json = {}  # parameters of an agent's request that only an endpoint knows
+
+    def key(self) -> str:
+        """A hash that is equal for equal requests, whatever their seed."""
+        sampling = (self.n, self.temperature, self.top_p, self.max_tokens, self.stop)
+        variables = [item for item in (self.chat_template_kwargs, self.extra) if item]
+        return content_hash(msgspec.to_builtins(self.messages), list(self.tools), *sampling, *variables)
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One answer. Token ids and log-probabilities are set if the model or its server returns them."""
+
+    message: Message
+    finish_reason: str | None = None
+    model: str | None = None
+    response_id: str | None = None
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    token_texts: list[str] | None = None  # the tokens of the log-probabilities as text, if there are no ids
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.message.text
+
+
+class Policy(Protocol):
+    """A model that answers requests. `name` is recorded as the model version."""
+
+    @property
+    def name(self) -> str | int: ...
+
+    async def complete(self, ask: Ask) -> list[Completion]:
+        """Return `ask.n` answers, or raise PolicyError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def as_messages(value: Prompt, where: str, *, role: str) -> tuple[Message, ...]:
+    """Convert text (to one message of `role`), a message, or chat dicts in OpenAI's form to messages."""
+    if isinstance(value, str):
+        return (Message(role, value),)
+    # a mapping is one chat message, a sequence of them a conversation
+    if isinstance(value, Message | Mapping):
+        value = [value]
+    if not isinstance(value, Sequence):
+        raise RecordError(where, value, "text, messages, or chat messages as dicts")
+    return tuple(_message(item, f"{where}[{number}]") for number, item in enumerate(value))
+
+
+def _message(value: Any, where: str) -> Message:
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping):
+        raise RecordError(where, value, "a Message or a chat message as dict")
+    try:
+        return message_from_chat(dict(value), where)
+    except BadRecord as error:
+        raise RecordError(where, value, str(error)) from None
+
+
+# Failures of a run: a short kind to count by, and a message
+
+FailureKind = Literal[
+    "timeout", "connection", "rate_limited", "server_error", "refused", "bad_response", "scorer", "record", "workflow"
+]
+
+
+class CollectError(PairwrightError):
+    """A collection that cannot start or continue."""
+
+
+class PolicyError(CollectError):
+    """The policy returned no answer, after the retries for this kind of failure."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        self.kind: FailureKind = kind
+        super().__init__(message)
+
+
+class ScorerError(CollectError):
+    """The scorer failed or returned no valid score."""
+
+
+def one_line(error: BaseException, limit: int = 500) -> str:
+    """Format an exception as one line, for ledgers and tables."""
+    # messages of HTTP and JSON libraries span several lines
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if len(line) <= limit else f"{line[:limit]}…"
+
 
 # The call log: answers of unfinished runs, so that a resumed run repeats no request
 

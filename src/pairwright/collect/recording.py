@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from pairwright.collect.completion import Completion, Prompt, as_messages
+from pairwright.collect.policies import Completion, Prompt, as_messages
 from pairwright.collect.sampled_tokens import Sampled, SampledCalls, experience_of
 from pairwright.collect.tasks import Task
 from pairwright.errors import RecordError

@@ -25,26 +25,28 @@ import polars as pl
 
 import pairwright
 from pairwright.collect.agent_calls import AgentCalls
-from pairwright.collect.completion import (
+from pairwright.collect.counters import PairCount, RunTally, Status, reasons_of
+from pairwright.collect.finished_runs import Entry, Ledger, Writer
+from pairwright.collect.nat_files import History, begin_or_resume
+from pairwright.collect.policies import (
+    CallLog,
     CollectError,
     Completion,
     FailureKind,
     Policy,
     PolicyError,
+    RunPolicy,
     ScorerError,
+    make_policy,
     one_line,
 )
-from pairwright.collect.counters import PairCount, RunTally, Status, reasons_of
-from pairwright.collect.finished_runs import Entry, Ledger, Writer
-from pairwright.collect.nat_files import History, begin_or_resume
-from pairwright.collect.policies import CallLog, RunPolicy, make_policy
 from pairwright.collect.proxy.agent_endpoint import AgentEndpoint, RunAddress
 from pairwright.collect.recording import Recorder, Step, recording
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
 from pairwright.collect.tasks import Task, load_tasks, run_seed
 from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import Config
-from pairwright.engines.event_loop import run_to_end
+from pairwright.engines.engine import run_to_end
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Json

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pairwright.collect.completion import Ask, Completion
+from pairwright.collect.policies import Ask, Completion
 from pairwright.collect.tasks import Task
 from pairwright.generate.template_variables import KEY
 from pairwright.records.canonical import canonical_messages, content_hash

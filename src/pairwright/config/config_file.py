@@ -26,8 +26,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
-from pairwright.config.option_names import COMPONENTS, own_names
-from pairwright.config.pairs_config import PairsConfig
+from pairwright.config.nat_keys import COMPONENTS
+from pairwright.config.pairs_config import PairsConfig, own_names
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError

@@ -25,7 +25,7 @@ from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
 from pairwright.config.config_file import Config
-from pairwright.config.option_names import (
+from pairwright.config.nat_keys import (
     API_KEY,
     BELOW,
     COMPONENTS,
@@ -41,8 +41,8 @@ from pairwright.config.option_names import (
     STATUS_FAILURES,
     STORE_TOKEN,
     WITHOUT_EFFECT,
-    own_names,
 )
+from pairwright.config.pairs_config import own_names
 from pairwright.errors import ConfigError
 
 # Components: the builder, trainer and adapter that `finetuning` names, and the model that is trained.
@@ -152,7 +152,7 @@ class _Conversion:
             if key[1] != self.chosen[section]:
                 self.leave(key[:2], f"not what is trained: {self._choice(section)}")
                 return
-            # `*` in the place of the component's name, as the tables of option_names.py have it
+            # `*` in the place of the component's name, as the tables of nat_keys.py have it
             pattern = ".".join((section, "*", *key[2:]))
         else:
             pattern = ".".join(key)

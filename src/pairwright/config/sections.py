@@ -96,6 +96,9 @@ class SourcesConfig(Section):
     """What names the run: a field's name or path, file, folder, or row%4."""
     step: str | None = None
     """What names the step: a field's name or path with an integer."""
+    compaction_prompt: str | None = None
+    """Codex: file with the request that compactions sent, which is not in its logs; each summary becomes a step of its
+    own, trained after that request. Without it, summaries are context."""
     redact: bool = False
     """Replace API keys, tokens and private keys by placeholders."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"

@@ -1,11 +1,23 @@
 """Evaluation: a paired comparison of two models on the same tasks with the same seeds, and a gate before deployment."""
 
 import pairwright
-from pairwright.evaluate.comparison import CompareOptions, Comparison, Gate, Metric, TaskRow, Verdict, compare, judge
+from pairwright.evaluate.comparison import (
+    CompareOptions,
+    Comparison,
+    Gate,
+    Interval,
+    Metric,
+    TaskRow,
+    Verdict,
+    bootstrap_intervals,
+    compare,
+    judge,
+    mcnemar_test,
+    sign_test,
+)
 from pairwright.evaluate.evaluating import evaluate
 from pairwright.evaluate.evaluation import Evaluation, evaluation_json, read_evaluation, write_evaluation
 from pairwright.evaluate.scores import Scores, read_scores, scores_of
-from pairwright.evaluate.statistics import Interval, bootstrap_intervals, mcnemar_test, sign_test
 
 __all__ = [
     "CompareOptions",

@@ -8,7 +8,7 @@ Messages are decoded and encoded once for all pairs of a batch that share them, 
 Tool call arguments are JSON text, or objects with `arguments="object"`. Content parts that are all text are joined.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -36,8 +36,53 @@ class Context(NamedTuple):
 
     history: bool  # customizer: messages with the full history as prompt
     has_tools: bool  # some pair has tools, so that every row should have the column
-    note: Callable[[str], None]  # count this pair under a reason, if it is written
     is_text: bool = False  # the first pair is raw text, outside any chat template
+
+
+class Content(msgspec.Struct, gc=False):
+    """The messages of a prompt or a side; pairs of a batch with equal stored text share one instance.
+
+    stored      the messages as JSON
+    arguments   how tool call arguments are written: "text" or "object"
+    roles       of the messages
+    is_plain    no message has more than a role and a text: then `stored` is the JSON of chat messages, too
+    text        the content as a JSON string if there is one message with plain text only, else None
+    """
+
+    stored: bytes
+    arguments: str
+    roles: tuple[str, ...]
+    is_plain: bool
+    text: bytes | None
+    decoded: tuple[Message, ...] | None = None
+
+    @property
+    def role(self) -> str:
+        """The role of the first message."""
+        return self.roles[0] if self.roles else ""
+
+    @property
+    def has_raw_text(self) -> bool:
+        return TEXT in self.roles
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        if self.decoded is None:
+            self.decoded = _decode_messages(self.stored)
+        return self.decoded
+
+    @property
+    def json(self) -> bytes:
+        """The messages as a JSON array of chat messages; raises Unfit if there are none or one is not only text."""
+        if not self.roles:
+            raise Unfit("no_messages")
+        if self.is_plain:
+            return self.stored
+        return encode([chat_message(message, arguments=self.arguments) for message in self.messages])
+
+    def replace_messages(self, messages: Sequence[Message]) -> "Content":
+        """Return a content with other messages."""
+        return read_contents([encode(messages)], self.arguments)[0]
 
 
 class _Plain(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -50,107 +95,34 @@ class _Plain(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
 
 
-class Content:
-    """The messages of a prompt or a side; pairs of a batch with equal stored text share one instance.
-
-    `roles` are those of the messages, `role` that of the first one. `text` is the content as a JSON string if there is
-    one message with plain text only, else None. The stored text of plain messages is that of chat messages, too.
-    """
-
-    # What most have; set on an instance where it differs, since a pair needs few of these.
-    text: bytes | None = None
-    left_out: tuple[str, ...] = ()  # notes for a target without a field for `extra`
-    _is_plain = True
-    _messages: tuple[Message, ...] | None = None
-    _json: bytes | None = None
-    _side_notes: tuple[str, ...] | None = None
-
-    def __init__(self, stored: str | None, arguments: str) -> None:
-        self._stored, self._arguments = stored or "[]", arguments
+def read_contents(texts: Iterable[bytes | None], arguments: str) -> list[Content]:
+    """Read stored messages; None stands for no messages."""
+    contents = []
+    roles_of: dict[str, tuple[str]] = {}  # one tuple for all contents of one message with this role
+    for stored in texts:
+        stored = stored or b"[]"
         try:
-            outline = _decode_plain(self._stored)
+            outline = _decode_plain(stored)
         except msgspec.ValidationError:
-            self._is_plain, outline = False, []
-        for message in outline:
-            text = bytes(message.content)
-            if text[:1] != b'"':  # null, or a list of parts
-                self._is_plain = False
-        if self._is_plain:
-            self.roles = [message.role for message in outline]
-            if len(outline) == 1:
-                self.text = text
-        else:
-            messages = self.messages
-            self.roles = [message.role for message in messages]
-            self.left_out = ("extra_left_out",) if any(message.extra for message in messages) else ()
-            self.text = _only_text(messages[0]) if len(messages) == 1 else None
-        self.role = self.roles[0] if self.roles else ""
-
-    @property
-    def has_raw_text(self) -> bool:
-        return TEXT in self.roles
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        if self._messages is None:
-            self._messages = _decode_messages(self._stored)
-        return self._messages
-
-    @property
-    def json(self) -> bytes:
-        """The messages as a JSON array of chat messages; raises Unfit if there are none or one is not only text."""
-        if self._json is None:
-            if not self.roles:
-                raise Unfit("no_messages")
-            if self._is_plain:
-                self._json = self._stored.encode()
-                return self._json
-            self._json = encode([chat_message(message, arguments=self._arguments) for message in self.messages])
-        return self._json
-
-    @property
-    def side_notes(self) -> tuple[str, ...]:
-        """Notes for a side: `left_out`, several messages, or a first message that is not the assistant's.
-
-        Raises Unfit if the side has no assistant message.
-        """
-        if self._side_notes is None:
-            if "assistant" not in self.roles:
-                raise Unfit("a_side_has_no_assistant_message")
-            notes: tuple[str, ...] = ("several_messages_a_side",) if len(self.roles) > 1 else ()
-            notes += ("a_side_begins_in_the_environment",) if self.roles[0] != "assistant" else ()
-            self._side_notes = notes + self.left_out
-        return self._side_notes
+            contents.append(_read_rich(stored, arguments))
+            continue
+        if len(outline) == 1:  # most contents
+            role, text = outline[0].role, bytes(outline[0].content)
+            if text.startswith(b'"'):  # not null, nor a list of parts
+                contents.append(Content(stored, arguments, roles_of.setdefault(role, (role,)), True, text))
+                continue
+        elif all(bytes(message.content).startswith(b'"') for message in outline):
+            contents.append(Content(stored, arguments, tuple(message.role for message in outline), True, None))
+            continue
+        contents.append(_read_rich(stored, arguments))
+    return contents
 
 
-class PairRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of the pairs table. `tools` is the stored JSON text, None if the pair has no tools."""
-
-    id: str
-    weight: float
-    chosen_reward: float
-    rejected_reward: float
-    prompt: Content
-    tools: str | None
-    chosen: Content
-    rejected: Content
-
-    @property
-    def contents(self) -> tuple[Content, Content, Content]:
-        return self.prompt, self.chosen, self.rejected
-
-    @property
-    def has_raw_text(self) -> bool:
-        """Whether the pair has raw text, which is outside any chat template."""
-        return self.prompt.has_raw_text or self.chosen.has_raw_text or self.rejected.has_raw_text
-
-
-def check_is_chat(row: PairRow) -> None:
-    """Raise Unfit if a pair has no prompt, or is raw text, to which the target would apply a chat template."""
-    if not row.prompt.roles:
-        raise Unfit("no_prompt")
-    if row.has_raw_text:
-        raise Unfit(TEXT_IS_NO_CHAT)
+def _read_rich(stored: bytes, arguments: str) -> Content:
+    """Read messages of which one has more than a role and a text."""
+    messages = _decode_messages(stored)
+    text = _only_text(messages[0]) if len(messages) == 1 else None
+    return Content(stored, arguments, tuple(message.role for message in messages), False, text, messages)
 
 
 def chat_message(message: Message, *, arguments: str = "text", reasoning_key: str | None = "reasoning_content") -> Json:
@@ -186,33 +158,92 @@ def call_value(call: ToolCall) -> Json:
     return value
 
 
-def chats_of(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
-    """Return prompt, chosen and rejected as JSON arrays of chat messages, for targets with several messages per side.
+# Checks of prompts and sides: each returns the notes, and raises Unfit. Of plain messages they look at the roles only.
+
+
+def check_prompt_is_chat(prompt: Content) -> tuple[str, ...]:
+    """Refuse a pair without a prompt, or of raw text, to which the target would apply a chat template."""
+    if not prompt.roles:
+        raise Unfit("no_prompt")
+    return check_is_chat(prompt)
+
+
+def check_is_chat(content: Content) -> tuple[str, ...]:
+    """Refuse raw text."""
+    if content.has_raw_text:
+        raise Unfit(TEXT_IS_NO_CHAT)
+    return ()
+
+
+def check_side(side: Content) -> tuple[str, ...]:
+    """Refuse a side without an assistant message; note several messages, and a first one that is not the assistant's.
 
     If a side has several messages, targets do not train exactly on what the model generated; the docstring of each
     target says what they train on.
     """
-    check_is_chat(row)
-    prompt, chosen, rejected = row.prompt, row.chosen, row.rejected
-    chats = prompt.json, chosen.json, rejected.json
-    for notes in (prompt.left_out, chosen.side_notes, rejected.side_notes):
-        for reason in notes:
-            context.note(reason)
-    return chats
+    if "assistant" not in side.roles:
+        raise Unfit("a_side_has_no_assistant_message")
+    notes: tuple[str, ...] = ("several_messages_a_side",) if len(side.roles) > 1 else ()
+    notes += ("a_side_begins_in_the_environment",) if side.roles[0] != "assistant" else ()
+    return notes + note_extra(side)
 
 
-def tools_text(row: PairRow) -> bytes:
-    """Return the tools as a JSON string that contains JSON, so that loaders do not unify schemas across rows."""
-    return encode(row.tools or "[]")
+def note_extra(content: Content) -> tuple[str, ...]:
+    """Note that the target leaves `extra` out."""
+    has_extra = not content.is_plain and any(message.extra for message in content.messages)
+    return ("extra_left_out",) if has_extra else ()
 
 
-def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: bool) -> None:
-    """Note what the target leaves out: `extra`, and the reasoning if `reasoning` is set."""
-    for message in messages:
-        if message.extra:
-            context.note("extra_left_out")
-        if reasoning and message.reasoning:
-            context.note("reasoning_left_out")
+def note_extra_and_reasoning(content: Content) -> tuple[str, ...]:
+    """Note that the target leaves `extra` and the reasoning out."""
+    has_reasoning = not content.is_plain and any(message.reasoning for message in content.messages)
+    return (*note_extra(content), "reasoning_left_out") if has_reasoning else note_extra(content)
+
+
+def note_tools(tools: str | None) -> tuple[str, ...]:
+    """Note that the target does not render tools."""
+    return ("tools_not_rendered",) if tools else ()
+
+
+def refuse_tools(tools: str | None) -> tuple[str, ...]:
+    if tools:
+        raise Unfit("tools")
+    return ()
+
+
+# Parts of lines, as JSON
+
+
+def write_chat(content: Content) -> bytes:
+    """Write messages as an array of chat messages."""
+    return content.json
+
+
+def write_history(prompt: Content) -> bytes:
+    """Write a prompt as an array of chat messages, with tool call arguments as JSON text."""
+    return prompt.json if prompt.is_plain else encode([chat_message(message) for message in prompt.messages])
+
+
+def write_tools(tools: str | None) -> bytes:
+    """Write the tools as a JSON string that contains JSON, so that loaders do not unify schemas across rows."""
+    return encode(tools or "[]")
+
+
+def write_prompt_text(prompt: Content, tools: str | None) -> bytes:
+    """Write the text of a prompt; raises Unfit unless it is a single user message without tools."""
+    if prompt.role == "user" and prompt.text and not tools:  # most prompts: nothing to decode
+        return prompt.text
+    system, text = system_and_prompt_text(prompt.messages, tools)
+    if system is not None:
+        raise Unfit("prompt_is_not_one_user_message")
+    return encode(text)
+
+
+def write_side_text(side: Content) -> bytes:
+    """Write the text of a side of one message; raises Unfit if it has tool calls or no text."""
+    if side.text and side.text != b'""':  # most sides: nothing to decode
+        return side.text
+    return encode(side_text(side.messages[0]))
 
 
 def _only_text(message: Message) -> bytes | None:
@@ -224,26 +255,19 @@ def _only_text(message: Message) -> bytes | None:
 # Cutting pairs at the divergence, for targets with one assistant message per side
 
 
-def cut_at_divergence(row: PairRow, context: Context) -> tuple[tuple[Message, ...], Message, Message]:
-    """Return the prompt extended by the common prefix of the sides, and the first different message of each side.
+def count_shared(chosen: Content, rejected: Content) -> int:
+    """Return the length of the common prefix of the sides; raises Unfit if one side continues the other."""
+    length = _num_shared(chosen.messages, rejected.messages)
+    if length == min(len(chosen.roles), len(rejected.roles)):
+        raise Unfit("one_side_continues_the_other")
+    return length
 
-    Raises Unfit if one side continues the other, or the model did not generate both of these messages.
-    """
-    check_is_chat(row)
-    prompt, chosen, rejected = (content.messages for content in row.contents)
-    # The usual case needs no comparison of canonical forms.
-    if len(chosen) == len(rejected) == 1:
-        length = 0
-    else:
-        length = _num_shared(chosen, rejected)
-        if length == min(len(chosen), len(rejected)):
-            raise Unfit("one_side_continues_the_other")
-    first, second = chosen[length], rejected[length]
-    if not (first.role == second.role == "assistant" and first.is_generated and second.is_generated):
+
+def check_is_generated(side: Content) -> tuple[str, ...]:
+    """Refuse a side, cut to one message, that is not an assistant message which the model generated."""
+    if side.role != "assistant" or not (side.is_plain or side.messages[0].is_generated):
         raise Unfit("sides_part_at_no_assistant_message")
-    if len(chosen) > 1 or len(rejected) > 1:
-        context.note("cut_at_divergence")
-    return prompt + chosen[:length], first, second
+    return ()
 
 
 def _num_shared(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
@@ -253,25 +277,6 @@ def _num_shared(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> i
             break
         length += 1
     return length
-
-
-def only_texts(row: PairRow) -> tuple[bytes, bytes, bytes] | None:
-    """Return prompt, chosen and rejected as JSON strings if the pair is one user message and two text answers."""
-    prompt, chosen, rejected = row.prompt, row.chosen, row.rejected
-    if prompt.role == "user" and chosen.role == rejected.role == "assistant":
-        question, good, bad = prompt.text, chosen.text, rejected.text
-        # b'""' is the JSON text of an empty string.
-        if question and good and bad and good != b'""' != bad:
-            return question, good, bad
-    return None
-
-
-def prompt_text(prompt: Sequence[Message], tools: str | None) -> str:
-    """Return the text of a prompt; raises Unfit unless it is a single user message without tools."""
-    system, text = system_and_prompt_text(prompt, tools)
-    if system is not None:
-        raise Unfit("prompt_is_not_one_user_message")
-    return text
 
 
 def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tuple[str | None, str]:

@@ -1,28 +1,26 @@
 """The export loop: read pairs batch by batch, write the output atomically, count refused and noted pairs.
 
-The `Lines` function of a target builds the JSON Lines of one pair from its messages, which export/chat_lines.py encodes
-once for all pairs of a batch that share them. If the target cannot represent a pair, it raises Unfit and the pair is
-counted as refused. A pair that is written incompletely, or that the target trains differently, is counted as noted.
-Always pairs = written + refused.
+A target says of which parts its lines consist (export/line_layout.py). A pair that it cannot represent is counted as
+refused. A pair that is written incompletely, or that the target trains differently, is counted as noted. Always pairs =
+written + refused.
 """
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.export.chat_lines import Content, Context, PairRow, Unfit
+from pairwright.export.chat_lines import Context
+from pairwright.export.line_layout import CONTENT, NARROW, Layout, LineBatch
 from pairwright.pairs.pair_table import has_tools, pair_batches
 from pairwright.pairs.spill import plain_memory
 from pairwright.paths import Place, write_atomic
 
 _NUM_EXAMPLES = 5
-_NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
-_CONTENT = ("prompt", "tools", "chosen", "rejected")
 
 
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +89,10 @@ def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -
         raise NothingFits(summary, pairs, options.split)
 
 
-Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
 Exporter = Callable[[Place, Place, ExportOptions], ExportSummary]
 
 
-def jsonl_exporter(target: str, lines: Lines) -> Exporter:
+def jsonl_exporter(target: str, layout_of: Callable[[Context], Layout]) -> Exporter:
     """Return an exporter that writes the lines of each pair to a JSON Lines file."""
 
     def export(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
@@ -105,40 +102,36 @@ def jsonl_exporter(target: str, lines: Lines) -> Exporter:
             write_atomic(output, error=PairwrightError) as temporary,
             open(temporary, "wb", buffering=2**16) as file,
         ):
-            file.writelines(_all_lines(pairs, lines, options, summary))
+            file.writelines(_all_lines(pairs, layout_of, options, summary))
             refuse_empty(summary, pairs, options)
         return summary
 
-    export.__doc__ = lines.__doc__
+    export.__doc__ = layout_of.__doc__
     return export
 
 
-def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: ExportSummary) -> Iterator[bytes]:
+def _all_lines(
+    pairs: Place, layout_of: Callable[[Context], Layout], options: ExportOptions, summary: ExportSummary
+) -> Iterator[bytes]:
     """Yield the lines of all pairs, a batch at a time, and count written, refused and noted pairs in `summary`."""
-    # The notes of the current pair; they count only if it is written.
-    notes: set[str] = set()
-    context = Context(options.history, _has_tools(pairs, options.split), notes.add)
-    for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
+    layout: Layout = ()
+    for batch in split_batches(pairs, options.split, [*NARROW, *CONTENT], dictionaries=True):
         if not summary.pairs:
-            context = context._replace(is_text=_is_text(batch))
+            layout = layout_of(Context(options.history, _has_tools(pairs, options.split), _is_text(batch)))
+        lines = LineBatch(batch, options.arguments)
+        text = lines.join(layout)
+        num_written = batch.num_rows - len(lines.refused)
         summary.pairs += batch.num_rows
-        num_refused, written = 0, []
-        for row in _rows(batch, options.arguments):
-            try:
-                written += lines(row, context)
-            except Unfit as unfit:
-                summary.refuse(row.id, unfit.reason)
-                num_refused += 1
-            else:
-                if row.weight != 1.0:
-                    notes.add("weight_left_out")
-                if notes:
-                    for reason in notes:
-                        summary.note(row.id, reason)
-            notes.clear()
-        summary.written += batch.num_rows - num_refused
-        summary.rows += len(written)
-        yield b"".join(written)
+        summary.written += num_written
+        summary.rows += num_written * sum(part.count(b"\n") for part in layout if isinstance(part, bytes))
+        for row in sorted(lines.refused.keys() | lines.noted.keys()):
+            pair = batch.column("id")[row].as_py()
+            if row in lines.refused:
+                summary.refuse(pair, lines.refused[row])
+            else:  # notes count only for pairs that are written
+                for reason in sorted(lines.noted[row]):
+                    summary.note(pair, reason)
+        yield text
 
 
 def split_batches(
@@ -152,30 +145,6 @@ def split_batches(
         rows = batch.filter(pc.equal(batch.column("split"), split))
         if rows.num_rows:
             yield rows if columns is None else rows.select(columns)
-
-
-def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
-    """Yield the rows of a batch. Equal texts share one `Content`, so that each is decoded and encoded once."""
-    contents: dict[str | None, Content] = {}
-    columns = [_values(batch.column(name)) for name in _NARROW]
-    for name in _CONTENT:
-        column = batch.column(name)
-        # Indexed by dictionary code, with None at the end for code -1.
-        values = [*_values(column.dictionary), None]
-        if name != "tools":
-            for text in values:
-                if text not in contents:
-                    contents[text] = Content(text, arguments)
-            values = [contents[text] for text in values]
-        indices = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1: a row without text, the last value
-        columns.append([values[index] for index in indices.tolist()])
-    return map(PairRow, *columns)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Return a column as a list; by way of numpy, which is faster, where no null would become NaN."""
-    values: list[Any] = column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
-    return values
 
 
 def begins_with_text(pairs: Place) -> bool:

@@ -12,20 +12,18 @@ Neither format has tool call ids: results answer calls in order, and pairs in wh
 are written verbatim as JSON; pairs whose arguments are not a JSON object are refused. Message names are left out.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from pairwright.export.chat_lines import (
+    Content,
     Context,
-    PairRow,
     Unfit,
     call_value,
-    check_is_chat,
-    cut_at_divergence,
-    note_left_out,
+    note_extra,
+    note_extra_and_reasoning,
     text_of,
 )
+from pairwright.export.line_layout import CHAT_CHECKS, CUT_AT_DIVERGENCE, Check, Fields, Layout, Part, json_line
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json, Message, ToolCall
 
@@ -33,44 +31,62 @@ from pairwright.records.messages import Json, Message, ToolCall
 _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
 
-def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
+_COLUMNS = ("prompt", "chosen", "rejected")
+
+
+def sharegpt_lines(context: Context) -> Layout:
     """LLaMA-Factory v0 (`formatting: sharegpt`, `ranking: true`). Reasoning is left out and noted."""
-    prompt, chosen, rejected = cut_at_divergence(row, context)
-    note_left_out(context, [*prompt, chosen, rejected], reasoning=True)
-    _note_names(context, [*prompt, chosen, rejected])
-    _check_results(prompt)
-    system = text_of(prompt[0]) if prompt[0].role == "system" else ""
-    turns = prompt[1:] if prompt[0].role == "system" else prompt
+    notes = [Check(note, name) for note in (note_extra_and_reasoning, _note_names) for name in _COLUMNS]
+    fields: Fields = {
+        "system": Part(_write_system, "prompt"),
+        "tools": Part(_write_tools, "tools"),
+        "conversations": Part(_write_turns, "prompt"),
+        "chosen": Part(_write_turn, "chosen"),
+        "rejected": Part(_write_turn, "rejected"),
+    }
+    return [*CHAT_CHECKS, *CUT_AT_DIVERGENCE, *notes, Check(_check_results, "prompt"), *json_line(fields)]
+
+
+def parts_lines(context: Context) -> Layout:
+    """LLaMA-Factory v1: two complete conversations with loss weights."""
+    fields: Fields = {"tools": Part(_write_tools, "tools")}
+    for side in ("chosen", "rejected"):
+        checks = Check(_check_side, side), Check(_check_results, "prompt", side)
+        messages = Part(_write_prompt_parts, "prompt"), b",", Part(_write_side_parts, side)
+        fields[f"{side}_messages"] = [*checks, *messages]
+    notes = [Check(note, name) for note in (note_extra, _note_names) for name in _COLUMNS]
+    return [*CHAT_CHECKS, *json_line(fields), *notes]
+
+
+def _write_tools(tools: str | None) -> bytes:
+    return encode(tools or "")
+
+
+def _write_system(prompt: Content) -> bytes:
+    return encode(text_of(prompt.messages[0]) if prompt.role == "system" else "")
+
+
+def _write_turns(prompt: Content) -> bytes:
+    turns = prompt.messages[1:] if prompt.role == "system" else prompt.messages
     is_model = [message.role == "assistant" for message in turns]
     # Turns of the user or a tool are at even places, the model's at odd ones, and the side is the next of the model.
     if is_model != [number % 2 == 1 for number in range(len(turns))] or len(turns) % 2 == 0:
         raise Unfit("turns_do_not_alternate")
-    row_fields = {
-        "system": system,
-        "tools": row.tools or "",
-        "conversations": [_turn(message) for message in turns],
-        "chosen": _turn(chosen),
-        "rejected": _turn(rejected),
-    }
-    return [encode(row_fields) + b"\n"]
+    return encode([_turn(message) for message in turns])
 
 
-def parts_lines(row: PairRow, context: Context) -> list[bytes]:
-    """LLaMA-Factory v1: two complete conversations with loss weights."""
-    check_is_chat(row)
-    prompt, chosen, rejected = (content.messages for content in row.contents)
-    row_fields: Json = {"tools": row.tools or ""}
-    for name, side in (("chosen_messages", chosen), ("rejected_messages", rejected)):
-        if not any(message.is_generated for message in side):
-            raise Unfit("a_side_has_no_assistant_message")
-        if not side[0].is_generated:
-            context.note("a_side_begins_in_the_environment")
-        _check_results([*prompt, *side])
-        row_fields[name] = [_parts(message, 0.0) for message in prompt]
-        row_fields[name] += [_parts(message, 1.0 if message.is_generated else 0.0) for message in side]
-    note_left_out(context, (*prompt, *chosen, *rejected), reasoning=False)
-    _note_names(context, (*prompt, *chosen, *rejected))
-    return [encode(row_fields) + b"\n"]
+def _write_turn(side: Content) -> bytes:
+    return encode(_turn(side.messages[0]))
+
+
+def _write_prompt_parts(prompt: Content) -> bytes:
+    """Write the messages of a prompt as the beginning of an array, without its closing bracket."""
+    return encode([_parts(message, 0.0) for message in prompt.messages])[:-1]
+
+
+def _write_side_parts(side: Content) -> bytes:
+    """Write the messages of a side as the end of an array, without its opening bracket."""
+    return encode([_parts(message, 1.0 if message.is_generated else 0.0) for message in side.messages])[1:]
 
 
 def _turn(message: Message) -> Json:
@@ -104,10 +120,22 @@ def _call(call: ToolCall) -> Json:
     return {"name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
 
 
-def _check_results(messages: Sequence[Message]) -> None:
+def _check_side(side: Content) -> tuple[str, ...]:
+    if not any(message.is_generated for message in side.messages):
+        raise Unfit("a_side_has_no_assistant_message")
+    return () if side.messages[0].is_generated else ("a_side_begins_in_the_environment",)
+
+
+def _check_results(*contents: Content) -> tuple[str, ...]:
     """Raise Unfit unless tool results are in the order of the calls, which is how LLaMA-Factory matches them."""
     # Ids of the calls that have no result yet, in order.
     waiting: list[str | None] = []
+    # Plain messages neither call nor name a call.
+    messages = (
+        message
+        for content in (() if all(content.is_plain for content in contents) else contents)
+        for message in content.messages
+    )
     for message in messages:
         if message.tool_calls:
             waiting = [call.id for call in message.tool_calls]
@@ -115,8 +143,9 @@ def _check_results(messages: Sequence[Message]) -> None:
             expected = waiting.pop(0) if waiting else None
             if message.tool_call_id not in (None, expected):
                 raise Unfit("tool_results_out_of_order")
+    return ()
 
 
-def _note_names(context: Context, messages: Sequence[Message]) -> None:
-    if any(message.name is not None for message in messages):
-        context.note("names_left_out")
+def _note_names(content: Content) -> tuple[str, ...]:
+    has_names = not content.is_plain and any(message.name is not None for message in content.messages)
+    return ("names_left_out",) if has_names else ()

@@ -14,19 +14,34 @@ refused if the answer is then a tool call. NeMo does not render tools in prefere
 written beside the messages as JSON text and noted as `tools_not_rendered`; if the prompt is text, the pair is refused.
 """
 
+from collections.abc import Sequence
+
 from pairwright.export.chat_lines import (
+    Content,
     Context,
-    PairRow,
     Unfit,
-    chat_message,
-    chats_of,
-    cut_at_divergence,
-    note_left_out,
-    only_texts,
-    prompt_text,
+    note_extra,
+    note_extra_and_reasoning,
+    note_tools,
+    refuse_tools,
     side_text,
     text_of,
-    tools_text,
+    write_chat,
+    write_history,
+    write_prompt_text,
+    write_side_text,
+    write_tools,
+)
+from pairwright.export.line_layout import (
+    CHAT_CHECKS,
+    CUT_AT_DIVERGENCE,
+    SIDE_CHECKS,
+    Check,
+    Fields,
+    Layout,
+    Part,
+    json_line,
+    json_object,
 )
 from pairwright.pairs.candidates.candidates import decimal_gap
 from pairwright.records.json_text import decode, encode
@@ -34,88 +49,116 @@ from pairwright.records.messages import Message
 from pairwright.records.tool_texts import write_tools_as_text
 
 
-def preference_lines(row: PairRow, context: Context) -> list[bytes]:
+def preference_lines(context: Context) -> Layout:
     """NeMo RL PreferenceDataset. It trains only the last message of a side; several messages per side are noted."""
-    prompt, chosen, rejected = chats_of(row, context)
-    ranked = b",".join(
+    chosen, rejected = (
         # Rank 0 is the preferred completion.
-        b'{"rank":%d,"reward":%b,"completion":%b}' % (rank, encode(reward), side)
-        for rank, (reward, side) in enumerate(((row.chosen_reward, chosen), (row.rejected_reward, rejected)))
+        json_object({"rank": [rank], "reward": Part(encode, f"{side}_reward"), "completion": Part(write_chat, side)})
+        for rank, side in ((b"0", "chosen"), (b"1", "rejected"))
     )
-    return [b'{"context":%b,"completions":[%b]%b}\n' % (prompt, ranked, _tools(row, context))]
+    fields: Fields = {"context": Part(write_chat, "prompt"), "completions": [b"[", *chosen, b",", *rejected, b"]"]}
+    return [*CHAT_CHECKS, *json_line(fields | _tools(context)), *SIDE_CHECKS]
 
 
-def binary_lines(row: PairRow, context: Context) -> list[bytes]:
+def binary_lines(context: Context) -> Layout:
     """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text. It reads no more than these; beside
     them stand the rewards, under the names of NeMo Gym's guide."""
-    prompt, *sides = _cut(row, context)
-    texts = [encode(side_text(side)) for side in sides]
-    line = b'{"prompt":%b,"chosen":%b,"rejected":%b%b' % (_history(prompt), *texts, _tools(row, context))
-    return [line + _rewards(row)]
+    checks = [Part(_check_text, side) for side in _SIDES]
+    prompt: Fields = {"prompt": Part(write_history, "prompt")}
+    return [*_CUT, *checks, *json_line(prompt | _SIDES | _tools(context) | _REWARDS)]
 
 
-def platform_lines(row: PairRow, context: Context) -> list[bytes]:
+def platform_lines(context: Context) -> Layout:
     """NeMo Platform: messages of a role and a text, nothing else. Pairs with tools or tool calls are refused."""
-    prompt, chosen, rejected = _cut(row, context)
-    if row.tools:
-        raise Unfit("tools")
-    if any(map(_uses_tools, prompt)):
-        raise Unfit("tool_calls_in_the_prompt")
-    return [_platform_line(row, prompt, chosen, rejected)]
+    checks = Check(refuse_tools, "tools"), Check(_refuse_calls, "prompt")
+    prompt: Fields = {"prompt": Part(_write_roles_and_texts, "prompt")}
+    return [*_CUT, *checks, *json_line(prompt | _SIDES | _REWARDS)]
 
 
-def platform_text_lines(row: PairRow, context: Context) -> list[bytes]:
+def platform_text_lines(context: Context) -> Layout:
     """NeMo Platform, with tool calls, results and schemas as text, in the tags that Hermes uses."""
-    prompt, chosen, rejected = _cut(row, context)
-    tools = decode(row.tools) if row.tools else []
-    if tools or any(map(_uses_tools, (*prompt, chosen, rejected))):
-        context.note("tools_as_text")
-        prompt = write_tools_as_text(prompt, tools).messages
-        chosen, rejected = (write_tools_as_text([side]).messages[0] for side in (chosen, rejected))
-    return [_platform_line(row, prompt, chosen, rejected)]
+    notes = [Check(_note_calls_as_text, name) for name in ("prompt", *_SIDES)]
+    prompt: Fields = {"prompt": Part(_write_prompt_with_tools, "prompt", "tools")}
+    sides = {side: Part(_write_side_with_tools, side) for side in _SIDES}
+    return [*_CUT, Check(_note_tools_as_text, "tools"), *notes, *json_line(prompt | sides | _REWARDS)]
 
 
-def _platform_line(row: PairRow, prompt: tuple[Message, ...], chosen: Message, rejected: Message) -> bytes:
-    messages = encode([{"role": message.role, "content": text_of(message)} for message in prompt])
-    texts = encode(side_text(chosen)), encode(side_text(rejected))
-    return b'{"prompt":%b,"chosen":%b,"rejected":%b' % (messages, *texts) + _rewards(row)
-
-
-def _uses_tools(message: Message) -> bool:
-    return bool(message.tool_calls) or message.role in ("tool", "function")
-
-
-def _rewards(row: PairRow) -> bytes:
-    """The end of a line: the rewards, under the names of NeMo Gym's guide."""
-    rewards = (decimal_gap(row.chosen_reward, row.rejected_reward), row.chosen_reward, row.rejected_reward)
-    return b',"reward_gap":%b,"chosen_reward":%b,"rejected_reward":%b}\n' % tuple(map(encode, rewards))
-
-
-def customizer_lines(row: PairRow, context: Context) -> list[bytes]:
+def customizer_lines(context: Context) -> Layout:
     """NeMo Customizer: a single user message as text, or with `history` any prompt as messages."""
-    if texts := None if row.tools or context.history else only_texts(row):  # most pairs: nothing to check or to cut
-        return [b'{"prompt":%b,"chosen_response":%b,"rejected_response":%b}\n' % texts]
-    prompt, *sides = _cut(row, context)
-    if context.history:
-        start, tools = _history(prompt), _tools(row, context)
-    else:
-        start, tools = encode(prompt_text(prompt, row.tools)), b""
-    answers = [encode(side_text(side)) for side in sides]
-    return [b'{"prompt":%b,"chosen_response":%b,"rejected_response":%b%b}\n' % (start, *answers, tools)]
+    fields: Fields = {
+        "prompt": Part(write_history, "prompt") if context.history else Part(write_prompt_text, "prompt", "tools"),
+        "chosen_response": Part(write_side_text, "chosen"),
+        "rejected_response": Part(write_side_text, "rejected"),
+    }
+    return [*_CUT, *json_line(fields | (_tools(context) if context.history else {}))]
 
 
-def _cut(row: PairRow, context: Context) -> tuple[tuple[Message, ...], Message, Message]:
-    prompt, chosen, rejected = cut_at_divergence(row, context)
-    note_left_out(context, prompt, reasoning=False)
-    note_left_out(context, (chosen, rejected), reasoning=True)
-    return prompt, chosen, rejected
+_CUT: Layout = (
+    *CHAT_CHECKS,
+    *CUT_AT_DIVERGENCE,
+    Check(note_extra, "prompt"),
+    Check(note_extra_and_reasoning, "chosen"),
+    Check(note_extra_and_reasoning, "rejected"),
+)
+_SIDES: Fields = {side: Part(write_side_text, side) for side in ("chosen", "rejected")}
 
 
-def _history(prompt: tuple[Message, ...]) -> bytes:
-    return encode([chat_message(message) for message in prompt])
+def _write_gap(chosen_reward: float, rejected_reward: float) -> bytes:
+    return encode(decimal_gap(chosen_reward, rejected_reward))
 
 
-def _tools(row: PairRow, context: Context) -> bytes:
-    if row.tools:
-        context.note("tools_not_rendered")
-    return b',"tools":' + tools_text(row) if context.has_tools else b""
+# The end of a line: the rewards, under the names of NeMo Gym's guide.
+_REWARDS: Fields = {
+    "reward_gap": Part(_write_gap, "chosen_reward", "rejected_reward"),
+    "chosen_reward": Part(encode, "chosen_reward"),
+    "rejected_reward": Part(encode, "rejected_reward"),
+}
+
+
+def _tools(context: Context) -> Fields:
+    return {"tools": [Check(note_tools, "tools"), Part(write_tools, "tools")]} if context.has_tools else {}
+
+
+def _check_text(side: Content) -> bytes:
+    """Refuse a side without text before the prompt is checked; writes nothing."""
+    write_side_text(side)
+    return b""
+
+
+def _refuse_calls(prompt: Content) -> tuple[str, ...]:
+    if _uses_tools(prompt):
+        raise Unfit("tool_calls_in_the_prompt")
+    return ()
+
+
+def _note_tools_as_text(tools: str | None) -> tuple[str, ...]:
+    return ("tools_as_text",) if tools and decode(tools) else ()
+
+
+def _note_calls_as_text(content: Content) -> tuple[str, ...]:
+    return ("tools_as_text",) if _uses_tools(content) else ()
+
+
+def _uses_tools(content: Content) -> bool:
+    has_calls = not content.is_plain and any(message.tool_calls for message in content.messages)
+    return has_calls or "tool" in content.roles or "function" in content.roles
+
+
+def _write_roles_and_texts(prompt: Content) -> bytes:
+    return prompt.json if prompt.is_plain else _encode_texts(prompt.messages)
+
+
+def _write_prompt_with_tools(prompt: Content, tools: str | None) -> bytes:
+    if not tools and not _uses_tools(prompt):
+        return _write_roles_and_texts(prompt)
+    return _encode_texts(write_tools_as_text(prompt.messages, decode(tools) if tools else []).messages)
+
+
+def _write_side_with_tools(side: Content) -> bytes:
+    if not _uses_tools(side):
+        return write_side_text(side)
+    return encode(side_text(write_tools_as_text(side.messages).messages[0]))
+
+
+def _encode_texts(messages: Sequence[Message]) -> bytes:
+    return encode([{"role": message.role, "content": text_of(message)} for message in messages])

@@ -7,23 +7,55 @@ arguments are JSON text. `tools` and `parallel_tool_calls` are written only if t
 any message has more than one call. There is no field for reasoning, so it is left out and noted.
 """
 
-from collections.abc import Iterable
-
-from pairwright.export.chat_lines import Context, PairRow, Unfit, chat_message, cut_at_divergence, note_left_out
+from pairwright.export.chat_lines import Content, Context, Unfit, chat_message, note_extra_and_reasoning, text_of
+from pairwright.export.line_layout import (
+    CHAT_CHECKS,
+    CUT_AT_DIVERGENCE,
+    Check,
+    Fields,
+    Layout,
+    Part,
+    json_line,
+    json_object,
+)
 from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json, Message
 
 
-def preference_lines(row: PairRow, context: Context) -> list[bytes]:
+def preference_lines(context: Context) -> Layout:
     """OpenAI preference rows. Refused: sides that do not diverge at assistant messages, or without text and calls."""
-    prompt, chosen, rejected = cut_at_divergence(row, context)
-    note_left_out(context, [*prompt, chosen, rejected], reasoning=True)
-    request: Json = {"messages": [_message(message) for message in prompt]}
-    if row.tools:
-        request["tools"] = decode(row.tools)
-        request["parallel_tool_calls"] = _calls_in_parallel([*prompt, chosen, rejected])
-    sides = {"preferred_output": [_side(chosen)], "non_preferred_output": [_side(rejected)]}
-    return [encode({"input": request, **sides}) + b"\n"]
+    columns = ("prompt", "chosen", "rejected")
+    tools: Layout = [Part(_write_tools, "tools"), Part(_write_parallel, "tools", *columns)] if context.has_tools else []
+    fields: Fields = {
+        "input": json_object({"messages": [Part(_write_messages, "prompt"), *tools]}),
+        "preferred_output": Part(_write_side, "chosen"),
+        "non_preferred_output": Part(_write_side, "rejected"),
+    }
+    notes = [Check(note_extra_and_reasoning, name) for name in columns]
+    return [*CHAT_CHECKS, *CUT_AT_DIVERGENCE, *notes, *json_line(fields)]
+
+
+def _write_tools(tools: str | None) -> bytes:
+    """Write a field that only pairs with tools have."""
+    return b',"tools":' + encode(decode(tools)) if tools else b""
+
+
+def _write_parallel(tools: str | None, *contents: Content) -> bytes:
+    if not tools:
+        return b""
+    messages = (message for content in contents if not content.is_plain for message in content.messages)
+    return b',"parallel_tool_calls":' + encode(any(len(message.tool_calls) > 1 for message in messages))
+
+
+def _write_side(side: Content) -> bytes:
+    (message,) = side.messages
+    if not message.tool_calls and not text_of(message):
+        raise Unfit("a_side_has_no_text")
+    return _write_messages(side)
+
+
+def _write_messages(content: Content) -> bytes:
+    return content.json if content.is_plain else encode([_message(message) for message in content.messages])
 
 
 def _message(message: Message) -> Json:
@@ -32,14 +64,3 @@ def _message(message: Message) -> Json:
         # OpenAI's API has null, not "", beside tool calls.
         chat["content"] = None
     return chat
-
-
-def _side(message: Message) -> Json:
-    chat = _message(message)
-    if not message.tool_calls and not chat["content"]:
-        raise Unfit("a_side_has_no_text")
-    return chat
-
-
-def _calls_in_parallel(messages: Iterable[Message]) -> bool:
-    return any(len(message.tool_calls) > 1 for message in messages)

@@ -10,35 +10,51 @@ tools are written as JSON text and noted as `tools_not_rendered`. Trinity trains
 """
 
 from pairwright.export.chat_lines import (
+    Content,
     Context,
-    PairRow,
-    chats_of,
-    cut_at_divergence,
-    note_left_out,
-    side_text,
+    note_extra_and_reasoning,
+    note_tools,
     system_and_prompt_text,
-    tools_text,
+    write_chat,
+    write_side_text,
+    write_tools,
+)
+from pairwright.export.line_layout import (
+    CHAT_CHECKS,
+    CUT_AT_DIVERGENCE,
+    SIDE_CHECKS,
+    Check,
+    Fields,
+    Layout,
+    Part,
+    json_line,
 )
 from pairwright.records.json_text import encode
 
 
-def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
+def plaintext_lines(context: Context) -> Layout:
     """Trinity, plaintext. Pairs are cut at the divergence. Refused: prompts of several turns, tools, tool calls."""
-    messages, chosen, rejected = cut_at_divergence(row, context)
-    note_left_out(context, (*messages, chosen, rejected), reasoning=True)
-    system, prompt = system_and_prompt_text(messages, row.tools)
-    texts = {"prompt": prompt, "chosen": side_text(chosen), "rejected": side_text(rejected)}
-    if system is not None:
-        context.note("system_beside_prompt")
-        texts = {"system": system, **texts}
-    return [encode(texts) + b"\n"]
+    notes = [Check(note_extra_and_reasoning, name) for name in ("prompt", "chosen", "rejected")]
+    fields: tuple[bytes | Part, ...] = (b"{", Part(_write_prompt, "prompt", "tools"))  # one field or two
+    for side in ("chosen", "rejected"):
+        fields += (b',"%b":' % side.encode(), Part(write_side_text, side))
+    return [*CHAT_CHECKS, *CUT_AT_DIVERGENCE, *notes, *fields, b"}\n", Check(_note_system, "prompt")]
 
 
-def messages_lines(row: PairRow, context: Context) -> list[bytes]:
+def messages_lines(context: Context) -> Layout:
     """Trinity, messages."""
-    chats = chats_of(row, context)
+    fields: Fields = {name: Part(write_chat, name) for name in ("prompt", "chosen", "rejected")}
     # Every row has the column or none: loaders infer the columns from the first rows.
-    tools = b',"tools":' + tools_text(row) if context.has_tools else b""
-    if row.tools:
-        context.note("tools_not_rendered")
-    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*chats, tools)]
+    if context.has_tools:
+        fields["tools"] = [Check(note_tools, "tools"), Part(write_tools, "tools")]
+    return [*CHAT_CHECKS, *json_line(fields), *SIDE_CHECKS]
+
+
+def _write_prompt(prompt: Content, tools: str | None) -> bytes:
+    system, text = system_and_prompt_text(prompt.messages, tools)
+    start = b"" if system is None else b'"system":%b,' % encode(system)
+    return b'%b"prompt":%b' % (start, encode(text))
+
+
+def _note_system(prompt: Content) -> tuple[str, ...]:
+    return ("system_beside_prompt",) if len(prompt.roles) == 2 else ()

@@ -13,87 +13,126 @@ Pairs of raw text are written in TRL's standard format, with strings instead of 
 trains them without a chat template. A file has one format, that of the first pair; pairs of the other are refused.
 """
 
+from collections.abc import Callable
+
 from pairwright.export.chat_lines import (
     TEXT_IS_NO_CHAT,
+    Content,
     Context,
-    PairRow,
     Unfit,
-    chats_of,
-    note_left_out,
+    note_extra_and_reasoning,
+    refuse_tools,
     text_of,
-    tools_text,
+    write_chat,
+    write_tools,
 )
+from pairwright.export.line_layout import SIDE_CHECKS, Check, Fields, Layout, Part, json_line
 from pairwright.records.json_text import encode
 from pairwright.records.messages import TEXT
 
 
-def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
+def explicit_lines(context: Context) -> Layout:
     """TRL, explicit prompt. Refused: prompts that end with a system message, which TRL cannot render."""
-    if _is_standard(row, context):
-        return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*map(encode, _texts(row, context)), _scores(row))]
-    chats = _check_chats(row, context)
-    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n' % (*chats, _tools(row, context), _scores(row))]
+    checks, write = _checks(context)
+    columns = {name: Part(write, name) for name in _COLUMNS}
+    line = json_line(columns | _tools(context) | _SCORES)
+    return [*checks, *line, *_side_checks(context), *_end_checks(context)]
 
 
-def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
+def implicit_lines(context: Context) -> Layout:
     """TRL, implicit prompt: two complete conversations. TRL extracts their longest common prefix as the prompt."""
-    if _is_standard(row, context):
-        start, *answers = _texts(row, context)
-        return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
-    prompt, *chats = chats_of(row, context)
-    # Joins two JSON arrays as text: without the closing bracket of one and the opening bracket of the other.
-    sides = (prompt[:-1] + b"," + chat[1:] for chat in chats)
-    return [b'{"chosen":%b,"rejected":%b%b%b}\n' % (*sides, _tools(row, context), _scores(row))]
+    checks, write = _checks(context)
+
+    def write_start(prompt: Content) -> bytes:
+        return write(prompt)[:-1]
+
+    def write_end(side: Content) -> bytes:
+        return write(side)[1:]
+
+    # Joined as text: two arrays without the brackets between them, or two strings without the quotes between them.
+    start, between = Part(write_start, "prompt"), b"" if context.is_text else b","
+    sides: dict[str, Layout] = {name: [start, between, Part(write_end, name)] for name in _COLUMNS[1:]}
+    return [*checks, *json_line(sides | _tools(context) | _SCORES), *_side_checks(context)]
 
 
-def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
+def unpaired_lines(context: Context) -> Layout:
     """TRL, unpaired (KTO): the chosen side with the label true, then the rejected side with the label false.
 
     A completion is written once for each pair that it is in, so it may appear with both labels.
     """
-    if _is_standard(row, context):
-        tools, (start, *answers) = b"", map(encode, _texts(row, context))
-    else:
-        tools, (start, *answers) = _tools(row, context), _check_chats(row, context)
-    return [
-        b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (start, answer, label, tools)
-        for answer, label in zip(answers, (b"true", b"false"), strict=True)
-    ]
+    checks, write = _checks(context)
+    prompt, tools = Part(write, "prompt"), _tools(context)
+    lines: list[Layout] = []
+    for side, label in (("chosen", b"true"), ("rejected", b"false")):
+        fields: Fields = {"prompt": prompt, "completion": Part(write, side), "label": [label]}
+        lines.append(json_line(fields | tools))
+    return [*checks, *lines[0], *lines[1], *_side_checks(context), *_end_checks(context)]
 
 
-def _is_standard(row: PairRow, context: Context) -> bool:
-    """Return whether a pair is raw text; raises Unfit if its format differs from that of the file."""
-    is_text = row.has_raw_text
-    # A file has one shape, which its first pair decided.
-    if is_text != context.is_text:
-        raise Unfit("text_among_chats" if is_text else "chat_among_texts")
-    return is_text
+_COLUMNS = ("prompt", "chosen", "rejected")
+_SCORES: Fields = {
+    "score_chosen": Part(encode, "chosen_reward"),
+    "score_rejected": Part(encode, "rejected_reward"),
+}
 
 
-def _texts(row: PairRow, context: Context) -> list[str]:
-    """Return prompt, chosen and rejected as plain text; raises Unfit unless all of it is raw text without tools."""
-    contents = [content.messages for content in row.contents]
-    if not contents[0]:
+def _checks(context: Context) -> tuple[Layout, Callable[[Content], bytes]]:
+    """Return what precedes the parts of a line, and what writes a prompt or a side: raw text or chat messages.
+
+    A file has one format, which its first pair decided.
+    """
+    if context.is_text:
+        checks = [Check(_check_has_text, *_COLUMNS), Check(_check_has_prompt, "prompt")]
+        checks += [Check(_check_is_text, name) for name in _COLUMNS]
+        checks += [Check(refuse_tools, "tools"), *(Check(note_extra_and_reasoning, name) for name in _COLUMNS)]
+        return checks, _write_text
+    checks = [Check(_check_has_no_text, name) for name in _COLUMNS]
+    return [*checks, Check(_check_has_prompt, "prompt")], write_chat
+
+
+def _side_checks(context: Context) -> Layout:
+    return [] if context.is_text else SIDE_CHECKS
+
+
+def _end_checks(context: Context) -> Layout:
+    return [] if context.is_text else [Check(_check_end, "prompt")]
+
+
+def _tools(context: Context) -> Fields:
+    # Raw text is refused if it has tools, so that there is nothing to write.
+    return {"tools": Part(write_tools, "tools")} if context.has_tools and not context.is_text else {}
+
+
+def _check_has_text(*contents: Content) -> tuple[str, ...]:
+    if not any(content.has_raw_text for content in contents):
+        raise Unfit("chat_among_texts")
+    return ()
+
+
+def _check_has_no_text(content: Content) -> tuple[str, ...]:
+    if content.has_raw_text:
+        raise Unfit("text_among_chats")
+    return ()
+
+
+def _check_has_prompt(prompt: Content) -> tuple[str, ...]:
+    if not prompt.roles:
         raise Unfit("no_prompt")
-    # Chat messages on either side cannot be written as standard rows.
-    if any(message.role != TEXT for messages in contents for message in messages):
+    return ()
+
+
+def _check_is_text(content: Content) -> tuple[str, ...]:
+    """Refuse chat messages, which cannot be written as standard rows."""
+    if any(role != TEXT for role in content.roles):
         raise Unfit(TEXT_IS_NO_CHAT)
-    if row.tools:
-        raise Unfit("tools")
-    note_left_out(context, [message for messages in contents for message in messages], reasoning=True)
-    return ["".join(map(text_of, messages)) for messages in contents]
+    return ()
 
 
-def _check_chats(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
-    chats = chats_of(row, context)
-    if row.prompt.roles[-1] in ("system", "developer"):
+def _check_end(prompt: Content) -> tuple[str, ...]:
+    if prompt.roles[-1] in ("system", "developer"):
         raise Unfit("prompt_ends_with_system_message")
-    return chats
+    return ()
 
 
-def _tools(row: PairRow, context: Context) -> bytes:
-    return b',"tools":' + tools_text(row) if context.has_tools else b""
-
-
-def _scores(row: PairRow) -> bytes:
-    return b',"score_chosen":%b,"score_rejected":%b' % (encode(row.chosen_reward), encode(row.rejected_reward))
+def _write_text(content: Content) -> bytes:
+    return encode("".join(map(text_of, content.messages)))

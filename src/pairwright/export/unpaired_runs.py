@@ -13,11 +13,12 @@ import numpy as np
 from pairwright.errors import PairwrightError
 from pairwright.export.chat_lines import TEXT_IS_NO_CHAT, Unfit, chat_message
 from pairwright.export.exporter import ExportOptions, ExportSummary, refuse_empty
-from pairwright.pairs.run_labels import choose_threshold
+from pairwright.pairs.selection import choose_threshold
 from pairwright.paths import Place, write_atomic
 from pairwright.records.experience import Experience
 from pairwright.records.json_text import encode
 from pairwright.records.messages import TEXT
+from pairwright.records.tool_texts import to_chat_tool
 from pairwright.store.table import Table
 
 
@@ -51,7 +52,7 @@ def _lines(
         if any(message.extra for message in run.messages):
             summary.note(run.eid.uid, "extra_left_out")
         if has_tools:
-            row["tools"] = encode(list(run.tools)).decode()
+            row["tools"] = encode([to_chat_tool(tool) for tool in run.tools]).decode()
         summary.written += 1
         summary.rows += 1
         yield encode(row) + b"\n"

@@ -66,7 +66,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
     """Import the files of `sources` into an experience table."""
     from pairwright.paths import is_address
     from pairwright.sources.field_map import parse_map
-    from pairwright.sources.format import Options
+    from pairwright.sources.format import Options, read_compaction_prompt
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
 
@@ -86,6 +86,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
                 task=sources.task,
                 run=sources.run,
                 step=sources.step,
+                compaction_prompt=read_compaction_prompt(sources.compaction_prompt, base),
                 map=parse_map(sources.map),
             ),
             redact=sources.redact,

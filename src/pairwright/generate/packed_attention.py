@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairwright.generate.kv_slots import SlotClass
-from pairwright.generate.prefix_tree import Block, Node
+from pairwright.generate.kv_slots import Block, Node, SlotClass
 
 NAME = "pairwright_packed"  # in transformers' table of attention functions
 _state = threading.local()

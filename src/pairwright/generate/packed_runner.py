@@ -1,6 +1,6 @@
 """Runs a model on packed tokens: each step takes one token of every row and pieces of the prompts that wait.
 
-Prompts that begin alike are computed once (prefix_tree.py): while one of them is in work, the others wait for it. A row
+Prompts that begin alike are computed once (kv_slots.py): while one of them is in work, the others wait for it. A row
 reads the shared nodes of its prompt in place; what only it needs is copied to its slot (kv_slots.py).
 """
 
@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 
 from pairwright.generate.cpu_kernels import available_bytes
-from pairwright.generate.kv_slots import Numbers, Rows, Shape
+from pairwright.generate.kv_slots import (
+    MIN_SHARED,
+    Block,
+    Budget,
+    Node,
+    Numbers,
+    PrefixTree,
+    Rows,
+    Shape,
+    Tokens,
+    Wait,
+    common_length,
+    key_of,
+)
 from pairwright.generate.packed_attention import (
     NAME,
     BlockPart,
@@ -24,17 +37,6 @@ from pairwright.generate.packed_attention import (
     Unsupported,
     attend,
     use_plan,
-)
-from pairwright.generate.prefix_tree import (
-    MIN_SHARED,
-    Block,
-    Budget,
-    Node,
-    PrefixTree,
-    Tokens,
-    Wait,
-    common_length,
-    key_of,
 )
 
 _MAX_COMPARED = 128  # prompts of one family that are compared with a new one

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairwright.generate.prefix_tree import Tokens, Wait
+from pairwright.generate.kv_slots import Tokens, Wait
 from pairwright.generate.requests import GenerateError
 
 _MAX_PADDING = 0.25  # share of a cohort

@@ -1,4 +1,5 @@
-"""Requests and results of the engine (Sampling, Request, Choice, Result, Piece), and encoding of chat prompts."""
+"""Requests and results of the engine (Sampling, Request, Choice, Result, Piece), encoding of chat prompts, and
+text that is streamed token by token."""
 
 import itertools
 import math
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json, Message, to_template_chat
-from pairwright.records.tool_texts import write_tools_as_text
+from pairwright.records.tool_texts import to_chat_tool, write_tools_as_text
 
 Finish = Literal["stop", "length", "cancelled"]
 Ids = NDArray[np.int32]
@@ -175,7 +176,7 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Sequence[Json], arguments: str, empty: str | None, more: Json | None
     ) -> str:
         chat = to_template_chat(messages, arguments=arguments, empty=empty)
-        return self.render(chat, list(tools) or None, more)
+        return self.render(chat, [to_chat_tool(tool) for tool in tools] or None, more)
 
     def _apply_template(self, chat: list[Json], tools: list[Json] | None, variables: Json | None) -> str:
         try:
@@ -187,3 +188,59 @@ class ChatEncoder:
                 f"the chat template refuses this conversation: {type(error).__name__}: {error}"
             ) from None
         return text
+
+
+# Incremental text of a growing list of tokens: text that may still change is held back.
+
+
+_REPLACEMENT = "�"  # decoders write it for an incomplete UTF-8 sequence
+
+
+class TextStream:
+    """`add` a token and get the text that is now final; `stop_text` is the stop text once it has occurred."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+        self._decode, self._stop = decode, stop
+        self._ids: list[int] = []
+        # Tokens [start:end] are decoded again as left context, because a token's text may depend on the one before it
+        # (leading spaces, multi-byte characters). The text of all tokens before `end` has been returned.
+        self._start = self._end = 0
+        self._pending = ""
+        self.stop_text: str | None = None
+
+    def add(self, token: int) -> str:
+        self._ids.append(token)
+        before = self._decode(self._ids[self._start : self._end])
+        text = self._decode(self._ids[self._start :])
+        if text.endswith(_REPLACEMENT) or len(text) <= len(before):
+            return ""
+        self._start, self._end = self._end, len(self._ids)
+        return self._give(text[len(before) :])
+
+    def finish(self) -> str:
+        """The rest of the text, after the last token."""
+        if self.stop_text is not None:
+            return ""
+        before = self._decode(self._ids[self._start : self._end])
+        rest = self._give(self._decode(self._ids[self._start :])[len(before) :])
+        if self.stop_text is not None:
+            return rest
+        rest, self._pending = rest + self._pending, ""
+        return rest
+
+    def _give(self, more: str) -> str:
+        text = self._pending + more
+        matches = [(text.index(stop), stop) for stop in self._stop if stop in text]
+        if matches:
+            at, self.stop_text = min(matches)
+            self._pending = ""
+            return text[:at]
+        # hold back the longest end of the text that may be the beginning of a stop text
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._pending = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that is a proper prefix of the stop text."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -3,12 +3,13 @@
 `BACKENDS` maps the values of `backend.name` to backends. Each implements submit, status, wait, cancel, deploy and logs.
 """
 
-from pairwright.jobs.backend import Backend, JobRequest
 from pairwright.jobs.customizer import NEMO_CUSTOMIZER
 from pairwright.jobs.job import (
+    Backend,
     BackendError,
     Job,
     JobFailed,
+    JobRequest,
     JobState,
     JobTimeout,
     ServiceError,

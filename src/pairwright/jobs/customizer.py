@@ -16,16 +16,19 @@ from pairwright.config import Config
 from pairwright.config.backend_config import NemoCustomizerConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jobs import customizer_files as customizer_upload
-from pairwright.jobs.backend import Backend, JobRequest, Say, WaitLimits
 from pairwright.jobs.customizer_api import CustomizerApi
 from pairwright.jobs.customizer_files import deploy
 from pairwright.jobs.job import (
+    Backend,
     BackendError,
     Job,
+    JobRequest,
     JobState,
+    Say,
     ServiceError,
     Status,
     Unreachable,
+    WaitLimits,
     change_job,
     find_interrupted,
     new_job,

@@ -6,7 +6,6 @@ from typing import Any
 
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoCustomizerConfig
-from pairwright.jobs.backend import Say
 from pairwright.jobs.customizer_api import CustomizerApi
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import (
@@ -15,6 +14,7 @@ from pairwright.jobs.job import (
     JobFailed,
     JobState,
     JobTimeout,
+    Say,
     ServiceError,
     Unreachable,
     change_job,

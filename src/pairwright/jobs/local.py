@@ -17,15 +17,18 @@ from pairwright.config import Config
 from pairwright.engines.listening import free_port
 from pairwright.errors import ConfigError
 from pairwright.jobs import process
-from pairwright.jobs.backend import Backend, JobRequest, Say, WaitLimits
 from pairwright.jobs.job import (
     FINAL,
+    Backend,
     BackendError,
     Job,
     JobFailed,
+    JobRequest,
     JobState,
     JobTimeout,
+    Say,
     Status,
+    WaitLimits,
     change_job,
     new_job,
     write_job,

@@ -14,17 +14,20 @@ from urllib.parse import quote
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.errors import ConfigError
-from pairwright.jobs.backend import Backend, JobRequest, Say, WaitLimits
 from pairwright.jobs.customizer_api import ServiceClient, require_field
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import (
     FINAL,
+    Backend,
     BackendError,
     Job,
+    JobRequest,
     JobState,
+    Say,
     ServiceError,
     Status,
     Unreachable,
+    WaitLimits,
     change_job,
     find_interrupted,
     new_job,

@@ -19,13 +19,15 @@ from pairwright.config.backend_config import NemoRlConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.export.chat_lines import Unfit, chat_message
 from pairwright.jobs import local, process
-from pairwright.jobs.backend import Backend, JobRequest, Say
 from pairwright.jobs.dataset import refuse_unfaithful, write_dataset
 from pairwright.jobs.job import (
     FINAL,
+    Backend,
     BackendError,
     Job,
+    JobRequest,
     JobState,
+    Say,
     Status,
     Unreachable,
     change_job,

@@ -13,9 +13,19 @@ from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
 from pairwright.jobs import local, process
-from pairwright.jobs.backend import Backend, JobRequest, Say
 from pairwright.jobs.dataset import Dataset, refuse_unfaithful, write_dataset
-from pairwright.jobs.job import Job, JobState, Status, change_job, new_job, write_job, write_yaml
+from pairwright.jobs.job import (
+    Backend,
+    Job,
+    JobRequest,
+    JobState,
+    Say,
+    Status,
+    change_job,
+    new_job,
+    write_job,
+    write_yaml,
+)
 from pairwright.jobs.local import PROCESS, launch, process_status, serve_result
 from pairwright.jobs.translation import (
     has_curriculum_order,

@@ -13,7 +13,6 @@ Nothing here divides by a batch: each gives what to sum up over an update and wh
 
 from pairwright.losses.advantages import Advantages, group_advantages, teacher_advantages
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
-from pairwright.losses.dpo import dpo
 from pairwright.losses.logps import TokenStats, length_weights, masked_logps, masked_logps_stats, sum_by_sequence
 from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
 from pairwright.losses.preference import (
@@ -25,6 +24,7 @@ from pairwright.losses.preference import (
     PreferenceLoss,
     PreferenceOptions,
     check_preference,
+    dpo,
     kto_loss,
     match_partners,
     mismatch_sums,

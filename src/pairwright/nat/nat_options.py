@@ -13,7 +13,8 @@ from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
 from pairwright.config import Config, EngineConfig, PairsConfig, TokensConfig, TrainConfig
 from pairwright.config.backend_config import CustomizerHyperparameters, DeploymentConfig, DpoHyperparameters
 from pairwright.config.config_file import adjust_config
-from pairwright.config.option_names import IMAGE, own_names
+from pairwright.config.nat_keys import IMAGE
+from pairwright.config.pairs_config import own_names
 from pairwright.errors import ConfigError
 
 __all__ = [

@@ -27,8 +27,8 @@ from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
 from pairwright.jobs import BACKENDS, BackendError, Job, JobRequest, JobState, Status, is_submitted, read_job
-from pairwright.jobs.backend import follow_status
 from pairwright.jobs.customizer import service_status
+from pairwright.jobs.job import follow_status
 from pairwright.jobs.local import model_of_job
 from pairwright.nat.nat_options import PairwrightTrainerAdapterConfig
 from pairwright.nat.nat_trajectories import read_preferences, store_preferences

@@ -63,7 +63,7 @@ def _suggest_balance(folder: Place, bound: float) -> str:
     if num_left:
         return f"build with --length-balance {bound:g}, which keeps {num_left:,} of {len(differences):,} pairs"
     # Weights balance only what has pairs in both directions: else all of them would be 0.
-    if balance_weights(differences, bound).any():
+    if balance_weights(np.ones(len(differences)), differences, bound).any():
         return f"build with --length-balance {bound:g} --balance-by reweight (dropping pairs would leave none)"
     longer = "shorter" if differences.mean() > 0 else "longer"
     return f"no chosen side is {longer}: neither dropping pairs nor weights balance that, other pairs would"

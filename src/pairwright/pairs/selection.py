@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import xxhash
-
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, splits, words_of
@@ -27,6 +25,9 @@ from pairwright.pairs.funnel import FILE_NAME, Reason, read_funnel
 from pairwright.pairs.options import PairOptions
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
+import numpy as np
+from pairwright.errors import PairwrightError
+from pairwright.records.arrays import Array
 
 # Length balance: effect size of the length difference between chosen and rejected, and how to bound it
 
@@ -64,20 +65,20 @@ def one_sided(differences: Floats, bound: float) -> Flags:
     return bad
 
 
-def balance_weights(differences: Floats, bound: float) -> Floats:
-    """Return weights that bring the length effect within the bound, by down-weighting the prevailing direction."""
-    weights = np.ones(len(differences))
-    if not len(differences) or abs(length_effect(differences)) <= bound:
+def balance_weights(weights: Floats, differences: Floats, bound: float) -> Floats:
+    """Scale the weights of the prevailing direction down until the length effect of the weighted pairs is in bounds."""
+    effect = length_effect(differences, weights)
+    if abs(effect) <= bound:
         return weights
-    direction = np.sign(differences.mean())
+    direction = np.sign(effect)
     prevailing = np.sign(differences) == direction
     # Bisection: 60 halvings are more than the bits of a double.
     low, high = 0.0, 1.0
     for _ in range(60):  # the effect falls with the weight of the prevailing pairs
         middle = (low + high) / 2
-        effect = length_effect(differences, np.where(prevailing, middle, 1.0)) * direction
+        effect = length_effect(differences, np.where(prevailing, middle * weights, weights)) * direction
         low, high = (middle, high) if effect <= bound else (low, middle)
-    return np.where(prevailing, low, 1.0)
+    return np.where(prevailing, low * weights, weights)
 
 
 # Curriculum: tasks ranked by mean reward, easy or hard first, in growing stages
@@ -373,16 +374,47 @@ def _rank_tasks(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions)
 
 
 def _weights(kept: pl.DataFrame, differences: Floats, options: PairOptions) -> Floats:
-    """Return the weights of kept drafts: 1, the gap or the chosen reward, times the length-balance weight."""
-    by_length = np.ones(kept.height)
-    if options.length_balance is not None and options.balance_by == "reweight":
-        by_length = balance_weights(differences, options.length_balance)
-    if options.weight == "one":
-        return by_length
-    base = kept["gap" if options.weight == "gap" else "chosen_reward"].to_numpy()
-    if len(base) and base.min() < 0:
+    """Return the weights of kept drafts: 1, the gap or the chosen reward, balanced by length on request."""
+    weights = np.ones(kept.height)
+    if options.weight != "one":
+        weights = kept["gap" if options.weight == "gap" else "chosen_reward"].to_numpy()
+    if len(weights) and weights.min() < 0:
         raise PairwrightError(
-            f"weight: a chosen reward of {float(base.min())!r} cannot be a weight: "
+            f"weight: a chosen reward of {float(weights.min())!r} cannot be a weight: "
             "use --weight gap, which is never negative"
         )
-    return base * by_length
+    if options.length_balance is not None and options.balance_by == "reweight":
+        # By the weights that training sees, which is how `pairs lint` counts the effect, too.
+        weights = balance_weights(weights, differences, options.length_balance)
+    return weights
+
+
+# Which runs are good and which are bad on their own, by their reward: for KTO, which needs no pairs.
+
+
+def choose_threshold(rewards: Array, threshold: float | None, *, option: str) -> float:
+    """The reward from which on a run is desirable: `threshold`, or halfway between the lowest and the highest reward.
+
+    Args:
+        rewards: Finite rewards of the runs.
+        threshold: The wish of the user; None for halfway.
+        option: The name of that wish, for the error.
+
+    Raises PairwrightError where all runs would be on one side.
+
+    >>> choose_threshold(np.array([0.0, 1.0, 1.0]), None, option="--threshold")
+    0.5
+    """
+    lowest, highest = float(rewards.min(initial=np.inf)), float(rewards.max(initial=-np.inf))
+    if not len(rewards):
+        raise PairwrightError("no run has a reward: nothing says which are good")
+    if not lowest < highest:
+        raise PairwrightError(f"all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
+    # Halfway is where 0 and 1, -1 and 1, or thumbs are told apart; other scales want a threshold of their own.
+    chosen = (lowest + highest) / 2 if threshold is None else threshold
+    if not lowest < chosen <= highest:
+        raise PairwrightError(
+            f"{option} {chosen:g}: all {len(rewards)} runs are on one side: rewards go from {lowest:g} to {highest:g}; "
+            "choose a threshold above the first and not above the second"
+        )
+    return chosen

@@ -5,13 +5,12 @@ Both are a `Place`, which `place` parses from text. Stages take a `Place` and ca
 distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
-from pairwright.paths.folder_lock import lock_folder
-from pairwright.paths.line_log import append_line, repair_tail
 from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
 from pairwright.paths.parquet import at_once
 from pairwright.paths.paths import (
     Place,
     arrow_input,
+    build_folder,
     deliver,
     is_address,
     list_names,
@@ -21,11 +20,23 @@ from pairwright.paths.paths import (
     local_workspace,
     open_binary,
     place,
+    scratch,
     size_of,
+    stage_file,
     stamp_of,
+    workspace_of,
 )
-from pairwright.paths.scratch import build_folder, scratch, stage_file, workspace_of
-from pairwright.paths.writing import append_synced, publish, sync, write_atomic, write_bytes, write_json
+from pairwright.paths.writing import (
+    append_line,
+    append_synced,
+    lock_folder,
+    publish,
+    repair_tail,
+    sync,
+    write_atomic,
+    write_bytes,
+    write_json,
+)
 
 __all__ = [
     "ModelFolderError",

@@ -1,13 +1,16 @@
-"""Atomic writes of files and folders: readers see the old content or the complete new one, also after a power failure.
+"""Writing: whole files and folders, lines appended to a log, and locks of folders.
+
+Readers see the old content or the complete new one, also after a power failure.
 
 A local file is written under a temporary name beside the target, synced, and renamed, and then the folder is synced. A
 remote file is written to a temporary folder and uploaded at once. After an exception no temporary file is left.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,7 @@ import msgspec
 
 from pairwright.errors import PairwrightError
 from pairwright.paths.addresses import Remote
-from pairwright.paths.paths import Place
-from pairwright.paths.scratch import stage_file
+from pairwright.paths.paths import Place, stage_file
 
 
 @contextmanager
@@ -122,3 +124,141 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+# A lock on a folder: one process at a time writes there.
+#
+# The kernel holds the lock for the process (flock) and releases it when the process ends, however that happens: what
+# a dead process leaves behind is an unlocked file, which is no obstacle.
+
+
+FILE_NAME = ".lock"
+
+
+class FolderInUse(PairwrightError):
+    """Another process works in the folder."""
+
+
+@contextmanager
+def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if it is missing; refuse at once if another process holds it.
+
+    folder: the folder to lock; the lock is its file `.lock`, which stays.
+    work: what is done there, for the message: "run", "training".
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise PairwrightError(f"{folder}: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUse(_describe_owner(fd, folder, work)) from None
+        except OSError:  # a file system without locks, such as some network mounts: work there as before
+            yield
+            return
+        with contextlib.suppress(OSError):  # the number is for the message only
+            os.truncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _describe_owner(fd: int, folder: Path, work: str) -> str:
+    with contextlib.suppress(OSError):
+        owner = os.pread(fd, 20, 0).strip()
+        if owner.isdigit():
+            return f"{folder}: process {int(owner)} has a {work} here: wait for it, end it, or give another -o"
+    return f"{folder}: another process has a {work} here: wait for it, end it, or give another -o"
+
+
+# Local text files that several processes append lines to; what `append_line` has written survives a crash.
+#
+# Lines are written whole, under a lock of the kernel, and synced. A crash can leave a part of a line at the end, of
+# which nobody was told that it is saved: `repair_tail` removes it, and the next append does, too.
+
+
+MAX_LINE = 2**16
+IsWhole = Callable[[bytes], bool]
+
+
+def append_line(path: Path, line: bytes, *, header: bytes, is_whole: IsWhole) -> None:
+    """Append one line and sync it; the file is created with its header if it is missing.
+
+    path: the file; its folder is created if it is missing.
+    line: without line break, at most `MAX_LINE` bytes.
+    header: the first line that the file must have.
+    is_whole: whether a last line without line break is complete, such as one that an editor left.
+
+    Raises PairwrightError if the file begins with another line, or cannot be written; then nothing was written.
+    """
+    assert b"\n" not in line, "a line"
+    if len(line) > MAX_LINE:
+        raise PairwrightError(f"{path}: got a line of {len(line):,} bytes, expected at most {MAX_LINE:,}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _open_locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
+            is_new = not os.fstat(fd).st_size
+            _repair(fd, path, header, is_whole)
+            size = os.fstat(fd).st_size
+            try:
+                _write_all(fd, (b"" if size else header + b"\n") + line + b"\n")
+                os.fsync(fd)
+            except OSError:
+                os.ftruncate(fd, size)  # a full disk takes a part of a line: it goes again
+                raise
+        if is_new:
+            sync(path.parent)
+    except OSError as error:
+        raise PairwrightError(f"{path}: {error.strerror or error}; nothing was written") from error
+
+
+def repair_tail(path: Path, *, header: bytes, is_whole: IsWhole) -> bytes:
+    """Remove an unfinished last line and return it; end a whole one with its line break. See `append_line`."""
+    try:
+        with _open_locked(path, os.O_RDWR | os.O_APPEND) as fd:
+            return _repair(fd, path, header, is_whole)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise PairwrightError(f"{path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _open_locked(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags, 0o644)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: appends are still whole writes
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)  # which releases the lock
+
+
+def _repair(fd: int, path: Path, header: bytes, is_whole: IsWhole) -> bytes:
+    size = os.fstat(fd).st_size
+    # A spreadsheet writes a byte order mark and its own line breaks.
+    first = os.pread(fd, len(header) + 5, 0).removeprefix(b"\xef\xbb\xbf").split(b"\n")[0].rstrip(b"\r")
+    end = os.pread(fd, min(size, MAX_LINE), max(0, size - MAX_LINE))
+    tail = end[end.rfind(b"\n") + 1 :]
+    is_torn_header = len(tail) == size and len(tail) <= len(header) and header.startswith(tail)
+    if size and first != header and not is_torn_header:
+        got, expected = first.decode(errors="replace"), header.decode()
+        raise PairwrightError(f"{path}:1: got {got!r}, expected {expected!r}; use another file")
+    if not tail:
+        return b""
+    if tail == header or (not is_torn_header and is_whole(tail)):
+        _write_all(fd, b"\n")
+        tail = b""
+    else:
+        os.ftruncate(fd, size - len(tail))
+    os.fsync(fd)
+    return tail
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(fd, content) :]

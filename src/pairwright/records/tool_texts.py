@@ -1,4 +1,6 @@
-"""Tool calls and their results as text, for models whose chat template has no tool role: the tags that Hermes uses.
+"""Tool schemas as chat templates take them; and tools as text, for models whose chat template has no tool role.
+
+Text has the tags that Hermes uses:
 
     system      its text, then the schemas in <tools></tools> and how to call them
     assistant   its text, then each call as <tool_call>{"name": ..., "arguments": {...}}</tool_call>
@@ -15,6 +17,26 @@ from typing import NamedTuple
 import msgspec
 
 from pairwright.records.messages import TEXT, Json, Message, ToolCall, arguments_object
+
+_SCHEMA_KEYS = ("name", "description", "parameters", "strict")
+
+
+def to_chat_tool(tool: Json) -> Json:
+    """Return the schema of a function as chat APIs and templates nest it; other tools stay as they are.
+
+    Logs have schemas as the Responses API and many datasets write them, flat. A server nests them before the chat
+    template reads them, so that is the prompt that a model was given.
+
+    >>> to_chat_tool({"type": "function", "name": "clock", "parameters": {}, "strict": None})
+    {'type': 'function', 'function': {'name': 'clock', 'parameters': {}}}
+    """
+    is_flat = (
+        tool.get("type", "function") == "function" and "function" not in tool and isinstance(tool.get("name"), str)
+    )
+    if not is_flat:
+        return tool
+    keys = [*_SCHEMA_KEYS, *(key for key in tool if key not in _SCHEMA_KEYS and key != "type")]
+    return {"type": "function", "function": {key: tool[key] for key in keys if tool.get(key) is not None}}
 
 
 class TextChat(NamedTuple):
@@ -84,7 +106,7 @@ def _result(message: Message) -> str:
 
 
 def _schemas(tools: Sequence[Json]) -> str:
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    lines = "\n".join(json.dumps(to_chat_tool(tool), ensure_ascii=False) for tool in tools)
     return (
         f"You can call these tools:\n<tools>\n{lines}\n</tools>\n"
         "To call one, write its name and arguments as JSON between tags:\n"

@@ -11,8 +11,7 @@ from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
-from pairwright.report.curves import curves_section
-from pairwright.report.outcome import outcome_section
+from pairwright.report.outcome import curves_section, outcome_section
 from pairwright.report.pairs_section import pairs_section
 from pairwright.report.plots import Markup, Plot, Section, format_number, join, page_style, tag, write_plots
 from pairwright.report.run_folder import RunFolder, open_run, read_json, read_text

@@ -13,9 +13,8 @@ from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
 from pairwright.records.canonical import canonical_messages
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Message
-from pairwright.report.plots import Markup, Plot, Section, format_count, format_number, join, tag
+from pairwright.report.plots import Markup, Plot, Section, format_count, format_number, histogram, join, tag
 from pairwright.report.run_folder import RunFolder
-from pairwright.report.svg import histogram
 
 # Histograms, and the choice of sample pairs across all gaps
 

@@ -14,9 +14,8 @@ from pairwright.ledger.trained import FILE_NAME, TRAINED
 from pairwright.pairs.funnel import read_funnel
 from pairwright.records.experience import Pair
 from pairwright.report.pairs_section import sample_pairs
-from pairwright.report.plots import Markup, Plot, Section, join, tag
+from pairwright.report.plots import Bar, Markup, Plot, Section, bar_chart, join, tag
 from pairwright.report.run_folder import RunFolder, Stages, read_json
-from pairwright.report.svg import Bar, bar_chart
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Paint, Sequence

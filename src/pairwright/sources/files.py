@@ -25,9 +25,8 @@ import numpy as np
 import zstandard
 
 from pairwright.errors import SourceError
-from pairwright.paths import Place, open_binary, place, size_of
+from pairwright.paths import Place, open_binary, place, scratch, size_of
 from pairwright.paths.paths import list_files
-from pairwright.paths.scratch import scratch
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.text_repairs import encoding_of, repair_and_decode, to_utf8
@@ -278,7 +277,10 @@ def is_json_lines(path: Place) -> bool:
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
         # Until there is more than one line: a large file of one line is read only up to the limit of a line.
-        while not head.partition(b"\n")[2].strip() and len(head) <= MAX_LINE_BYTES and (piece := file.read(_CHUNK)):
+        while b"\n" not in head or not head.partition(b"\n")[2].strip():
+            piece = file.read(_CHUNK) if len(head) <= MAX_LINE_BYTES else b""
+            if not piece:
+                break
             head += piece
         first, newline, rest = head.partition(b"\n")
         is_named_so = path.suffix in (".jsonl", ".ndjson")

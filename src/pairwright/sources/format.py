@@ -7,6 +7,7 @@ or RecordError and is quarantined as a whole; an unusable part of a unit is yiel
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pairwright.errors import PairwrightError
+from pairwright.errors import PairwrightError, SourceError
 from pairwright.records.arrays import Array
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
@@ -60,11 +61,30 @@ class Options(msgspec.Struct, frozen=True):
 
     reward: str | None = None
     step_name: str | None = None
+    compaction_prompt: str | None = None  # the text that asked for the summaries of compactions, where logs lack it
     map: FieldMap = NO_MAP
     # Expressions of sources/identity.py; None leaves what the format says.
     task: str | None = None
     run: str | None = None
     step: str | None = None
+
+
+def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | None = None) -> str | None:
+    """Return the text of the file, which is relative to `base`; None without a file.
+
+    Raises:
+        SourceError: The file cannot be read, or has no text.
+    """
+    if path is None:
+        return None
+    file = Path(path) if base is None else base / path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise SourceError(f"{file}: the file of sources.compaction_prompt cannot be read: {error}") from None
+    if not text.strip():
+        raise SourceError(f"{file}: the file of sources.compaction_prompt has no text")
+    return text
 
 
 # Members looked up once: `build` runs for every record.

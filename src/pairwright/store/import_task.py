@@ -6,6 +6,7 @@ files that pairwright exported: payloads (store/codec.py), and Parquet with the 
 
 import gc
 import mmap
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,8 +32,8 @@ from pairwright.sources.format import Options, Origin, ReadyRow, Record, Rejecte
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
-from pairwright.sources.shapes.plain_rows import find_errors
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
+from pairwright.sources.shapes.plain_rows import find_errors
 from pairwright.store.arrow import column_array, from_arrow, list_column, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import ARRAY_TYPES, SCHEMA
@@ -441,9 +442,24 @@ def _without_ids(exp: Experience) -> Experience:
     return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
+# Where in a file something was refused: `trace 'a1', call 'b2'`, `turn 4`, `simulations[3]`.
+_WHERE = re.compile(r"(?:\w+ )?(?:'[^']*'|\d+)(?:, (?:\w+ )?(?:'[^']*'|\d+))*|\w*\[\d+\]")
+_INDEX = re.compile(r"\[\d+\]")
+
+
 def general_reason(reason: str) -> str:
-    """Return the general part of a reason, without details of the record, for counting."""
-    return reason.split(":")[0] if ":" in reason else reason[:80]
+    """Return the general part of a reason, without its place and the details of the record, for counting.
+
+    >>> general_reason("trace 'a1', call 'b2': the model gave no output: rate limit")
+    'the model gave no output'
+    >>> general_reason("messages[2].content: got 5, expected text")
+    'messages[].content'
+    """
+    parts = reason.split(": ")
+    while len(parts) > 1 and _WHERE.fullmatch(parts[0]):
+        del parts[0]
+    general = _INDEX.sub("[]", parts[0].split(":")[0])
+    return general if len(parts) > 1 or ":" in parts[0] else general[:80]
 
 
 def example_of(rejected: Rejected) -> str:

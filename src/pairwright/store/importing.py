@@ -24,7 +24,7 @@ from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names, with_stdin
-from pairwright.sources.format import Options, Rejected
+from pairwright.sources.format import Options, Rejected, read_compaction_prompt
 from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.reward_expression import parse_reward
@@ -423,6 +423,7 @@ def import_traces(
     run: str | None = None,
     step: str | None = None,
     step_name: str | None = None,
+    compaction_prompt: str | os.PathLike[str] | None = None,
     redact: bool = False,
     update: bool = False,
     workers: int | None = None,
@@ -443,6 +444,7 @@ def import_traces(
         run: What names the run: a field's name or path, or "row%4"; text is turned into a number.
         step: What names the step: a field's name or path with an integer.
         step_name: NAT only: name of the TTC step whose candidates to read.
+        compaction_prompt: Codex only: file with the request that compactions sent; each summary becomes a step.
         redact: Replace API keys, tokens and private keys.
         update: Replace what these files gave before.
         workers: Processes; by default one a core where it pays.
@@ -465,7 +467,15 @@ def import_traces(
         [os.fspath(path) for path in listed],
         table,
         format_name=format,
-        options=Options(reward=reward, step_name=step_name, task=task, run=run, step=step, map=parse_map(map)),
+        options=Options(
+            reward=reward,
+            step_name=step_name,
+            compaction_prompt=read_compaction_prompt(compaction_prompt),
+            task=task,
+            run=run,
+            step=step,
+            map=parse_map(map),
+        ),
         redact=redact,
         scores=None if scores is None else Path(scores),
         update=update,

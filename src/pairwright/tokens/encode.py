@@ -49,6 +49,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 Boundaries = Literal["whole", "split"]
 ControlTokens = Literal["keep", "escape", "refuse"]
 Messages = Items[Message] | Items[Mapping[str, Any]]
+Spans = tuple[list[int], list[int]]  # of regions: their first tokens, and the ones after their last
 
 _PAINT_OF_ROLE = {"system": Paint.SYSTEM, "developer": Paint.SYSTEM, "user": Paint.USER, "assistant": Paint.ASSISTANT}
 _PAINT_OF_FIELD = {CALL: Paint.CALL, CALL_ID: Paint.CALL, REASONING: Paint.REASONING}
@@ -151,22 +152,28 @@ def encode_located(
         boundaries=boundaries,
         controls=control_tokens,
         encoder=encoder,
-        num_shared=located.shared.chars,
     )
     coat = None
     if encoder is not None and painter is not None:
         coat = painter.paint(encoded, rendered.pieces, chat, encoder.num_same, located.shared.pieces)
-    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, coat)
-    report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)
+    spans = find_spans(encoded, regions)
+    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, coat, spans)
+    report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls, spans=spans)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
 
 
 def build_report(
-    tokenizer: ChatTokenizer, tools: list[Json] | None, encoded: Encoded, located: Located, *, num_controls: int = 0
+    tokenizer: ChatTokenizer,
+    tools: list[Json] | None,
+    encoded: Encoded,
+    located: Located,
+    *,
+    num_controls: int = 0,
+    spans: Spans | None = None,
 ) -> Report:
-    """What there is to say about a sequence, after the last checks on its tokens."""
+    """What there is to say about a sequence, after the last checks on its tokens. `spans`: those of its regions."""
     regions = located.regions
-    merged = _check_tokens(tokenizer, encoded, located.rendered, regions)
+    merged = _check_tokens(tokenizer, encoded, located.rendered, regions, spans or find_spans(encoded, regions))
     return Report(
         template=tokenizer.renderer(tools).hash,
         num_turns=len(regions),
@@ -207,10 +214,10 @@ class PrefixPainter:
         num_pieces = _count_same(pieces, self._pieces, num_shared)
         # Tokens before the first piece that is new, with one to spare: a token may hold text of two pieces.
         if num_pieces < len(pieces):
-            same = min(same, int(np.searchsorted(encoded.reach, np.int32(pieces[num_pieces].start), side="right")))
+            same = min(same, int(encoded.reach.searchsorted(np.int32(pieces[num_pieces].start), side="right")))
         if num_pieces < len(self._pieces):
             end = np.int32(self._pieces[num_pieces].start)
-            same = min(same, int(np.searchsorted(encoded.starts[:same], end, side="left")))
+            same = min(same, int(encoded.starts[:same].searchsorted(end, side="left")))
         same = max(same - 1, 0)
         if size > len(self._coat.message):
             larger = _new_coat(max(size, 2 * len(self._coat.message)))
@@ -251,8 +258,8 @@ def _new_coat(size: int) -> _Coat:
 def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat, *, low_limit: int = 0) -> None:
     # Tokens low..high overlap the characters of a piece. `reach` and `starts` never decrease, so both ends are found
     # by bisection: the first token that reaches past the start, and the first one that starts at the end or later.
-    lows = np.searchsorted(encoded.reach, np.array([piece.start for piece in pieces], np.int32), side="right")
-    highs = np.searchsorted(encoded.starts, np.array([piece.end for piece in pieces], np.int32), side="left")
+    lows = encoded.reach.searchsorted(np.array([piece.start for piece in pieces], np.int32), side="right")
+    highs = encoded.starts.searchsorted(np.array([piece.end for piece in pieces], np.int32), side="left")
     lows = np.maximum(lows, low_limit)
     roles: dict[int, Paint] = {}
     for (_, _, message, field), low, high in zip(pieces, lows.tolist(), highs.tolist(), strict=True):
@@ -269,8 +276,10 @@ def paint_tokens(
     regions: list[Region],
     chat: Chat,
     coat: _Coat | None = None,
+    spans: Spans | None = None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Mask, message and paint of every token, by where its text comes from; `coat` is what is painted already."""
+    """Mask, message and paint of every token, by where its text comes from; `coat` is what is painted already, `spans`
+    are those of the regions where they are known."""
     if coat is None:
         coat = PrefixPainter().paint(encoded, rendered.pieces, chat, 0, 0)
         message_index, paint = coat.message, coat.paint
@@ -278,7 +287,7 @@ def paint_tokens(
         message_index, paint = coat.message.copy(), coat.paint.copy()
     mask = np.zeros(len(encoded.ids), dtype=bool)
     # Regions come last: what they cover is the turn's, whichever piece wrote its text.
-    for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):
+    for region, low, high in zip(regions, *(spans or find_spans(encoded, regions)), strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
         paint[low:high] = coat.generated[low:high]
@@ -287,15 +296,15 @@ def paint_tokens(
     return mask, message_index, paint
 
 
-def find_spans(encoded: Encoded, regions: list[Region]) -> tuple[list[int], list[int]]:
+def find_spans(encoded: Encoded, regions: list[Region]) -> Spans:
     """The tokens that overlap each region: the first of them, and the one after the last.
 
     A control token that began before the region and only swallowed white space of it is not one of them.
     """
     # (R, 2) character offsets of the regions; bisection as in `paint_tokens`.
     edges = np.array([(region.start, region.end) for region in regions], dtype=np.int32).reshape(-1, 2)
-    lows = np.searchsorted(encoded.reach, edges[:, 0], side="right")
-    highs = np.searchsorted(encoded.starts, edges[:, 1], side="left")
+    lows = encoded.reach.searchsorted(edges[:, 0], side="right")
+    highs = encoded.starts.searchsorted(edges[:, 1], side="left")
     size = len(encoded.ids)
     first = np.minimum(lows, max(size - 1, 0))  # a valid index also for a region after the last token
     if size:
@@ -303,12 +312,14 @@ def find_spans(encoded: Encoded, regions: list[Region]) -> tuple[list[int], list
     return lows.tolist(), np.maximum(lows, highs).tolist()
 
 
-def _check_tokens(tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered, regions: list[Region]) -> int:
+def _check_tokens(
+    tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered, regions: list[Region], spans: Spans
+) -> int:
     """Count tokens that begin before a turn; refuse those that hold text of another message, and a stop that is not
     a token of its own."""
     merged = 0
     firsts: list[int] = []
-    for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):
+    for region, low, high in zip(regions, *spans, strict=True):
         if region.stop is not None and (low == high or encoded.ids[high - 1] != tokenizer.added[region.stop]):
             raise Refusal("no_stop", f"the stop {region.stop!r} is not a token of its own", message=region.message)
         if low == high:

@@ -60,7 +60,10 @@ def encode_turns(
     dropped = tuple(item for _, located in groups for item in located.dropped)
     refuse_dropped(dropped, allow=allow_dropped, advice=advise_mode(ready.renderer(schemas), dropped))
     # Prompts of one run begin alike: what they share is encoded and painted once.
-    encoder, painter = (PrefixEncoder(ready), PrefixPainter()) if len(groups) > 1 else (None, None)
+    encoder, painter = None, None
+    if len(groups) > 1:
+        texts, shared = zip(*((located.rendered.text, located.shared.chars) for _, located in groups), strict=True)
+        encoder, painter = PrefixEncoder(ready, texts, shared), PrefixPainter()
     return [
         encode_located(
             ready,

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from pairwright.collect.completion import Ask, one_line
-from pairwright.collect.policies import make_policy
+from pairwright.collect.policies import Ask, make_policy, one_line
 from pairwright.collect.user_code import load_function
 from pairwright.config import PolicyConfig
 from pairwright.errors import PairwrightError

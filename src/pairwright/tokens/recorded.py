@@ -21,7 +21,7 @@ from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens.encode import Messages, paint_tokens, prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Paint, Report, Sequence
+from pairwright.tokens.sequence import Paint, Report, Sequence, weigh_turns
 from pairwright.tokens.spans.dropped import count_media, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, Region, locate
 from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index_tokens
@@ -89,10 +89,11 @@ def encode_experience(
     known: dict[str, Any] = {"uid": experience.eid.uid}
     if num_images := count_media(experience):
         known["images"] = num_images
-    return [
+    sequences = [
         msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **known))
         for sequence in sequences
     ]
+    return [weigh_turns(sequence, experience.messages) for sequence in sequences]
 
 
 def _encode_tool_texts(

@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from pairwright.config import TokensConfig
 from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json
+from pairwright.records.tool_texts import to_chat_tool
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
@@ -235,14 +236,14 @@ class ChatTokenizer:
         return self._variants[key]
 
     def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
-        """Tool schemas as a list; equal ones as the same list, so that a file's tools are worked through once."""
+        """Tool schemas as templates take them; equal ones as the same list, so that they are worked through once."""
         if not tools:
             return None
         key = msgspec.json.encode(list(tools))
         if key not in self._schemas:
             if len(self._schemas) > _MAX_SCHEMAS:
                 self._schemas.clear()
-            self._schemas[key] = list(tools)
+            self._schemas[key] = [to_chat_tool(tool) for tool in tools]
         return self._schemas[key]
 
     def encode(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

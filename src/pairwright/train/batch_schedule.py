@@ -14,7 +14,7 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.batch.bins import buckets
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.batch.token_tree import DistinctTokens, sequence_key
-from pairwright.train.model.distributed import Ranks
+from pairwright.train.model.sharding import Ranks
 
 
 @dataclass(frozen=True)

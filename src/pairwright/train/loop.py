@@ -37,14 +37,12 @@ from pairwright.train.checkpoint import (
     save_checkpoint,
 )
 from pairwright.train.data import LOSSES, UNUSED, DataError
-from pairwright.train.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash, save_model, trainable
 from pairwright.train.model.policy_model import open_policy
 from pairwright.train.model.reference import ReferenceCache
-from pairwright.train.model.sharding import gather_model
+from pairwright.train.model.sharding import Ranks, gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
-from pairwright.train.run_dir import RunFolder
+from pairwright.train.run_dir import Log, Progress, RunFolder, Sums, add, check_reporters, means, open_reporters
 
 # Signals: the update that is running is finished, a checkpoint is saved.
 

@@ -10,6 +10,7 @@ the dtypes, and `to_record` and `from_record` lead to our own records and back; 
 from pairwright.trinity.trinity_batch import (
     Experiences,
     empty_experiences,
+    from_hf_datasets,
     gather_action_masks,
     gather_attention_masks,
     gather_multi_modal_inputs,
@@ -17,8 +18,8 @@ from pairwright.trinity.trinity_batch import (
     gather_token_ids,
     group_by,
     split_dpo_experience_to_single_turn,
+    to_hf_datasets,
 )
-from pairwright.trinity.trinity_datasets import from_hf_datasets, to_hf_datasets
 from pairwright.trinity.trinity_experience import EID, CustomField, Experience, InvalidExperience
 
 __all__ = [

@@ -9,7 +9,7 @@ from pairwright.errors import PairwrightError
 from pairwright.evaluate.evaluation import SIDES, TASKS_NAME, read_evaluation
 from pairwright.ledger.run_status import read_status
 from pairwright.pairs.funnel import read_funnel
-from pairwright.report.curves import MAX_POINTS, metric_curve, metric_names, metric_rows
+from pairwright.report.outcome import MAX_POINTS, metric_curve, metric_names, metric_rows
 from pairwright.report.run_folder import RunFolder, find_side, open_run, read_json
 from pairwright.store.table import Table
 from pairwright.view.experience_queries import ExperienceQueries, plain

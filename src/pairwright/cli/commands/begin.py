@@ -32,7 +32,7 @@ def init_project(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Create a small project that runs at once: configuration, workflow, scorer, tasks, README."""
-    from pairwright.flow.new_project import create_project, read_commands
+    from pairwright.flow.example import create_project, read_commands
 
     names = create_project(folder, template.value)
     commands = read_commands((folder / "README.md").read_text(encoding="utf-8"))

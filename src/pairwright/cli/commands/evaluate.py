@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.help_format import GroupWithCompare
+from pairwright.cli.arguments import GroupWithCompare
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
 

@@ -34,6 +34,7 @@ IMPORT_KEYS = (
     "sources.task",
     "sources.run",
     "sources.step",
+    "sources.compaction_prompt",
     "sources.redact",
     "engine.name",
     "engine.address",
@@ -73,7 +74,7 @@ def import_files(
         from pairwright.engines import open_engine
         from pairwright.paths import place
         from pairwright.sources.field_map import parse_map
-        from pairwright.sources.format import Options
+        from pairwright.sources.format import Options, read_compaction_prompt
         from pairwright.store.importing import import_files as run_import
         from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
@@ -85,6 +86,7 @@ def import_files(
     options = Options(
         reward=sources.reward,
         step_name=step_name,
+        compaction_prompt=read_compaction_prompt(sources.compaction_prompt),
         map=parse_map(sources.map),
         task=sources.task,
         run=sources.run,
@@ -113,6 +115,8 @@ def import_files(
     _report(summary, folder, as_json=as_json)
     # after the report, which shows why nothing was read
     refuse_empty(summary)
+    if sources.compaction_prompt is not None and "codex" not in summary.formats:
+        say("--compaction-prompt: no file is a Codex session, the only logs that it is for; summaries are context")
     _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
     if sources.on_bad_record == "fail" and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")

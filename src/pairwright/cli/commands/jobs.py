@@ -87,7 +87,7 @@ def show(
 ) -> None:
     """Ask the backend where a job is now."""
     from pairwright.jobs import BACKENDS, job_folder, read_job
-    from pairwright.jobs.backend import follow_status
+    from pairwright.jobs.job import follow_status
 
     folder = job_folder(name, root)
     job = read_job(folder)
@@ -131,8 +131,7 @@ def cancel(
 ) -> None:
     """Cancel a job. A local one saves a checkpoint first, from which --resume goes on."""
     from pairwright.jobs import BACKENDS, job_folder, read_job
-    from pairwright.jobs.backend import follow_status
-    from pairwright.jobs.job import FINAL
+    from pairwright.jobs.job import FINAL, follow_status
 
     folder, settings = job_folder(name, root), _load(config, override)
     job = read_job(folder)

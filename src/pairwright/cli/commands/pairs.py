@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
-from pairwright.cli.help_format import GroupWithBuild
+from pairwright.cli.arguments import PLACE, GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings, set_flags, with_options
 from pairwright.errors import ConfigError, PairwrightError

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
-from pairwright.cli.help_format import GroupWithBuild
+from pairwright.cli.arguments import PLACE, GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides, set_flags, with_options
 from pairwright.errors import ConfigError
@@ -171,7 +170,9 @@ def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Seq
     console = Console(force_terminal=has_colours or None, soft_wrap=not has_colours)
     console.print(legend(colours=has_colours))
     for title, sequence in sequences:
-        console.rule(f"{title}  {describe_size(sequence)}")
+        # a line of its own, which no width cuts
+        heading = f"── {title}  {describe_size(sequence)}"
+        console.print(heading, style="bold", markup=False, highlight=False, soft_wrap=True)
         console.print(paint_text(tokenizer, sequence, colours=has_colours))
         for line in describe_report(sequence):
             console.print(line, markup=False, highlight=False)
@@ -209,7 +210,7 @@ def check(
     for name, report in reports.items():
         verdict = "supported" if report.is_supported else "not supported"
         counts = f"{report.num_exact} of {len(report.cases)} conversations exact"
-        say(f"{name}: {verdict}, {counts}, {len(report.quirks)} quirks")
+        say(f"{name}: {verdict}, {counts}, tools {'supported' if report.supports_tools else 'not supported'}")
         if report.advice is not None:
             variables = to_json(report.advice.variables)
             better = f"{report.advice.num_exact} of {len(report.cases)} are exact, {report.advice.num_single} of them "
@@ -231,14 +232,21 @@ def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
         by_turn = sum(case.is_exact and case.num_sequences > 1 for case in cases)
         refused = sum(not case.num_sequences for case in cases)
         counts = (f"{report.num_exact} of {len(cases)}", report.num_single, by_turn, refused, *losses)
-        rows.append((name, *counts, report.supports_tools, " ".join(report.stops) or None))
-    print_table("Chat templates, tried on small conversations", ("template", *counted, "tools", "stops"), rows)
-    print_table("\nWhat is in the way of one exact sequence", _PROBLEM, _list_problems(reports), left=_PROBLEM)
+        tools = "yes" if report.supports_tools else "no"
+        rows.append((name, *counts, tools, " ".join(report.stops) or None))
+    columns = ("template", *counted, "tools", "stops")
+    # Losses that no template has, so that a terminal has room for the others.
+    unused = {column for number, column in enumerate(columns) if not any(row[number] for row in rows)}
+    title = "Chat templates, tried on small conversations"
+    print_table(title, columns, rows, short={"single": "as one"}, left=("stops",), hidden=unused - {"refused"})
+    if problems := _list_problems(reports):
+        print_table("\nWhat is in the way of one exact sequence", _PROBLEM, problems, left=_PROBLEM)
     if len(reports) == 1:
         (report,) = reports.values()
-        print(f"arguments of calls: {report.arguments}")
-        # trained tokens are in brackets
-        print("example: " + "".join(f"[{text}]" if trained else text for text, trained in report.example))
+        form = {"object": "an object", "text": "JSON text"}.get(report.arguments, report.arguments)
+        print(f"\nArguments of calls are given as {form}.")
+        print("An example; what is trained stands in brackets:\n")
+        print("".join(f"[{text}]" if trained else text for text, trained in report.example))
 
 
 _PROBLEM = ("template", "problem", "turn", "conversations", "way_out")
@@ -259,8 +267,20 @@ def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]
             others = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
             rows.append((name, reason, turns[reason, way_out], cases[0] + others, way_out or "-"))
         quirks = [quirk for quirk in report.quirks if quirk.name not in _IN_CASES]
-        rows += [(name, f"{quirk.name}: {quirk.detail}", "-", "-", "-") for quirk in quirks]
+        for quirk in quirks:
+            what, way_out = _QUIRKS.get(quirk.name, (quirk.name, "-"))
+            rows.append((name, f"{what}: {quirk.detail}", "-", "-", way_out))
     return rows
+
+
+# What a quirk is about, and the way out.
+_QUIRKS = {
+    "refuses_system": ("a system message", "-"),
+    "refuses_system_in_the_middle": ("a system message in mid-dialogue", "-"),
+    "no_calls": ("calls of tools", "--tools-as-text hermes writes them as text"),
+    "no_results": ("results of tools", "--tools-as-text hermes writes them as text"),
+    "counts_turns": ("many turns", "none needed"),
+}
 
 
 # Quirks that the conversations show, too.

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import zstandard
 
-from pairwright.collect.completion import Completion
 from pairwright.collect.endpoint import completions_of_chat
+from pairwright.collect.policies import Completion
 from pairwright.collect.sampled_tokens import arrays_of, facts_of
 from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY

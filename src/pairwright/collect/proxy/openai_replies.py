@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pairwright.collect.completion import Completion
+from pairwright.collect.policies import Completion
 from pairwright.records.messages import Json, Message, to_chat_message
 
 

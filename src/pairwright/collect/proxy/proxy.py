@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pairwright.collect.completion import one_line
+from pairwright.collect.policies import one_line
 from pairwright.collect.proxy.exchange import ENCODINGS, Exchanges, NotRecorded, Place, final_response
 from pairwright.collect.proxy.feedback import FeedbackLog, parse_feedback
 from pairwright.engines.listening import is_foreign

@@ -21,8 +21,8 @@ from pairwright.service.request_models import (
 )
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.entities import check_model_name, check_name, new_id, now, split_reference
-from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run import deployments
 from pairwright.service.run.model_names import check_known, model_folder
 from pairwright.service.settings import Context, context_of

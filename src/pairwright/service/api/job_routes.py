@@ -17,10 +17,10 @@ from pairwright.service.request_models import JobBody
 from pairwright.service.rows import entities
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.database import job_facets as facets
+from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.entities import check_model_name, check_name, now
 from pairwright.service.rows.job_rows import read_metrics, summary
-from pairwright.service.rows.schema import job_facets as facets
-from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import config_document, target_document
 from pairwright.service.run.job_control import end_job, remove_job, reopen_job
 from pairwright.service.run.submitting import submit

@@ -21,8 +21,8 @@ from pairwright.service.openai_api.file_routes import find_file, home_namespace,
 from pairwright.service.request_models import Body, Count, DatasetReference, Dpo, Hyperparameters, JobBody, Json, Number
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.entities import CHECKPOINT, check_name, new_id
-from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import find_target
 from pairwright.service.run.job_control import end_job, reopen_job
 from pairwright.service.run.submitting import Source, check_source, find_repeat, insert_once

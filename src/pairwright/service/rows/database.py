@@ -1,4 +1,4 @@
-"""Database access: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy Core.
+"""Database access and tables: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy Core.
 
 `reading()` and `writing()` open transactions. On SQLite a write transaction takes the write lock when it begins, which
 avoids deadlocks between writers. Committed writes are durable.
@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy import event
+from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint, event
 from sqlalchemy.engine import Connection
 
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.service.rows import schema
 
 
 class Database:
@@ -84,31 +83,31 @@ class Database:
         """Create missing tables and check the schema version."""
         try:
             with self.writing_one_at_a_time("schema") as connection:
-                schema.metadata.create_all(connection)
-                version = connection.scalar(sa.select(schema.service.c.value).where(schema.service.c.key == "version"))
+                metadata.create_all(connection)
+                version = connection.scalar(sa.select(service.c.value).where(service.c.key == "version"))
                 if version is None:
-                    row = {"key": "version", "value": str(schema.SCHEMA_VERSION)}
-                    connection.execute(sa.insert(schema.service).values(row))
+                    row = {"key": "version", "value": str(SCHEMA_VERSION)}
+                    connection.execute(sa.insert(service).values(row))
                 elif int(version) == 1:
                     version = _migrate_to_2(connection)
         except sa.exc.DatabaseError as error:
             raise PairwrightError(f"the service's database cannot be opened: {error.orig}") from None
-        if version is not None and int(version) != schema.SCHEMA_VERSION:
+        if version is not None and int(version) != SCHEMA_VERSION:
             raise PairwrightError(
-                f"the service's database has version {version}, this pairwright knows {schema.SCHEMA_VERSION}: "
+                f"the service's database has version {version}, this pairwright knows {SCHEMA_VERSION}: "
                 "use the pairwright that wrote it, or another --data"
             )
 
 
 def _migrate_to_2(connection: Connection) -> str:
     """Add what filters and orders of jobs read; the tables themselves were created before. Returns the version."""
-    for index in schema.jobs.indexes:
+    for index in jobs.indexes:
         index.create(connection, checkfirst=True)
-    query = sa.select(schema.jobs.c.number, schema.jobs.c.created_at, schema.jobs.c.document)
+    query = sa.select(jobs.c.number, jobs.c.created_at, jobs.c.document)
     for number, created_at, document in connection.execute(query).all():
         row = facets_of(number, created_at, msgspec.json.decode(document))
-        connection.execute(sa.insert(schema.job_facets).values(row))
-    connection.execute(sa.update(schema.service).where(schema.service.c.key == "version").values(value="2"))
+        connection.execute(sa.insert(job_facets).values(row))
+    connection.execute(sa.update(service).where(service.c.key == "version").values(value="2"))
     return "2"
 
 
@@ -139,3 +138,137 @@ def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("writes", False)
     # IMMEDIATE takes the write lock now; a read that turned into a write later could fail as busy.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+# Database tables, the same in SQLite and PostgreSQL. `SCHEMA_VERSION` counts changes; migrations are numbered.
+#
+# Entities (namespaces, datasets, targets, deployment configs) are a key and a JSON document. Jobs and deployments
+# have columns for the fields that the queue uses. Dataset files are stored as commits with their complete tree; files
+# are named by their sha256 in the blob store, so revisions are immutable.
+
+
+SCHEMA_VERSION = 2
+metadata = MetaData()
+
+# Key and value: the schema version.
+service = Table("service", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+
+entities = Table(
+    "entities",
+    metadata,
+    Column("kind", String(32), primary_key=True),
+    # "" for kinds that lie in no namespace.
+    Column("namespace", String(128), primary_key=True),
+    Column("name", String(256), primary_key=True),
+    Column("id", String(64), nullable=False, index=True),
+    # Times are ISO 8601 text in all tables, and sort as text.
+    Column("created_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("name", String(128), nullable=False, unique=True),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("scopes", Text, nullable=False),
+    Column("created_at", String(32), nullable=False),
+)
+
+commits = Table(
+    "commits",
+    metadata,
+    # SQLite increments INTEGER keys only.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("namespace", String(128), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("oid", String(40), nullable=False),
+    Column("parent", String(40)),
+    Column("title", Text, nullable=False),
+    Column("created_at", String(32), nullable=False),
+    Column("tree", Text, nullable=False),
+    UniqueConstraint("namespace", "name", "oid"),
+)
+
+# Branches and tags of repositories. Without a row for `main`, as in version 1, the newest commit is its head.
+references = Table(
+    "hub_references",
+    metadata,
+    Column("namespace", String(128), primary_key=True),
+    Column("name", String(256), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("reference", String(128), primary_key=True),
+    Column("oid", String(40), nullable=False),
+    Column("message", Text, nullable=False, default=""),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("namespace", String(128), nullable=False, index=True),
+    Column("name", String(128), nullable=False, index=True),
+    # "" once the model was deleted.
+    Column("output_model", String(512), nullable=False, index=True),
+    Column("state", String(16), nullable=False, index=True),
+    Column("created_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False, index=True),
+    Column("started_at", String(32)),
+    Column("heartbeat_at", String(32)),
+    Column("starts", Integer, nullable=False, default=0),
+    # Starts in a row without a step forward: a job that never gets anywhere is given up.
+    Column("idle_starts", Integer, nullable=False, default=0),
+    Column("step", Integer, nullable=False, default=0),
+    Column("seconds", Float, nullable=False, default=0.0),
+    Column("owner", String(64)),
+    # Hash of the idempotency key, hash of the body, and the last repeat that this job answered.
+    Column("request_key", String(300), index=True),
+    Column("request_hash", String(64), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False, default=0),
+    # JSON: what clients see with the worker's orders; the newest progress; the log of states.
+    Column("document", Text, nullable=False),
+    Column("progress", Text, nullable=False),
+    Column("log", Text, nullable=False),
+    UniqueConstraint("namespace", "name"),
+)
+
+# What jobs are filtered by, beside columns of `jobs`: narrow rows, so that a filter reads no documents.
+job_facets = Table(
+    "job_facets",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("created_at", String(32), nullable=False),
+    Column("project", String(300)),
+    Column("base_model", String(512), nullable=False),
+    Column("dataset", String(128), nullable=False),
+    # NAMESPACE/NAME of the dataset, its URL without a commit, and with the commit that the job was given.
+    Column("dataset_path", String(300), nullable=False),
+    Column("files_url", String(600), nullable=False),
+    Column("pinned_url", String(600), nullable=False),
+    Column("training_type", String(32), nullable=False),
+    Column("finetuning_type", String(32), nullable=False),
+    Column("batch_size", Integer, nullable=False),
+    Column("epochs", Integer, nullable=False),
+    Column("log_every_n_steps", BigInteger, nullable=False),
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("namespace", String(128), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("description", Text, nullable=False),
+    Column("model", String(512), nullable=False, index=True),
+    Column("port", Integer),
+    Column("starts", Integer, nullable=False, default=0),
+    Column("created_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False),
+    Column("state_at", String(32), nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("namespace", "name"),
+)

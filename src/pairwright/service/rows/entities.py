@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.service.api_errors import Refusal, already_there, not_found
-from pairwright.service.rows.schema import entities
+from pairwright.service.rows.database import entities
 
 # Validation of names and paths from requests, ids and timestamps
 

@@ -19,9 +19,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.jobs.job import JobState, states_before
 from pairwright.ledger.run_status import Status, last_losses, read_status
 from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.rows.database import facets_of
+from pairwright.service.rows.database import facets_of, job_facets, jobs
 from pairwright.service.rows.entities import age_seconds, now
-from pairwright.service.rows.schema import job_facets, jobs
 
 # Progress of a job, from its run folder: `train.json` (state and steps) and `metrics.jsonl` (curves)
 

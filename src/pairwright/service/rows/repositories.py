@@ -20,8 +20,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.paths import publish, sync
 from pairwright.service.api_errors import Refusal, already_there
 from pairwright.service.rows import entities
+from pairwright.service.rows.database import commits, references
 from pairwright.service.rows.entities import is_commit, now
-from pairwright.service.rows.schema import commits, references
 
 # Blob store: content-addressed, immutable files; `blobs/ab/abcd...` is the file with that sha256
 

@@ -23,8 +23,8 @@ from pairwright.engines.listening import free_port
 from pairwright.errors import PairwrightError
 from pairwright.jobs import process
 from pairwright.service.api_errors import Refusal, already_there, not_found
+from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.entities import new_id, now
-from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run.queue import MAX_PASS_SECONDS, OFFLINE
 from pairwright.service.settings import Context, Settings
 

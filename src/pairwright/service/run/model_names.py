@@ -14,8 +14,8 @@ from pairwright.ledger.run_status import read_status
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.database import deployments, job_facets, jobs
 from pairwright.service.rows.entities import check_name
-from pairwright.service.rows.schema import deployments, job_facets, jobs
 from pairwright.service.settings import Context, Settings
 
 ModelDocument = dict[str, Any]

@@ -15,7 +15,7 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_model_name, check_name, new_id, split_reference
 from pairwright.service.rows.repositories import Commit
 from pairwright.service.run.base_models import find_target, train_section, warnings_of
-from pairwright.service.run.row_checks import DataFile, check_rows
+from pairwright.service.run.training_data import DataFile, check_rows
 from pairwright.service.run.usage import check_quota
 from pairwright.service.settings import Context
 

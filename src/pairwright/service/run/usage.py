@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows import repositories
-from pairwright.service.rows.schema import jobs as job_table
+from pairwright.service.rows.database import jobs as job_table
 from pairwright.service.settings import Context
 
 

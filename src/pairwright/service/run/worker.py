@@ -16,8 +16,7 @@ from pairwright.config import load_config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.run_status import FILE_NAME
 from pairwright.paths import write_atomic
-from pairwright.service.run.row_checks import DataFile
-from pairwright.service.run.training_data import SFT_TABLES, write_training_data
+from pairwright.service.run.training_data import SFT_TABLES, DataFile, write_training_data
 from pairwright.service.settings import WORK_FILE
 
 LINE_SECONDS = 10.0

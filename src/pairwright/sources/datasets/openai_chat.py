@@ -25,7 +25,7 @@ from msgspec import Raw
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, small_fields
+from pairwright.sources.fields import BadRecord, items, json_value, mapping, small_fields
 from pairwright.sources.format import (
     Format,
     Options,
@@ -54,7 +54,16 @@ from pairwright.sources.shapes.plain_rows import (
     read_tools,
     read_turns,
 )
-from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import (
+    Names,
+    names_in,
+    reward_in,
+    reward_of,
+    run_of,
+    task_key,
+    task_of,
+    tools_of,
+)
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
@@ -146,7 +155,7 @@ def _experience(
         reward=reward,
         reward_components=components,
         errors=error_sites([*prompt, *completion], tools, result_error_kind),
-        info=_info(row, request),
+        info=_info(row, request, names_in(row)),
         model_version=model,
         truncate_status=truncate_status,
     )
@@ -183,12 +192,13 @@ def _is_answered_beside(row: Json) -> bool:
     )
 
 
-def _info(row: Json, request: Json) -> Json:
+def _info(row: Json, request: Json, names: Names) -> Json:
     info = small_fields(row, _READ)
-    task_key = next((key for key in TASK_KEYS if identifier(row.get(key)) is not None), None)
-    info.pop(str(task_key), None)  # other names of tasks stay
-    used = reward_in(row)  # scores and labels beside the one that is the reward stay
-    for key in SCORE_KEYS:
+    key = task_key(row, names)
+    if key is not None:
+        info.pop(key, None)  # other names of tasks stay
+    used = reward_in(row, names)  # scores and labels beside the one that is the reward stay
+    for key in names.scores:
         if isinstance(info.get(key), dict) or (used is not None and used[0] == key):
             del info[key]
     for key in ("parallel_tool_calls", "chat_template_kwargs"):  # of the request, where that is not the row itself
@@ -241,17 +251,18 @@ def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     else:
         return None
     row = {key: _decode(text) for key, text in fields.items()}
-    reward, components = reward_of(row, _NO_OPTIONS)
+    names = names_in(row)
+    reward, components = reward_of(row, _NO_OPTIONS, names)
     if reward is None or components:
         return None
     prompt = _prompt_of(turns[:start], bytes(tools))
     completion = read_turns(turns[start:], prompt)
     if completion is None:
         return None
-    run = run_of(row)
+    run = run_of(row, names)
     run = origin.ordinal if run is None else run
-    info = _info(row, row)
-    return plain_row(NAME, origin, prompt, completion, task=task_of(row), run=run, reward=reward, info=info)
+    info = _info(row, row, names)
+    return plain_row(NAME, origin, prompt, completion, task=task_of(row, names), run=run, reward=reward, info=info)
 
 
 def _prompt_of(turns: list[PlainTurn], tools: bytes) -> PlainPrompt:

@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json
 from pairwright.sources.shapes.chat_messages import PlainCall
-from pairwright.sources.shapes.plain_rows import Completion, PlainPrompt, errors_of
+from pairwright.sources.shapes.plain_rows import NO_ARRAYS, Completion, PlainPrompt, errors_of
 
 
 class _Part(Struct, gc=False, forbid_unknown_fields=True):
@@ -102,9 +102,10 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
     canonical_calls: list[Any] = []
     results: list[str] = []
     num_characters = num_calls = 0
-    has_errors = bool(prompt.errors)
+    has_errors, has_tokens = bool(prompt.errors), False
     for item in (*items, _END):
         kind = item.type
+        has_tokens = has_tokens or item.generation_token_ids is not _ABSENT
         if kind == "function_call":
             name, arguments, call_id = item.name, item.arguments, item.call_id
             if name is UNSET or arguments is None or call_id is None:
@@ -148,7 +149,7 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
             num_characters += len(content)
     if not turns:
         return None
-    arrays = _read_tokens(items) if any(item.generation_token_ids is not _ABSENT for item in items) else {}
+    arrays = _read_tokens(items) if has_tokens else NO_ARRAYS
     if arrays is None:
         return None
     errors = errors_of(prompt, encode(turns)) if has_errors else ()

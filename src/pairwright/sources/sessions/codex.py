@@ -2,12 +2,14 @@
 
     session_meta    id, instructions (a system message), cwd, versions    turn_context   the model
     response_item   an item of the Responses API (sources/shapes/responses.py): the conversation
-    compacted       the context was replaced by `replacement_history`, else by the summary in `message`
+    compacted       the context was replaced by `replacement_history`, else by the summary in `message`. The answer with
+                    the summary is the last item before it; its request is not logged (`--compaction-prompt` has it)
     event_msg       UI events. They repeat the items; only additional data is read: the outcome of calls (`*_end` with
                     exit_code or success), calls that are not items, and `thread_rolled_back`
 
 task = hash of the session's first prompt, so that sessions that begin alike are runs of one task. step = number of
-preceding compactions: each starts an experience whose prompt is the new context, not generated. run = a number made
+preceding compactions: each starts an experience whose prompt is the new context, not generated. With the text of the
+request, a summary is a step of its own between the two; without it, it is in the new context alone. run = a number made
 from the session id, plus the number of rollbacks in that step: the part that was rolled back is an experience, and the
 next one repeats the remaining turns as context. There is no reward. A call whose result indicates a nonzero exit code,
 a failure or a timeout is an error site.
@@ -93,7 +95,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
             kind, payload = _unwrap_line(line)
             if kind == "compacted":
                 context = _compact_context(payload)
+                summary = _take_summary(session, payload)
+                history = _conversation(session)
                 yield from _end_attempt(session, origin)
+                if summary and options.compaction_prompt is not None:
+                    session.step += 1
+                    prompt = [*map(as_context, history), Message("user", options.compaction_prompt)]
+                    yield _summary_step(session, prompt, summary, origin.at(number, origin.ordinal))
                 session.context, session.step, session.run = context, session.step + 1, 0
             elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
                 # Before the attempt ends: ending it empties `items`.
@@ -190,6 +198,39 @@ def _compact_context(payload: Json) -> list[Message]:
         ]
     summary = text(payload.get("message"), "compacted.message")
     return [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
+
+
+def _take_summary(session: Session, payload: Json) -> list[Message]:
+    """Remove the answer that wrote the summary from the items, and return its messages; none if it is not logged."""
+    message, last = payload.get("message"), session.items[-1] if session.items else {}
+    if last.get("type") != "message" or last.get("role") != "assistant" or not isinstance(message, str):
+        return []
+    summary = messages_from_items([last], "items")[0].text
+    if not summary or (message != summary and not message.endswith(f"\n{summary}")):
+        return []  # an answer to the user
+    start = len(session.items) - 1
+    while start and session.items[start - 1].get("type") == "reasoning":
+        start -= 1
+    answer = messages_from_items(session.items[start:], "items")
+    del session.items[start:]
+    return answer
+
+
+def _summary_step(session: Session, prompt: list[Message], summary: list[Message], origin: Origin) -> Record:
+    """Return the experience of a compaction: the conversation and the request for a summary, answered by it."""
+    name = identifier(session.meta.get("id"))
+    session.task = session.task or session_task(name, prompt)
+    return build(
+        NAME,
+        origin,
+        task=session.task,
+        run=session_run(name, origin),
+        step=session.step,
+        prompt=prompt,
+        completion=summary,
+        info={**_info(session), "is_compaction": True},
+        model_version=session.model,
+    )
 
 
 def _roll_back(session: Session, payload: Json) -> list[Message]:

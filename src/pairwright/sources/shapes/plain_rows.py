@@ -19,9 +19,15 @@ from pairwright.records.messages import TEXT, ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import UNUSUAL, Origin, ReadRow, ReadyRow, label_of, task_hash
 from pairwright.sources.shapes.chat_messages import PlainCall, PlainTurn
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, suspicious_results, text_error_kind, tool_names
+from pairwright.sources.shapes.tool_errors import (
+    error_sites,
+    result_error_kind,
+    suspicious_results,
+    text_error_kind,
+    tool_names,
+)
 
-_NO_ARRAYS: Json = {}
+NO_ARRAYS: Json = {}
 _decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 
 
@@ -59,7 +65,7 @@ class Completion(Struct, gc=False):
     num_calls: int
     errors: Sequence[ErrorSite] = ()  # of the whole conversation, but for those of `results`
     results: Sequence[str] = ()  # of tools, which nobody has looked at yet
-    arrays: Json = _NO_ARRAYS  # recorded tokens
+    arrays: Json = NO_ARRAYS  # recorded tokens
 
 
 def plain_reader(read: Callable[[bytes, Origin], ReadyRow | None]) -> ReadRow:
@@ -241,7 +247,7 @@ def plain_row(
     )
     if completion.results:
         row.unchecked = completion.results, prompt
-    if completion.arrays is not _NO_ARRAYS:
+    if completion.arrays is not NO_ARRAYS:
         for name, value in completion.arrays.items():
             setattr(row, name, value)
     return row
@@ -261,7 +267,8 @@ def _cell(value: Json) -> bytes:
     """Return an object of JSON values as JSON text; raises BadRecord where `to_json` would write another."""
     data = encode(value)
     is_deep = len(data) > MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
-    # Repaired files may have NaN, which is encoded as null.
-    if is_deep or b'"$float"' in data or (b"null" in data and decode(data) != value):
+    # Repaired files may have NaN, which is encoded as null. A single character is looked for much faster than several.
+    is_tagged = b"$" in data and b'"$float"' in data
+    if is_deep or is_tagged or (b"null" in data and decode(data) != value):
         raise BadRecord("a value that JSON does not hold, or not as it is")
     return data

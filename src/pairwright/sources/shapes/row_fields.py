@@ -36,7 +36,7 @@ _BAD = re.compile(
 )
 
 
-class _Names(msgspec.Struct, frozen=True):
+class Names(msgspec.Struct, frozen=True):
     """Which of the names above a row has, in their order."""
 
     tasks: list[str]
@@ -45,26 +45,36 @@ class _Names(msgspec.Struct, frozen=True):
     labels: list[str]
 
 
+def names_in(row: Json) -> Names:
+    """Return the names that a row has; those who read several fields of it pass them on."""
+    return _names_among(tuple(row))
+
+
 @lru_cache(maxsize=256)
-def _names_in(keys: tuple[str, ...]) -> _Names:
+def _names_among(keys: tuple[str, ...]) -> Names:
     """Return the names among the keys of a row; rows of one file mostly have the same keys."""
     tasks, runs, scores, labels = (
         [key for key in names if key in keys] for names in (TASK_KEYS, RUN_KEYS, SCORE_KEYS, LABEL_KEYS)
     )
-    return _Names(tasks, runs, scores, labels)
+    return Names(tasks, runs, scores, labels)
 
 
-def task_of(row: Json) -> int | str | None:
+def task_of(row: Json, names: Names | None = None) -> int | str | None:
     """Return the task id of a row, or None."""
-    for key in _names_in(tuple(row)).tasks:
-        task = identifier(row[key])
-        if task is not None:
-            return task
+    key = task_key(row, names or names_in(row))
+    return None if key is None else identifier(row[key])
+
+
+def task_key(row: Json, names: Names) -> str | None:
+    """Return the name of the field that holds the task id of a row, or None."""
+    for key in names.tasks:
+        if identifier(row[key]) is not None:
+            return key
     return None
 
 
-def run_of(row: Json) -> int | None:
-    for key in _names_in(tuple(row)).runs:
+def run_of(row: Json, names: Names | None = None) -> int | None:
+    for key in (names or names_in(row)).runs:
         number = index(row[key])
         if number is not None:
             return number
@@ -98,9 +108,9 @@ def label_of(value: Any) -> float | None:
     return number if number in (-1.0, 0.0, 1.0) else None
 
 
-def reward_in(row: Json) -> tuple[str, float] | None:
+def reward_in(row: Json, names: Names | None = None) -> tuple[str, float] | None:
     """Return the name and number of the field that holds the reward of a row, or None."""
-    names = _names_in(tuple(row))
+    names = names or names_in(row)
     for key in names.scores:
         value = row[key]
         if type(value) is float:
@@ -115,11 +125,12 @@ def reward_in(row: Json) -> tuple[str, float] | None:
     return None
 
 
-def reward_of(row: Json, options: Options) -> tuple[float | None, Json | None]:
+def reward_of(row: Json, options: Options, names: Names | None = None) -> tuple[float | None, Json | None]:
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
-    for key in _names_in(tuple(row)).scores:
+    names = names or names_in(row)
+    for key in names.scores:
         if isinstance(row[key], dict):
             # A reward that is an object holds components; those under their own key override it.
             components = {**row[key], **(components or {})}
@@ -130,7 +141,7 @@ def reward_of(row: Json, options: Options) -> tuple[float | None, Json | None]:
             value = row.get(options.reward)
             named = label_of(value) if isinstance(value, str) and score(value) is None else score(value)
         return named, components
-    plain = reward_in(row)
+    plain = reward_in(row, names)
     # No single number: the rule for components decides.
     if components and (plain is None or plain[0] in LABEL_KEYS):
         return pick_reward(components, None), components

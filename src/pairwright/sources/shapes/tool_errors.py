@@ -129,13 +129,13 @@ _CRASH_LETTERS = frozenset(
 _NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # characters that are looked at
 
 
-# What a failed result contains, whichever of the marks it has, also as JSON text or as JSON text inside JSON text; then
-# white space and quotes are escaped. Colours may stand inside a word; the four letters are upper or lower case of i, k, s.
+# What a failed result contains, whichever of the marks it has: as text, as JSON, or as JSON text inside JSON, where
+# white space and quotes are escaped. Colours may stand inside a word; four letters are another case of i, k or s.
 _GAP = r"(?:\\+[a-z]|[^a-z])*"
 _HINTS = rf"""(?is)error|exception|fail|traceback|fatal|panic|errno|timeout|timed.out|❌|uncaught|segmentation fault
 |node\.js v|: \*\*\* |npm err|not found|no such|no tool named|(?:unknown|invalid) (?:tool|function|option)
 |unrecognized option|permission denied|(?:is|not) a directory|connection refused|not permitted|cannot open|detail\\*"
-|(?:success|ok){_GAP}false|(?:xit|code|status)(?: (?:was|is|of))?{_GAP}(?:[0-9]|[^\x00-\x7f])
+|(?:success|ok){_GAP}false|(?:xit|code|status)(?: (?:was|is|of))?{_GAP}(?:[0-9]|[^\x00-\x7f]|\\u)
 |\x1b|(?-i:[ıİſK])|\\u(?:00[0-7]|01[37]|212|274)""".replace("\n", "")
 
 
@@ -146,7 +146,8 @@ def suspicious_results(texts: Sequence[str]) -> list[int]:
     """
     import polars as pl  # takes a while to load, and only imports need it
 
-    return pl.Series(texts, dtype=pl.String).str.contains(_HINTS).arg_true().to_list()
+    mask = pl.Series(texts, dtype=pl.String).str.contains(_HINTS)
+    return mask.arg_true().to_list() if mask.any() else []
 
 
 def result_error_kind(position: int, message: Message) -> str | None:
@@ -478,16 +479,8 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
             if call.id is not None:
                 callers[call.id] = call.name
             if available and call.name not in available:
-                sites.append(
-                    ErrorSite(
-                        index=index,
-                        kind="unknown_tool",
-                        text=f"no tool named {call.name!r}",
-                        tool=call.name,
-                        call_id=call.id,
-                        available_tools=available,
-                    )
-                )
+                text = f"no tool named {call.name!r}"
+                sites.append(ErrorSite(index, "unknown_tool", text, call.name, call.id, available_tools=available))
         if message.role != "tool":
             continue
         kind = kind_of(index, message)
@@ -495,14 +488,5 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
             kind = result_error_kind(index, message)
         if kind is not None:
             tool = callers.get(message.tool_call_id or "", message.name)
-            sites.append(
-                ErrorSite(
-                    index=index,
-                    kind=kind,
-                    text=message.text,
-                    tool=tool,
-                    call_id=message.tool_call_id,
-                    available_tools=available,
-                )
-            )
+            sites.append(ErrorSite(index, kind, message.text, tool, message.tool_call_id, available_tools=available))
     return sites

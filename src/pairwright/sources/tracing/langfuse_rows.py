@@ -4,8 +4,9 @@ A plain trace is one conversation whose calls log JSON text of plain messages, e
 Everything else is for the general code (sources/tracing/langfuse.py). tests/sources/test_langfuse_rows.py compares.
 """
 
-import re
+from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ from pairwright.sources.shapes.traces import pick_reward, run_of, task_in
 NAME = "langfuse"
 # Field of the trace -> name in `info`.
 INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
+_USAGE = (("input_tokens", "input"), ("output_tokens", "output"))
 _SYSTEM = ("system", "developer")
 
 
@@ -69,8 +71,8 @@ class _PlainExport(Struct, gc=False):
 _decode_export = msgspec.json.Decoder(_PlainExport).decode
 _decode_turn = msgspec.json.Decoder(PlainTurn).decode
 _decode_turns = msgspec.json.Decoder(list[PlainTurn]).decode
-# Times of one form, which are in order if their texts are.
-_TIMES = re.compile(r"(?:\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z )+")
+_time = datetime.fromisoformat
+_INFO_NAMES, _info_of = tuple(INFO.values()), attrgetter(*INFO)
 
 
 def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
@@ -78,20 +80,17 @@ def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     if not line.isascii():
         line.decode()  # strings that are skipped are not looked at
     export = _decode_export(line)
-    trace, observations = export.trace, export.observations
-    calls = [item for item in observations if item.type == "GENERATION"]
-    if not calls or not trace.id or not _are_plain(observations, calls):
+    trace = export.trace
+    calls = _plain_calls(export.observations)
+    if not calls or not trace.id:
         return None
     prompt = _prompt_of(calls[0].input)
     if not prompt.has_system and any(call.modelParameters for call in calls):
         return None  # perhaps with instructions
-    answer = _decode_turn(calls[0].output)
-    turns = [answer]
+    turns: list[PlainTurn] = []
     for before, call in pairwise(calls):
-        if not _continues(before, call):
-            return None
-        answer = _decode_turn(call.output)
-        turns = [*_decode_turns(call.input)[len(prompt.shared.messages) :], answer]
+        turns += _turns_between(before, call)
+    turns.append(answer := _decode_turn(calls[-1].output))
     for turn in turns:
         check_plain(turn)
     # The results of the last calls would be in runs of tools.
@@ -100,51 +99,74 @@ def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     components = {score.name or "score": score.value for score in reversed(scores)}
     if completion is None or len(components) < len(scores):
         return None
-    info = {ours: value for theirs, ours in INFO.items() if (value := getattr(trace, theirs))}
+    info: Json = {name: value for name, value in zip(_INFO_NAMES, _info_of(trace), strict=True) if value}
+    info["trace_id"], info["calls"] = trace.id, [call.id for call in calls]
     return plain_row(
         NAME,
         origin,
         prompt.shared,
         completion,
-        task=identifier(trace.datasetItemId) or task_in(decode_json_text(trace.metadata)),
+        task=identifier(trace.datasetItemId) or _task_of(trace.metadata),
         run=run_of(trace.id, 0),
         reward=pick_reward(components, None),
         reward_components=components,
-        info={**info, "trace_id": trace.id, "calls": [call.id for call in calls]},
+        info=info,
         metrics=_plain_usage(calls),
-        model=next((call.model for call in calls if isinstance(call.model, str) and call.model), None),
+        model=next((model for call in calls if isinstance(model := call.model, str) and model), None),
     )
 
 
-def _are_plain(observations: list[_PlainObservation], calls: list[_PlainObservation]) -> bool:
-    """Whether observations are in order, none failed, and nothing is inside a call."""
-    times = [item.startTime for item in observations]
-    if times != sorted(times) or len(set(map(len, times))) > 1 or not _TIMES.fullmatch(" ".join([*times, ""])):
-        return False
-    ids = {item.id for item in observations}
-    parents = {item.parentObservationId for item in observations}
-    if len(ids) < len(observations) or "" in ids or not parents.isdisjoint([call.id for call in calls]):
-        return False
+def _plain_calls(observations: list[_PlainObservation]) -> list[_PlainObservation] | None:
+    """Return the model calls of observations that are in order, with none that failed and nothing inside a call."""
+    calls: list[_PlainObservation] = []
+    before: datetime | None = None
     for item in observations:
-        output = item.output
-        if item.level == "ERROR":
-            return False
+        output, start = item.output, item.startTime
+        time = _time(start)
+        # As `moment` of sources/tracing/otel_spans.py orders them; text without a "T" may be a number for it.
+        if start[10:11] != "T" or (before is not None and time < before) or item.level == "ERROR" or not item.id:
+            return None
+        before = time
         if item.type == "GENERATION":
             if type(item.input) is not str or type(output) is not str or output[:1] != "{":
-                return False
+                return None
+            calls.append(item)
         # A run of a tool may have failed by its output.
         elif output is not None and (type(output) is not str or ('"status"' in output and "tool_call_id" in output)):
-            return False
-    return True
+            return None
+    ids = {item.id for item in observations}
+    parents = {item.parentObservationId for item in observations}
+    if len(ids) < len(observations) or not parents.isdisjoint([call.id for call in calls]):
+        return None
+    return calls
 
 
-def _continues(before: _PlainObservation, call: _PlainObservation) -> bool:
-    """Whether the text of a call's input is that of the input and the output before it, and perhaps more."""
+def _turns_between(before: _PlainObservation, call: _PlainObservation) -> list[PlainTurn]:
+    """Return what a call's input has behind the input of the call before: the output of that one, and perhaps more.
+
+    Raises ValueError unless the text of the input is that of both.
+    """
     begin, text, output = before.input[:-1], call.input, before.output
-    if not text.startswith(begin):
-        return False
-    rest = text[len(begin) :].lstrip(", ")
-    return rest.startswith(output) and rest[len(output) : len(output) + 1] in (",", "]")
+    start = len(begin) + (2 if text.startswith(", ", len(begin)) else 1)
+    stop = start + len(output)
+    is_joined = text.startswith(begin) and text[len(begin) : len(begin) + 1] == "," and text.startswith(output, start)
+    if not is_joined or before.input[-1:] != "]" or text[stop : stop + 1] not in (",", "]"):
+        raise ValueError("another conversation")
+    _decode_turn(output)  # whole: else a longer object could begin with it
+    return _decode_turns(f"[{text[start:]}")
+
+
+def _task_of(metadata: Any) -> int | str | None:
+    """Return the task in the metadata of a trace, which is often that of the trace before."""
+    global _last_task
+    if type(metadata) is not str:
+        return task_in(metadata)
+    if _last_task[0] != metadata:
+        _last_task = metadata, task_in(decode_json_text(metadata))
+    return _last_task[1]
+
+
+_last_task: tuple[str, int | str | None] = ("", None)
 
 
 class _Opening(Struct, gc=False):
@@ -176,8 +198,8 @@ def _plain_usage(calls: list[_PlainObservation]) -> Json:
     total: Json = {}
     for call in calls:
         usage = call.usage if call.usageDetails is UNSET else call.usageDetails
-        for name, key in (("input_tokens", "input"), ("output_tokens", "output")):
-            count = usage.get(key) if isinstance(usage, dict) else None
-            if isinstance(count, int | float) and not isinstance(count, bool):
+        for name, key in _USAGE if isinstance(usage, dict) else ():
+            count = usage.get(key)
+            if type(count) is int or type(count) is float:
                 total[name] = total.get(name, 0) + count
     return total

@@ -14,6 +14,7 @@ sources/tracing/trace_to_experiences.py. An item without either is its question 
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -43,9 +44,10 @@ from pairwright.sources.tracing.trace_to_experiences import read_trace
 NAME = "nat"
 
 
-def event_of(payload: Json) -> str:
+@lru_cache(maxsize=256)
+def event_of(text: str) -> str:
     """Return the event type; for enums written as text, only the part after the last dot."""
-    return str(payload["event_type"]).rpartition(".")[2].upper()
+    return text.rpartition(".")[2].upper()
 
 
 def name_of(payload: Json) -> str:
@@ -104,16 +106,22 @@ def _fields(payload: Json, start: Json) -> Json:
     data = optional_mapping(payload.get("data"), "data")
     begun = optional_mapping(start.get("data"), "data of TTC_START")
     metadata = optional_mapping(payload.get("metadata"), "metadata")
-    fields: Json = {key: data.get(key) for key in _KEYS}
+    input_value = data.get("input")
+    fields: Json = {
+        "turn_id": data.get("turn_id"),
+        "turn_index": data.get("turn_index"),
+        "candidate_index": data.get("candidate_index"),
+        "score": data.get("score"),
+        "input": begun.get("input") if input_value is None else input_value,
+        "output": data.get("output"),
+        "data": data,
+    }
     # Other places count where the data say nothing; mostly there are none.
     others = begun or metadata or data.get("payload")
     for place in (begun, metadata.get("provided_metadata"), metadata, data.get("payload"), data) if others else ():
         # the last one counts
         if isinstance(place, dict) and place:
             fields |= {key: place[key] for key in _KEYS if place.get(key) is not None}
-    input_value = data.get("input")
-    fields["input"] = begun.get("input") if input_value is None else input_value
-    fields["output"], fields["data"] = data.get("output"), data
     return fields
 
 
@@ -134,13 +142,13 @@ class _Prompts:
 
     def of(self, given: Any) -> _Prompt:
         # The type belongs to the key: text and the list that it would decode to are different inputs.
-        key = (type(given), given if isinstance(given, str) else _key(given))
+        key = (type(given), json_text(given))
         if self._last is None or self._last[0] != key:
             self._last = (key, self._read(given))
         return self._last[1]
 
     def _read(self, given: Any) -> _Prompt:
-        tools = tuple(self._schemas.get(_key(given), ()))
+        tools = tuple(self._schemas.get(_key(given), ())) if self._schemas else ()
         if messages := conversation(given, "data.input", role="user", objects_as_text=True):
             return _Prompt(tuple(messages), tools, None)
         messages = conversation(self._item.get("question"), "question", role="user", objects_as_text=True)
@@ -179,10 +187,17 @@ class _Turns(msgspec.Struct):
 
 def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Record:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
-    info: Json = {"step_name": name_of(payload), "uuid": payload.get("UUID")}
-    info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
-    info["metadata"] = payload.get("metadata")
-    info["prompt_from"] = prompt.origin
+    info: Json = {"step_name": name_of(payload)}
+    for name, value in (
+        ("uuid", payload.get("UUID")),
+        ("turn_id", fields["turn_id"]),
+        ("turn_index", fields["turn_index"]),
+        ("candidate_index", fields["candidate_index"]),
+        ("metadata", payload.get("metadata")),
+        ("prompt_from", prompt.origin),
+    ):
+        if value is not None:
+            info[name] = value
     output = fields["output"]
     if origin.as_row and type(output) is str and output.lstrip()[:1] not in ("{", "["):
         try:
@@ -209,7 +224,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
         tools=prompt.tools,
         reward=score(fields["score"]),
         errors=error_sites([*prompt.messages, *completion], list(prompt.tools), result_error_kind),
-        info={key: value for key, value in info.items() if value is not None},
+        info=info,
     )
 
 
@@ -227,7 +242,7 @@ def _plain_candidate(output: str, fields: Json, prompt: _Prompt, place: _Place, 
         run=place.run,
         step=place.step,
         reward=score(fields["score"]),
-        info={key: value for key, value in info.items() if value is not None},
+        info=info,
     )
 
 
@@ -289,9 +304,9 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
     for position, step in enumerate(steps):
         payload = step.get("payload", step) if isinstance(step, dict) else None
         if isinstance(payload, dict) and isinstance(payload.get("event_type"), str):
-            parent, event = step.get("parent_id"), event_of(payload)
+            parent = step.get("parent_id")
             parent = parent if isinstance(parent, str) else None
-            payloads.append({**payload, "parent_id": parent, "event_type": event})
+            payloads.append({**payload, "parent_id": parent, "event_type": event_of(payload["event_type"])})
         else:
             yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
     run_index = index(item.get("run", item.get("run_index")))

@@ -93,7 +93,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
             continue
         if not trace.refused and not any(isinstance(event, ModelCall) for event in trace.events):
-            reason = f"trace {trace.id!r}: no model call among {len(spans)} spans"
+            reason = f"trace {trace.id!r}: no model call among its spans: {len(spans)}"
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
             continue
         yield from read_trace(NAME, trace, origin, options, position=position)

@@ -3,8 +3,9 @@
 import itertools
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,12 @@ from tokenizers import Tokenizer
 
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.spans.regions import Region
-from pairwright.tokens.spans.stops import control_pattern
+from pairwright.tokens.spans.stops import compile_tokens, control_pattern
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 Controls = Literal["keep", "escape", "refuse"]
 _BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
-_MAX_PATTERN = 1000  # added tokens that are looked for in a text: a pattern tries them one by one
-_NEAR = 1024  # tokens in which a cut is looked for at once
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
 
@@ -41,151 +40,169 @@ class Part(NamedTuple):
     escaped: tuple[tuple[int, int], ...] = ()
 
 
-class _Segment(NamedTuple):
-    """Ids (N), and where their text starts and ends (2, N)."""
-
-    ids: NDArray[np.int32]
-    offsets: NDArray[np.int32]
-
-
 class _Cuts(NamedTuple):
-    """After which added tokens any text may be cut (V), and how they are found in a text that is known to its end."""
+    """Added tokens after which any text may be cut, and how they are found in a text. None: a text is never cut."""
 
-    is_hard: NDArray[np.bool_]
-    pattern: re.Pattern[str] | None
+    hard: frozenset[str]
+    pattern: re.Pattern[str]
 
 
-def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts:
+def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts | None:
     added = tokenizer.backend.get_added_tokens_decoder()
     takes_more = any(token.lstrip or token.rstrip or token.single_word for token in added.values())
-    tokens = {number: token.content for number, token in added.items() if not token.normalized}
+    tokens = [token.content for token in added.values() if not token.normalized]
     if _adds_prefix(tokenizer) or takes_more or not tokens:
-        return _Cuts(np.zeros(0, dtype=bool), None)
+        return None
     # After one that goes on in a longer token, what follows decides which of the two it is.
-    beginnings = "\0".join(token[:-1] for token in tokens.values())
-    is_hard = np.zeros(len(tokenizer.is_control), dtype=bool)
-    is_hard[[number for number, token in tokens.items() if token not in beginnings]] = True
-    if len(tokens) > _MAX_PATTERN:
-        return _Cuts(is_hard, None)
-    # Of two tokens that begin alike the longer one, as `tokenizers` takes it.
-    longest = sorted(tokens.values(), key=len, reverse=True)
-    return _Cuts(is_hard, re.compile("|".join(map(re.escape, longest))))
+    beginnings = "\0".join(token[:-1] for token in tokens)
+    return _Cuts(frozenset(token for token in tokens if token not in beginnings), compile_tokens(tokens))
+
+
+class _Plan(NamedTuple):
+    """A text of a run: how many segments of the text before it stay, and which segments follow them."""
+
+    num_same: int
+    segments: list[int]
 
 
 class PrefixEncoder:
-    """Encodes texts of which each begins like the one before it, as the prompts of one run do: the common part once.
+    """Encodes the texts of one run, each of which begins like the one before it: every segment of them once.
 
-    Exact, since the text is cut right after an added token, which no merge reaches across. A tokenizer that treats the
-    start of a text specially, or with an added token that takes white space around it, encodes every text as a whole.
-    `num_same` counts the tokens that what was last given has in common with what was given before it.
+    A segment ends with an added token, which no merge reaches across: its tokens do not depend on what stands around
+    it. So the segments of all texts are encoded together, a call that stands in a turn and in later histories once. A
+    tokenizer that treats the start of a text specially, or with an added token that takes white space around it, has
+    every text encoded as a whole. `num_same` counts the tokens that what was last given has in common with what was
+    given before it.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str], shared: Sequence[int] = ()) -> None:
+        """`shared`: how many characters of each text are known to be those of the text before it."""
         self._tokenizer = tokenizer
-        self._text = ""
-        self._size = 0  # tokens of the last text
-        self._prefix = 0  # of these, the ones that the text before it has as well
+        self._texts = texts
+        self._position = -1  # of the last text
         self._same_as_last = 0  # tokens of the last text as they were given: all, or those before a split
-        # The last text, token by token; later texts overwrite what they do not share.
-        self._ids, self._starts, self._ends, self._reach = (np.zeros(0, dtype=np.int32) for _ in range(4))
-        self._is_control = np.zeros(0, dtype=bool)
         self.num_same = 0
-        self._segments: dict[str, _Segment] = {}  # text up to a hard cut, with its token
         if "cuts" not in tokenizer.learnt:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
-        cuts: _Cuts = tokenizer.learnt["cuts"]
-        self._hard, self._cut_after = cuts
+        cuts: _Cuts | None = tokenizer.learnt["cuts"]
+        self._plans: list[_Plan] = []
+        if cuts is not None:
+            self._encode_segments(cuts, shared or [0] * len(texts))
 
-    def encode(self, text: str, num_shared: int = 0) -> Encoded:
-        """The whole text; the first `num_shared` characters are known to be those of the text before. All arrays but
-        `ids` are overwritten by the next text."""
-        number = self._count_shared(text, num_shared)
-        cut = int(self._ends[number - 1]) if number else 0
-        tail = index_tokens(self._tokenizer, *self._encode_segments(text[cut:]), is_split=False)
-        size = number + len(tail.ids)
-        if size > len(self._ids):
-            self._grow(max(size, 2 * len(self._ids)), number)
-        shift = np.int32(cut)
-        self._ids[number:size] = tail.ids
-        self._is_control[number:size] = tail.is_control
-        for array, values in ((self._starts, tail.starts), (self._ends, tail.ends), (self._reach, tail.reach)):
-            np.add(values, shift, out=array[number:size])
-        self.num_same = min(number, self._same_as_last)
-        self._text, self._size, self._prefix, self._same_as_last = text, size, number, size
-        return Encoded(
-            self._ids[:size].copy(),
-            self._starts[:size],
-            self._ends[:size],
-            self._reach[:size],
-            self._is_control[:size],
+    def _encode_segments(self, cuts: _Cuts, shared: Sequence[int]) -> None:
+        # What follows the last cut of a text is encoded apart: nothing ends it.
+        segments: dict[str, int] = {}
+        rests: dict[str, int] = {}
+        ends: list[int] = []  # of the segments of a text
+        before = ""
+        plans: list[_Plan] = []
+        for text, low in zip(self._texts, shared, strict=True):
+            num_same = bisect_right(ends, _count_common(before, text, low))
+            del ends[num_same:]
+            start = ends[-1] if ends else 0
+            numbers = []
+            for match in cuts.pattern.finditer(text, start):
+                if match.group() in cuts.hard:
+                    numbers.append(segments.setdefault(text[start : match.end()], len(segments)))
+                    start = match.end()
+                    ends.append(start)
+            if start < len(text):
+                numbers.append(~rests.setdefault(text[start:], len(rests)))
+            plans.append(_Plan(num_same, numbers))
+            before = text
+        encoded = self._tokenizer.encode_many(["".join(segments), *rests])
+        # Characters and tokens at which each segment starts, and the end of the last one.
+        sizes = np.fromiter(map(len, (*segments, *rests)), np.int32, count=len(segments) + len(rests))
+        chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+        starts = [0, *chars[len(segments) :].tolist()]
+        tokens = index_tokens(
+            self._tokenizer,
+            np.concatenate([ids for ids, _ in encoded]),
+            np.concatenate([offsets + np.int32(start) for (_, offsets), start in zip(encoded, starts, strict=False)]),
             is_split=False,
         )
+        bounds = np.searchsorted(tokens.reach, chars, side="right")
+        if not np.array_equal(tokens.reach[bounds[1:] - 1], chars[1:]):
+            return  # a token reaches across a cut: every text is encoded as a whole
+        self._chars, self._bounds = chars.tolist(), bounds.tolist()
+        # By rows ids, starts, ends and reach: of all segments, and of the last text, which later ones overwrite.
+        self._pool = np.stack(tokens[:4])
+        self._plans = [
+            _Plan(num_same, [n if n >= 0 else len(segments) + ~n for n in numbers]) for num_same, numbers in plans
+        ]
+        self._ends: list[tuple[int, int]] = []  # (characters, tokens) at which each segment of the last text ends
+        self._rows, self._is_control = np.zeros((4, 0), np.int32), np.zeros(0, dtype=bool)
 
-    def _encode_segments(self, text: str) -> Offset:
-        """As `ChatTokenizer.encode`, by segments: a call that stands in a turn, and in the next prompt's history, is
-        encoded once."""
-        if self._cut_after is None:
-            return self._tokenizer.encode(text)
-        ends = [match.end() for match in self._cut_after.finditer(text)]
-        starts = [0, *ends] if not ends or ends[-1] < len(text) else [0, *ends[:-1]]
-        parts = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=False)]
-        if new := list(dict.fromkeys(part for part in parts if part not in self._segments)):
-            for part, (ids, offsets) in zip(new, self._tokenizer.encode_many(new), strict=True):
-                self._segments[part] = _Segment(ids, np.ascontiguousarray(offsets.T))
-        segments = [self._segments[part] for part in parts]
-        sizes = [len(segment.ids) for segment in segments]
-        offsets = np.concatenate(
-            [segment.offsets for segment in segments], axis=1
-        )  # (2, N), by columns as they are read
-        offsets += np.repeat(np.array(starts, np.int32), sizes)
-        return np.concatenate([segment.ids for segment in segments]), offsets.T
+    def encode(self) -> Encoded:
+        """The next text as a whole. All arrays but `ids` are overwritten by the text after it."""
+        self._position += 1
+        if not self._plans:
+            self.num_same = 0
+            text = self._texts[self._position]
+            return index_tokens(self._tokenizer, *self._tokenizer.encode(text), is_split=False)
+        num_same, numbers = self._plans[self._position]
+        del self._ends[num_same:]
+        char, low = self._ends[-1] if self._ends else (0, 0)
+        size, parts, sizes, shifts = low, [], [], []
+        for number in numbers:
+            start, first, beyond = self._chars[number], self._bounds[number], self._bounds[number + 1]
+            parts.append(self._pool[:, first:beyond])
+            sizes.append(beyond - first)
+            shifts.append(char - start)
+            char, size = char + self._chars[number + 1] - start, size + beyond - first
+            self._ends.append((char, size))
+        self._make_room(size, low)
+        if parts:
+            tail = self._rows[:, low:size]
+            np.concatenate(parts, axis=1, out=tail)
+            tail[1:] += np.repeat(np.array(shifts, np.int32), sizes)
+            self._is_control[low:size] = self._tokenizer.is_control[tail[0]]
+        self.num_same = min(low, self._same_as_last)
+        self._same_as_last = size
+        ids, starts, ends, reach = self._rows[:, :size]
+        return Encoded(ids.copy(), starts, ends, reach, self._is_control[:size], is_split=False)
 
     def split(self, cuts: list[int]) -> Encoded:
         """The last text, with no token across these positions."""
-        number = self._prefix
-        cut = int(self._ends[number - 1]) if number else 0
-        if cuts[0] < cut:
-            number = cut = 0
-        tail = _encode_in_parts(self._tokenizer, self._text[cut:], [edge - cut for edge in cuts], [])
-        ids = np.concatenate([self._ids[:number], tail[0]])
-        before = np.stack([self._starts[:number], self._ends[:number]], axis=1)
-        self._same_as_last = number
-        self.num_same = min(number, self.num_same)
-        return index_tokens(self._tokenizer, ids, np.concatenate([before, tail[1] + np.int32(cut)]), is_split=True)
+        text = self._texts[self._position]
+        char, token = 0, 0
+        if self._plans and (number := bisect_right(self._ends, (cuts[0], 0))):
+            char, token = self._ends[number - 1]
+        tail = _encode_in_parts(self._tokenizer, text[char:], [edge - char for edge in cuts], [], continues=char > 0)
+        self._same_as_last = token
+        self.num_same = min(token, self.num_same)
+        if not token:
+            return index_tokens(self._tokenizer, *tail, is_split=True)
+        ids = np.concatenate([self._rows[0, :token], tail[0]])
+        return index_tokens(
+            self._tokenizer, ids, np.concatenate([self._rows[1:3, :token].T, tail[1] + np.int32(char)]), is_split=True
+        )
 
     def forget(self) -> None:
-        """A text was encoded by other means: the next one begins anew."""
-        self._text, self._size, self._prefix, self._same_as_last, self.num_same = "", 0, 0, 0, 0
+        """The next text is encoded by other means."""
+        self.encode()
+        self._same_as_last = self.num_same = 0
 
-    def _grow(self, capacity: int, number: int) -> None:
-        """Room for more tokens; the first `number` of them stay."""
+    def _make_room(self, size: int, num_same: int) -> None:
+        """Room for the tokens of a text; the first `num_same` of them stay."""
+        if size <= len(self._is_control):
+            return
+        rows, is_control = np.empty((4, 2 * size), np.int32), np.empty(2 * size, dtype=bool)
+        rows[:, :num_same] = self._rows[:, :num_same]
+        is_control[:num_same] = self._is_control[:num_same]
+        self._rows, self._is_control = rows, is_control
 
-        def grow(array: NDArray[Any]) -> NDArray[Any]:
-            larger = np.zeros(capacity, dtype=array.dtype)
-            larger[:number] = array[:number]
-            return larger
 
-        self._ids, self._starts, self._ends = grow(self._ids), grow(self._starts), grow(self._ends)
-        self._reach, self._is_control = grow(self._reach), grow(self._is_control)
-
-    def _count_shared(self, text: str, low: int) -> int:
-        """How many tokens of the last text stay: up to the last hard cut in what both texts have in common."""
-        if not len(self._hard) or not self._size:
-            return 0
-        high = min(len(text), len(self._text))
-        while low < high and text[low : low + _BLOCK] == self._text[low : low + _BLOCK]:
-            low = min(low + _BLOCK, high)
-        high = min(low + _BLOCK, high)
-        while low < high:  # the longest common beginning, by halving
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if text[low:middle] == self._text[low:middle] else (low, middle - 1)
-        inside = int(np.searchsorted(self._ends[: self._size], np.int32(low), side="right"))
-        # From the end: the last hard cut is near it.
-        for stop in range(inside, 0, -_NEAR):
-            hard = np.flatnonzero(self._hard[self._ids[max(stop - _NEAR, 0) : stop]])
-            if len(hard):
-                return max(stop - _NEAR, 0) + int(hard[-1]) + 1
-        return 0
+def _count_common(left: str, right: str, low: int) -> int:
+    """How many characters two texts begin with alike; `low` of them are known."""
+    high = min(len(left), len(right))
+    while low < high and left[low : low + _BLOCK] == right[low : low + _BLOCK]:
+        low = min(low + _BLOCK, high)
+    high = min(low + _BLOCK, high)
+    while low < high:  # by halving
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low
 
 
 def encode_text(
@@ -196,10 +213,9 @@ def encode_text(
     boundaries: Literal["whole", "split"],
     controls: Controls,
     encoder: PrefixEncoder | None = None,
-    num_shared: int = 0,
 ) -> tuple[Encoded, int]:
-    """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate. Of
-    the text that `encoder` had before, the first `num_shared` characters are known to be the same."""
+    """Encode a rendered conversation, which is the next text of `encoder`; also how many control tokens stand in text
+    that the model did not generate."""
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:
         if encoder is not None:
@@ -208,7 +224,7 @@ def encode_text(
         parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
         return index_tokens(tokenizer, *parts, is_split=True), len(escaped)
     if encoder is not None:
-        encoded = encoder.encode(rendered.text, num_shared)
+        encoded = encoder.encode()
     else:
         encoded = index_tokens(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
     if boundaries == "split":
@@ -273,7 +289,7 @@ def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
 
 def _is_inside(encoded: Encoded, edge: int) -> bool:
     """Does a token that is no control token cover text on both sides of the edge?"""
-    number = int(np.searchsorted(encoded.reach, np.int32(edge), side="right"))
+    number = int(encoded.reach.searchsorted(np.int32(edge), side="right"))
     return number < len(encoded.ids) and bool(encoded.starts[number] < edge) and not bool(encoded.is_control[number])
 
 

@@ -6,7 +6,9 @@ header of the next message is the stop, or there is none at all. Then the last t
 header that would follow or EOS, and a turn with others after it needs a sequence of its own.
 """
 
+import itertools
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pairwright.tokens.refusals import TemplateError
@@ -28,10 +30,33 @@ class Stop(NamedTuple):
 def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
     """Matches any added token, the longest first."""
     if "pattern" not in tokenizer.learnt:
-        tokens = sorted((token for token in tokenizer.added if token.strip()), key=len, reverse=True)
-        tokenizer.learnt["pattern"] = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        tokenizer.learnt["pattern"] = compile_tokens(token for token in tokenizer.added if token.strip())
     pattern: re.Pattern[str] = tokenizer.learnt["pattern"]
     return pattern
+
+
+def compile_tokens(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of these tokens, of those that begin alike the longest, as `tokenizers` takes them. Vocabularies have
+    thousands of added tokens: what they begin with alike stands in the pattern once.
+
+    >>> compile_tokens(["<a>", "<b>", "<a>b", "c"]).pattern
+    '<(?:a>(?:b)?|b>)|c'
+    """
+    return re.compile(_write_branches(sorted(set(tokens) - {""})) or r"(?!)")
+
+
+def _write_branches(tokens: list[str]) -> str:
+    """A pattern for sorted tokens that are not empty; one branch for each first character."""
+    branches = []
+    for _, group in itertools.groupby(tokens, key=lambda token: token[0]):
+        first, *others = group
+        last = others[-1] if others else first
+        # Sorted: what the first and the last begin with, all of them do.
+        size = next((n for n, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+        inner = _write_branches([token[size:] for token in (first, *others) if len(token) > size])
+        is_token = len(first) == size
+        branches.append(re.escape(first[:size]) + (f"(?:{inner})" + "?" * is_token if inner else ""))
+    return "|".join(branches)
 
 
 def split_symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:

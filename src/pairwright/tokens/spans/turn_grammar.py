@@ -22,6 +22,7 @@ from pairwright.tokens.spans.probes import (
     find_tail,
     render_continuations,
 )
+from pairwright.tokens.spans.skeletons import SYSTEM_ROLES
 from pairwright.tokens.spans.stops import Stop, control_pattern, find_stop, split_symbols
 from pairwright.tokens.spans.thoughts import (
     Grammar,
@@ -87,18 +88,25 @@ def speak_turn(
         if thought is not None and not thought.is_open:
             message = move_thought(message, thought.tags)
             chat = [*chat[:turn], without_reasoning(message) if reasoning_of(message) else message]
-        last = renderer.render(chat, tools)
+        shown, last = chat, renderer.render(chat, tools)
         if is_new and last.text != renderer.text(chat, tools):
             return Unfit("text_differs", "the template depends on the type of its strings")
         begin = _find_begin(tokenizer, renderer, prompt, chat[:turn], tools, last, thought)
+        own_last = [piece for piece in last.pieces if piece.message == turn]
+        if not own_last:
+            return Unfit("not_located", "the template renders nothing of the turn")
+        if begin is None:
+            # Shown without a header: DeepSeek R1 counts calls in the whole conversation, and takes later ones for more
+            # of the first. After a question alone, the turn is shown as it is spoken.
+            difference = describe_difference(prompt.text, last.text[: own_last[0].start], "the prompt", "the turn")
+            shown = _after_question(chat)
+            last = renderer.render(shown, tools)
+            own_last = [piece for piece in last.pieces if piece.message == len(shown) - 1]
+            begin = _find_header(tokenizer, renderer, prompt, last, own_last, thought)
+            if begin is None or last.text != renderer.text(shown, tools):
+                return Unfit("prompt_not_continued", difference)
     except TemplateError as error:
         return Unfit("template_error", str(error))
-    own_last = [piece for piece in last.pieces if piece.message == turn]
-    if not own_last:
-        return Unfit("not_located", "the template renders nothing of the turn")
-    if begin is None:
-        lead = last.text[: own_last[0].start]
-        return Unfit("prompt_not_continued", describe_difference(prompt.text, lead, "the prompt", "the turn"))
     parts = _write_lead(grammar, thought, chat[turn], last, own_last, begin)
     if parts is None:
         return Unfit("prompt_not_continued", "the thinking block that the prompt opens cannot be told from the turn")
@@ -110,8 +118,9 @@ def speak_turn(
         return _join(prompt, parts, last, own_last, turn, Stop(end, inner[1]), message)
     tail = last.text[turn_end:]
     if is_new or known[shape][0] != tail:
+        at = len(shown) - 1
         others = [
-            find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
+            find_tail(item, last, own_last, at, begin) for item in render_continuations(renderer, shown, tools, at)
         ]
         tails = [align_tail(tail, text) for text in others if text is not None]
         has_calls = bool(chat[turn].get("tool_calls"))
@@ -121,6 +130,30 @@ def speak_turn(
     else:
         stop = known[shape][1]
     return _join(prompt, parts, last, own_last, turn, stop, message)
+
+
+def _after_question(chat: Chat) -> Chat:
+    """The system messages at the start, the user's last message, and the turn."""
+    start = next((number for number, message in enumerate(chat) if message.get("role") not in SYSTEM_ROLES), 0)
+    users = [message for message in chat[start:-1] if message.get("role") == "user"]
+    return [*chat[:start], *users[-1:], chat[-1]]
+
+
+def _find_header(
+    tokenizer: ChatTokenizer,
+    renderer: Renderer,
+    prompt: Rendered,
+    last: Rendered,
+    own: list[Piece],
+    thought: Thought | None,
+) -> int | None:
+    """Where the turn begins in the render that shows it, if the usual header stands before it and ends the prompt."""
+    header = _usual_header(tokenizer, renderer)
+    prompt_end = thought.start if thought is not None else len(prompt.text)
+    if not own or not header.strip() or not prompt.text.endswith(header, 0, prompt_end):
+        return None
+    position = last.text.rfind(header, 0, own[0].start)
+    return position + len(header) if position >= 0 else None
 
 
 def _join(

@@ -23,7 +23,6 @@ from pairwright.tokens.spans.regions import (
     Verify,
     has_tested_word,
     locate,
-    sample_regions,
     verify_prompts,
 )
 from pairwright.tokens.spans.skeletons import SYSTEM_ROLES
@@ -194,7 +193,7 @@ def _locate_by_excerpts(
     """As `_locate_whole`; raises `_UnlikeBefore` where an excerpt does not join the group before it. `shapes`: those of
     the messages. `may_grow`: an excerpt of the usual size that does not join is taken larger."""
     outline = _Outline(chat)
-    patterns = ExcerptPatterns(tokenizer.renderer(tools), chat[: turns[-1] + 1], tools, shapes)
+    patterns = ExcerptPatterns(tokenizer, tokenizer.renderer(tools), chat[: turns[-1] + 1], tools, shapes)
     key = ("excerpt_steps", tokenizer.renderer(tools).hash)
     first_size = tokenizer.learnt.setdefault(key, _STEPS)
 
@@ -203,7 +202,7 @@ def _locate_by_excerpts(
         inside = left if excerpt.is_whole else left[bisect_right(left, excerpt.origins[excerpt.tail]) :]
         shift = 0 if excerpt.is_whole else excerpt.origins[-1] + 1 - len(excerpt.origins)
         sub_turns = [turn - shift for turn in inside]
-        key = patterns.key_of(excerpt.chat, sub_turns)
+        key = patterns.key_of(excerpt.chat, sub_turns, require_stop=require_stop)
         located = patterns.predict(key, excerpt.chat, excerpt.origins)
         if located is None:
             located = last_group(tokenizer, excerpt.chat, tools, sub_turns, require_stop=require_stop, shapes=shapes)
@@ -390,11 +389,12 @@ def _is_verified(
     tests text for: excerpts may not have it."""
     if has_tested_word(renderer, groups[-1][1].rendered.text):
         return False
-    last = {located.regions[-1].message: located for _, located in groups}
-    regions = [located.regions[-1] for located in last.values()]
+    # The last prompt has every message in it; of the others early ones are as good as later ones, and render faster.
+    size = len(groups) - 1
+    sample = {0, size // 6, size // 3, size}
     try:
-        for region in sample_regions(regions):
-            verify_prompts(renderer, chat, tools, last[region.message].rendered.text, [region])
+        for _, located in (groups[number] for number in sorted(sample)):
+            verify_prompts(renderer, chat, tools, located.rendered.text, located.regions[-1:])
     except Refusal:
         return False
     return True

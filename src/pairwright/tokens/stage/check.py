@@ -146,10 +146,10 @@ def _check_system(renderer: Renderer) -> list[Quirk]:
     quirks = []
     first = _render_or_explain(renderer, [system, _user("one"), _assistant("two")])
     if "zqsystem" not in first:
-        quirks.append(Quirk("refuses_system", first if first.startswith("refused") else "it is left out of the text"))
+        quirks.append(Quirk("refuses_system", first if first.startswith("refused") else "left out of the text"))
     middle = _render_or_explain(renderer, [_user("one"), _assistant("two"), system, _user("three")])
     if "zqsystem" not in middle:
-        detail = middle if middle.startswith("refused") else "it is left out of the text"
+        detail = middle if middle.startswith("refused") else "left out of the text"
         quirks.append(Quirk("refuses_system_in_the_middle", detail))
     return quirks
 
@@ -160,10 +160,10 @@ def _check_tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> li
         quirks.append(Quirk("no_tools", "tool schemas are left out of the text"))
     called = _render_or_explain(renderer, [_user("one"), call])
     if "zq_lookup" not in called or called.startswith("refused"):
-        quirks.append(Quirk("no_calls", called if called.startswith("refused") else "calls are left out of the text"))
+        quirks.append(Quirk("no_calls", called if called.startswith("refused") else "left out of the text"))
     answered = _render_or_explain(renderer, [_user("one"), call, {**_result(), "content": "zqresult"}])
     if "zqresult" not in answered:
-        detail = answered if answered.startswith("refused") else "tool results are left out of the text"
+        detail = answered if answered.startswith("refused") else "left out of the text"
         quirks.append(Quirk("no_results", detail))
     # Two calls of one turn: both arguments have to be in the text.
     two = {**call, "tool_calls": [*call["tool_calls"], {**call["tool_calls"][0], "id": "zq0000001"}]}

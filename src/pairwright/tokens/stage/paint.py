@@ -91,6 +91,10 @@ def describe_report(sequence: Sequence) -> list[str]:
         ("control tokens in text that is not the model's", report.control_tokens),
     )
     lines += [f"{count:,} {what}" for what, count in counts if count]
+    if sequence.weights is not None:
+        weights = dict(zip(sequence.message_index[sequence.mask], sequence.weights[sequence.mask], strict=True))
+        shown = ", ".join(f"message {message} × {weight:g}" for message, weight in list(weights.items())[:8])
+        lines.append(f"weights: {shown}{', ...' if len(weights) > 8 else ''}")
     return lines
 
 

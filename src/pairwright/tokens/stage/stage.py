@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ITEMS_PER_TASK = 256  # items that a worker encodes at a time
-_VERSION = 4  # of what is written for an item: a new one makes old rows unknown
+_VERSION = 5  # of what is written for an item: a new one makes old rows unknown
 
 
 def encode_source(
@@ -192,7 +192,6 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
     if options.max_length is not None:
         cut = (options.max_length, options.truncation)
         sequences = [truncate(sequence, *cut, keep_first=options.keep_first) for sequence in sequences]
-    sequences = [weigh_turns(sequence, experience.messages) for sequence in sequences]
     return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
 
 

@@ -129,9 +129,16 @@ _SIZED_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", 
 # Mappings whose keys are read without the sandbox's detour, but for the names of their own attributes.
 _MAPPINGS = (dict, OwnedDict, PlainDict)
 _MAPPING_ATTRIBUTES = frozenset(dir(dict)) | frozenset(("_owner", "_json"))
+_MAPPING_METHODS = frozenset(("get", "items", "keys", "values"))  # those that change nothing
 # Methods of text that change nothing and build no text from a format.
 _TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 _LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem"))
+# What the sandbox would let through, by type.
+_PLAIN_ATTRIBUTES: dict[type, frozenset[str]] = {
+    jinja2.runtime.LoopContext: _LOOP_ATTRIBUTES,
+    str: _TEXT_METHODS,
+    Owned: _TEXT_METHODS,
+}
 # Methods of str whose result may be larger than the text, and those that build it anew.
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _FLOW = ("replace", "join", "split", "rsplit", "splitlines", "translate", "upper", "lower", "title", "encode")
@@ -169,17 +176,30 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
+    """As Jinja's, without private names; its values are read in one step."""
+
     def __init__(*args: Any, **kwargs: Any) -> None:
         # No parameter is named: a template may pass any keyword, `self` among them.
         self, args = args[0], args[1:]
-        attributes = dict(*args, **kwargs)
-        for name in attributes:
+        values = dict(*args, **kwargs)
+        for name in values:
             _check_name(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
+        object.__setattr__(self, "_values", values)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_values", "__class__"):
+            return object.__getattribute__(self, name)
+        try:
+            return object.__getattribute__(self, "_values")[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
-        super().__setitem__(name, value)
+        object.__getattribute__(self, "_values")[name] = value
+
+    def __repr__(self) -> str:
+        return f"<Namespace {object.__getattribute__(self, '_values')!r}>"
 
 
 class _TemplateDict:
@@ -236,6 +256,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(jinja2.nodes.For):
+            _leave_early(loop)
             # Every iteration reads `environment.tick` first.
             loop.body.insert(0, jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute("tick")))
         return tree
@@ -263,7 +284,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _concat(self, parts: Iterable[str]) -> str:
         if isinstance(parts, list):
             self.limits.charge(sum(map(len, parts)))
-            return join(parts)
+            return join(parts) if self.tracking else "".join(parts)
         # A generator: checked every 1024 chunks, since a template may print without end.
         collected: list[str] = []
         chunks = iter(parts)
@@ -274,21 +295,21 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return join(collected)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox does, without the detour for a key of a plain mapping."""
-        if type(obj) in _MAPPINGS and attribute not in _MAPPING_ATTRIBUTES:
-            try:
-                return obj[attribute]
-            except KeyError:
-                return self.undefined(obj=obj, name=attribute)
-        if type(obj) is jinja2.runtime.LoopContext and attribute in _LOOP_ATTRIBUTES:
-            return getattr(obj, attribute)
-        if type(obj) in (str, Owned) and attribute in _TEXT_METHODS:
-            return getattr(obj, attribute)
-        if type(obj) is _Namespace and not attribute.startswith("_"):  # which it cannot hold
-            try:
+        """As the sandbox does, without the detour for a key of a plain mapping and for methods that change nothing."""
+        kind = type(obj)
+        if kind in _MAPPINGS:
+            if attribute not in _MAPPING_ATTRIBUTES:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+            if attribute in _MAPPING_METHODS:
                 return getattr(obj, attribute)
-            except AttributeError:
-                return self.undefined(obj=obj, name=attribute)
+        elif attribute in _PLAIN_ATTRIBUTES.get(kind, ()):
+            return getattr(obj, attribute)
+        elif kind is _Namespace and not attribute.startswith("_"):  # which it cannot hold
+            values = object.__getattribute__(obj, "_values")
+            return values[attribute] if attribute in values else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -315,7 +336,14 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # As in Jinja, names that no keyword of a template can clash with.
         __self.limits.tick()
+        # What templates call most, without Jinja's checks of what it may be.
+        if type(__obj) is jinja2.runtime.Macro:
+            return __obj(__context.eval_ctx, *args, **_without_scopes(kwargs))
+        if __obj is _Namespace:
+            return _Namespace(*args, **_without_scopes(kwargs))
         receiver = getattr(__obj, "__self__", None)
+        if type(receiver) in _MAPPINGS and __obj.__name__ in _MAPPING_METHODS:
+            return __obj(*args, **_without_scopes(kwargs))
         if isinstance(receiver, str):
             name = __obj.__name__
             if name in _PADDING:
@@ -327,6 +355,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if name == "replace" and len(args) in (2, 3) and not kwargs:
                     return __self.texts.replace_text(receiver, *args)
                 __self.limits.charge(len(receiver))
+            if name in _TEXT_METHODS:
+                return __obj(*args, **_without_scopes(kwargs))
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -404,6 +434,45 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return result
 
         return wrapper
+
+
+def _without_scopes(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of a call without the variables around it, which Jinja passes for functions that read them."""
+    kwargs.pop("_block_vars", None)
+    kwargs.pop("_loop_vars", None)
+    return kwargs
+
+
+def _leave_early(loop: jinja2.nodes.For) -> None:
+    """End a loop over `range` once it can do nothing more: its body is one `if` that a flag switches off. Templates
+    that look for the message before each message, or after it, then take time in proportion to the messages.
+
+        {% for j in range(n) %}{% if not ns.found %}...{% endif %}{% endfor %}
+        {% for k in range(n) %}{% if ns.stopped %}{% elif ... %}...{% endif %}{% endfor %}
+    """
+    nodes = jinja2.nodes
+    # Numbers come without side effects, unlike what a filter yields. A loop's `else` runs also after a `break`.
+    is_range = isinstance(loop.iter, nodes.Call) and loop.iter.node == nodes.Name("range", "load")
+    if not is_range or loop.test or loop.else_ or loop.recursive or len(loop.body) != 1:
+        return
+    branch = loop.body[0]
+    if not isinstance(branch, nodes.If):
+        return
+    names = {
+        "loop",
+        *(name.name for name in (loop.target, *loop.target.find_all(nodes.Name)) if isinstance(name, nodes.Name)),
+    }
+    if isinstance(branch.test, nodes.Not) and _is_flag(branch.test.node, names) and not branch.elif_ + branch.else_:
+        branch.else_ = [nodes.Break()]
+    elif _is_flag(branch.test, names) and not branch.body:
+        branch.body = [nodes.Break()]
+
+
+def _is_flag(node: jinja2.nodes.Node, changing: set[str]) -> bool:
+    """Whether a test is an attribute, such as a namespace's, of a name that is the same in every iteration."""
+    if not isinstance(node, jinja2.nodes.Getattr) or not isinstance(node.node, jinja2.nodes.Name):
+        return False
+    return node.node.name not in changing
 
 
 def _width(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

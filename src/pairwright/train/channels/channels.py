@@ -40,11 +40,11 @@ from pairwright.train.data import (
     load_policy_data,
 )
 from pairwright.train.distill_data import distill_runs, load_distill_data
-from pairwright.train.metrics import Sums
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash
 from pairwright.train.model.policy_model import Policy, open_policy
 from pairwright.train.model.reference import ReferenceCache, ReferenceLogps
+from pairwright.train.model.sharding import Ranks
+from pairwright.train.run_dir import Sums
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 

@@ -28,10 +28,10 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.batch_schedule import Limits, Order
 from pairwright.train.data import DataError
 from pairwright.train.distill_data import DistillData
-from pairwright.train.metrics import Sums
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, follow, open_policy
+from pairwright.train.model.sharding import Ranks
+from pairwright.train.run_dir import Sums
 
 ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
 

@@ -19,9 +19,9 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Limits, Order
 from pairwright.train.data import join_weights
-from pairwright.train.metrics import Sums
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.sharding import Ranks
+from pairwright.train.run_dir import Sums
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Limits, Order
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
-from pairwright.train.metrics import Sums
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.policy_model import Policy
 from pairwright.train.model.reference import ReferenceLogps
+from pairwright.train.model.sharding import Ranks
+from pairwright.train.run_dir import Sums
 
 
 class PolicyChannel:

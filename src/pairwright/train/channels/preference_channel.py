@@ -14,6 +14,7 @@ from torch import Tensor
 from pairwright.config.train_config import PreferenceConfig, TrainConfig
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import length_weights, sum_by_sequence
+from pairwright.losses.pairwise import Partners
 from pairwright.losses.preference import (
     PairLogps,
     PairLosses,
@@ -22,18 +23,17 @@ from pairwright.losses.preference import (
     policy_weights,
     preference_loss,
 )
-from pairwright.losses.transport import Partners
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Limits, Order, even_parts
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.channels.unpaired_channel import find_reference_point
 from pairwright.train.data import PairData, join_weights
-from pairwright.train.metrics import Sums
-from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, Scored, follow, open_policy
 from pairwright.train.model.reference import ReferenceLogps
+from pairwright.train.model.sharding import Ranks
+from pairwright.train.run_dir import Sums
 
 _SUMS = ("chosen_B", "rejected_B", "num_chosen_B", "num_rejected_B", "ref_chosen_B", "ref_rejected_B")
 
