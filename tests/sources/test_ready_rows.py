@@ -55,6 +55,25 @@ def test_readers_give_cells_when_asked():
     assert all(isinstance(record, ReadyRow) for record in records)
 
 
+def test_a_failed_result_without_a_flag_is_found_in_cells_as_in_experiences(tmp_path, monkeypatch):
+    use = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {}}
+    path = tmp_path / "session.jsonl"
+    lines = []
+    for number, text in enumerate(["all good", "Exit code 2: make failed", "Error: ENOENT"]):
+        names = [None, *(f"{kind}{number}" for kind in "uarz")]
+        contents = ["Run it.", [use], [{"type": "tool_result", "tool_use_id": "t1", "content": text}], "Done."]
+        for kind, above, own, content in zip(("user", "assistant") * 2, names, names[1:], contents, strict=False):
+            message = {"role": kind, "content": content}
+            lines.append(
+                {"type": kind, "uuid": own, "parentUuid": above, "sessionId": f"s{number}", "message": message}
+            )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ready = written(path, tmp_path)
+    assert ready["num_errors"] == ["0", "1", "1"]
+    monkeypatch.setattr(import_task, "_as_rows", lambda units: units)
+    assert ready == written(path, tmp_path)
+
+
 def outcome(lines: list) -> list[str]:
     try:
         return [repr(record) for record in FORMAT.read(lines, Origin("session.jsonl", 1), Options())]

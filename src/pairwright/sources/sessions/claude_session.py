@@ -143,7 +143,9 @@ class Turn(Struct, eq=False, gc=False):
     answered: set[str] | frozenset[str] = frozenset()
     children: list["Turn"] = []
     results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
-    last_parent: int = -1  # of an assistant turn: place of the parent of the line that joined it or its results last
+    # Of an assistant turn: depth and parent of the line that joined it last, and of the last one with results
+    last_line: tuple[int, int] = (-1, -1)
+    last_result: tuple[int, int] = (-1, -1)
     is_shuffled: bool = False  # its lines are not in file order
 
     @property
@@ -185,12 +187,14 @@ def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[T
     roots: list[Turn] = []
     threads: set[object] = set()  # in which a message has no parent in the file ...
     repeated: set[object] = set()  # ... and then another one
+    depths: list[int] = []
     for place, line in enumerate(lines):
         parent = line.parent
         above_place = -1 if parent is None else places.get(parent, -1)
         if above_place >= place:
             raise _OutOfOrder
-        turn = above = turns[above_place] if above_place >= 0 else None
+        depth, turn = (depths[above_place] + 1, turns[above_place]) if above_place >= 0 else (0, None)
+        above = turn
         if isinstance(line, MessageLine):
             clears = line.type == "user" and line_clears(line)
             if above_place < 0:
@@ -201,14 +205,13 @@ def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[T
             # A sidechain names the line that started it, but it does not see that conversation.
             elif clears or (line.is_sidechain and above is not None and not above.lines[0].is_sidechain):
                 above = None
-            turn = _join_turn(line, above, above_place)
+            turn = _join_turn(line, above, depth, above_place)
             if above is None:
                 roots.append(turn)
-        elif above is not None:
-            _check_order(above.parent if above.answered else above, above_place)
         elif above_place < 0 and line.uuid is not None and line.thread in threads:
             repeated.add(line.thread)
         turns.append(turn)
+        depths.append(depth)
     # In a thread in which no line has its parent in the file, each line follows the one before.
     if repeated and not repeated <= {line.thread for line in lines if line.parent in places}:
         raise _OutOfOrder
@@ -226,16 +229,14 @@ def _join_by_level(lines: list[Line], parents: list[int | None], turns: list[Tur
         else:
             children[parent].append(position)
     roots: list[Turn] = []
-    places: dict[int, int] = {}  # in the queue
     for place, position in enumerate(queue):  # grows while we walk: parents come before their children
         queue += children[position]
-        places[position] = place
         parent, line = parents[position], lines[position]
         turn = above = None if parent is None else turns[parent]
         if isinstance(line, MessageLine):
             if line.is_sidechain and above is not None and not above.first.is_sidechain:
                 above = None
-            turn = _join_turn(line, above, -1 if parent is None else places[parent])
+            turn = _join_turn(line, above, place, -1)
             if above is None:
                 roots.append(turn)
         turns[position] = turn
@@ -283,7 +284,7 @@ def _answered_by(line: MessageLine) -> set[str] | frozenset[str]:
     return {block.tool_use_id for block in content if type(block) is _ToolResult and block.tool_use_id is not None}
 
 
-def _join_turn(line: MessageLine, above: Turn | None, above_place: int) -> Turn:
+def _join_turn(line: MessageLine, above: Turn | None, depth: int, parent: int) -> Turn:
     """Add a line to the turn it belongs to, or to a new turn below `above`; return that turn."""
     answered = _NONE if line.type == "assistant" else _answered_by(line)
     if above is None:
@@ -292,11 +293,11 @@ def _join_turn(line: MessageLine, above: Turn | None, above_place: int) -> Turn:
     if asked is not None and asked.lines[0].type == "assistant":
         if line.type == "assistant":
             if line.message.id is not None and line.message.id == asked.lines[0].message.id:
-                _check_order(asked, above_place)
+                asked.last_line = _next_in_order(asked.last_line, depth, parent)
                 _add_line(asked, line)
                 return asked
         elif answered:
-            _check_order(asked, above_place)
+            asked.last_result = _next_in_order(asked.last_result, depth, parent)
             # Results of one answer are gathered in one turn; a second result of the same call begins a branch.
             if asked.results is not None and asked.results.answered.isdisjoint(answered):
                 _add_line(asked.results, line)
@@ -316,15 +317,11 @@ def _add_line(turn: Turn, line: MessageLine) -> None:
     turn.lines.append(line)
 
 
-def _check_order(asked: Turn | None, above_place: int) -> None:
-    """Raise _OutOfOrder unless the parents of the lines of a turn and its results stand in the order of these lines.
-
-    Only these lines depend on the order in which they join.
-    """
-    if asked is not None:
-        if above_place < asked.last_parent:
-            raise _OutOfOrder
-        asked.last_parent = above_place
+def _next_in_order(last: tuple[int, int], depth: int, parent: int) -> tuple[int, int]:
+    """Return depth and parent of a line; raises _OutOfOrder unless it comes after the last one level by level, too."""
+    if depth < last[0] or (depth == last[0] and parent != last[1]):
+        raise _OutOfOrder
+    return depth, parent
 
 
 def line_clears(line: MessageLine) -> bool:
