@@ -177,6 +177,7 @@ RARE = [
     "Uncaught boom\n    at f (a.js:1)",
     "done\nmake: *** [all] stopped",
     "un\u212anown tool x",
+    "\u0131nvalid tool x",
     "exit:\U00011da4",
 ]
 

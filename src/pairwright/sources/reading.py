@@ -35,8 +35,10 @@ from pairwright.sources.format import Format, Options, Origin, ReadyRow, Record,
 from pairwright.sources.rollouts.trinity import NAME as TRINITY
 from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
 from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
+from pairwright.sources.shapes.plain_rows import find_errors
 from pairwright.sources.tables import is_own_parquet, is_table, table_rows
 
+__all__ = ["NO_OPTIONS", "Layout", "binary_units", "detect", "file_units", "find_errors", "read_file", "read_units"]
 # Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000

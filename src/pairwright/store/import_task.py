@@ -30,10 +30,9 @@ from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, decode_units, line_units, read_lines
 from pairwright.sources.format import Options, Origin, ReadyRow, Record, Rejected
 from pairwright.sources.identity import identify
-from pairwright.sources.reading import Layout, binary_units, file_units, read_units
+from pairwright.sources.reading import Layout, binary_units, file_units, find_errors, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
-from pairwright.sources.shapes.plain_rows import find_errors
 from pairwright.store.arrow import column_array, from_arrow, list_column, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import ARRAY_TYPES, SCHEMA

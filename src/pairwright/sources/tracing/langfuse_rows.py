@@ -99,8 +99,14 @@ def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     components = {score.name or "score": score.value for score in reversed(scores)}
     if completion is None or len(components) < len(scores):
         return None
-    info: Json = {name: value for name, value in zip(_INFO_NAMES, _info_of(trace), strict=True) if value}
+    info: Json = {}
+    for name, value in zip(_INFO_NAMES, _info_of(trace), strict=True):
+        if value:
+            info[name] = value
     info["trace_id"], info["calls"] = trace.id, [call.id for call in calls]
+    model = calls[0].model
+    if not isinstance(model, str) or not model:
+        model = next((call.model for call in calls if isinstance(call.model, str) and call.model), None)
     return plain_row(
         NAME,
         origin,
@@ -112,7 +118,7 @@ def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
         reward_components=components,
         info=info,
         metrics=_plain_usage(calls),
-        model=next((model for call in calls if isinstance(model := call.model, str) and model), None),
+        model=model,
     )
 
 
