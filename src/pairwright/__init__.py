@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pairwright.evaluate.evaluating import evaluate
     from pairwright.export import ExportSummary, HubSummary, export_pairs, pull, push
     from pairwright.pairs.container import Pairs, make_pairs
-    from pairwright.records.canonical import prompt_hash
     from pairwright.records.experience import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
     from pairwright.records.grouping import (
         gather_action_masks,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
         split_preference,
         split_preferences,
     )
-    from pairwright.records.messages import ErrorSite, Message, ToolCall
+    from pairwright.records.messages import ErrorSite, Message, ToolCall, prompt_hash
     from pairwright.sources.rollouts.trinity import loads_trinity
     from pairwright.sources.shapes.chat_messages import message_from_chat
     from pairwright.store.arrow import from_arrow, from_dataset, to_arrow, to_dataset

@@ -12,7 +12,7 @@ import pytest
 
 from flow.test_flow import written
 from pairwright import EID, Experience, Message, Table
-from pairwright.cli.cli_errors import describe_stop
+from pairwright.cli.output import describe_stop
 from train.made_runs import make_model, make_pairs
 
 DEADLINE_SECONDS = 120

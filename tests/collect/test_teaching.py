@@ -13,9 +13,8 @@ from pairwright.collect import CollectError
 from pairwright.collect.teaching import read_states, teach
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
-from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Side
-from pairwright.records.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall, prompt_hash
 from serve.served_models import served, tiny_engine
 
 TOOLS = ({"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},)

@@ -9,7 +9,7 @@ from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.outcomes import explain
 from pairwright.pairs.pair_table import read_pairs
-from pairwright.records.canonical import prompt_hash
+from pairwright.records.messages import prompt_hash
 
 TOOLS = ({"type": "function", "function": {"name": "search", "parameters": {}}},)
 PROMPT = (Message("system", "You book."), Message("user", "A flight to Oslo"))

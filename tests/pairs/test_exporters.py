@@ -17,10 +17,9 @@ from pairwright import ConfigError, Experience, Message, PairwrightError
 from pairwright.cli.commands.export import export_pairs
 from pairwright.export import EXPORTERS
 from pairwright.export import trl_export as trl
-from pairwright.export.exporter import ExportOptions, jsonl_exporter
-from pairwright.export.line_layout import Check, Part, json_line
+from pairwright.export.exporter import Check, ExportOptions, Part, json_line, jsonl_exporter
 from pairwright.pairs.pair_table import PAIR_SCHEMA, pairs_to_batch, read_pairs, write_pairs
-from pairwright.records.canonical import canonical_messages
+from pairwright.records.messages import canonical_messages
 from pairwright.sources.format import Options
 from pairwright.sources.reading import detect, read_file
 

@@ -11,7 +11,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import pair_batches, pair_id, read_pairs
-from pairwright.records.canonical import canonical_messages, prompt_hash
+from pairwright.records.messages import canonical_messages, prompt_hash
 
 
 def test_the_guides_example_gives_three_pairs_or_one(tmp_path):

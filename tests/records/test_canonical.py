@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from pairwright.records.canonical import content_hash, digest, pack
+from pairwright.records.messages import content_hash, digest, pack
 
 
 @settings(deadline=None)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pairwright import EID, CustomField, ErrorSite, Experience, Kind, Message, Pair, RecordError, Side, ToolCall
-from pairwright.records.canonical import canonical_messages, prompt_hash
 from pairwright.records.json_text import check_json, from_json, to_json
+from pairwright.records.messages import canonical_messages, prompt_hash
 from strategies import eids, experiences, json_values
 
 USER = Message("user", "hi")

@@ -16,14 +16,6 @@ from typer.main import get_command
 
 from pairwright import __version__
 from pairwright.cli.arguments import GroupInOrder, name_types_plainly
-from pairwright.cli.cli_errors import (
-    Interrupted,
-    describe_os_error,
-    describe_stop,
-    first_os_error,
-    guard_commands,
-    with_way_out,
-)
 from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
@@ -34,6 +26,14 @@ from pairwright.cli.commands.report import explain_run, report, view
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
+from pairwright.cli.output import (
+    Interrupted,
+    describe_os_error,
+    describe_stop,
+    first_os_error,
+    guard_commands,
+    with_way_out,
+)
 from pairwright.cli.overrides import ConfigCommand, with_options
 from pairwright.errors import PairwrightError
 

@@ -14,8 +14,7 @@ import msgspec
 from pairwright.collect.policies import Completion, PolicyError, RunPolicy
 from pairwright.collect.recording import Recorder
 from pairwright.errors import PairwrightError
-from pairwright.records.canonical import canonical_messages, content_hash
-from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.records.messages import Json, Message, ToolCall, canonical_messages, content_hash
 from pairwright.records.tool_texts import to_chat_tool
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import as_context, messages_from_chat, tools_from_chat

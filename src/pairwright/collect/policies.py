@@ -17,8 +17,7 @@ from pairwright.errors import ConfigError, PairwrightError, RecordError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
 from pairwright.generate.tool_calls import split_calls
 from pairwright.paths import find_model, write_bytes
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.records.messages import Json, Message, ToolCall, content_hash
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.shapes.chat_messages import message_from_chat
 

@@ -23,9 +23,8 @@ from pairwright.collect.policies import Completion, Prompt, as_messages
 from pairwright.collect.sampled_tokens import Sampled, SampledCalls, experience_of
 from pairwright.collect.tasks import Task
 from pairwright.errors import RecordError
-from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import Experience
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, prompt_hash
 
 Emit = Callable[[str, list[Experience]], None]  # called with a prompt hash and candidates for that prompt
 

@@ -17,9 +17,8 @@ import numpy as np
 from pairwright.collect.policies import Ask, Completion
 from pairwright.collect.tasks import Task
 from pairwright.generate.template_variables import KEY
-from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns
 
 # Reasons for missing token ids. The keys appear in `info.without_ids`, in the ledger and in the figures.

@@ -25,8 +25,7 @@ from pairwright.collect.recording import Candidate, Step
 from pairwright.collect.tasks import Task
 from pairwright.collect.user_code import SCORERS, load_function
 from pairwright.config import ScorerConfig
-from pairwright.records.canonical import canonical_messages, content_hash
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 
 # Commands: the case as JSON on stdin, the verdict as exit code or as JSON on stdout
 

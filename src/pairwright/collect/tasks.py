@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 
 from pairwright.config import CollectConfig
 from pairwright.errors import ConfigError, SourceError
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, content_hash
 from pairwright.sources.fields import identifier
 from pairwright.sources.files import document, is_json_lines, line_units
 from pairwright.sources.format import Rejected

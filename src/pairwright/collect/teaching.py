@@ -21,9 +21,8 @@ from pairwright.collect.tasks import Task
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.generate.template_variables import KEY
-from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, prompt_hash
 from pairwright.store.table import Table
 
 # Names of teachers are names of folders: no separators, no leading dot

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-from pairwright.records.canonical import canonical_messages
 from pairwright.records.json_text import decode, encode
-from pairwright.records.messages import TEXT, Json, Message, ToolCall, to_chat_message
+from pairwright.records.messages import TEXT, Json, Message, ToolCall, canonical_messages, to_chat_message
 
 _decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 TEXT_IS_NO_CHAT = "text_is_no_chat"

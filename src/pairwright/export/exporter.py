@@ -1,24 +1,300 @@
 """The export loop: read pairs batch by batch, write the output atomically, count refused and noted pairs.
 
-A target says of which parts its lines consist (export/line_layout.py). A pair that it cannot represent is counted as
+A target says of which parts its lines consist (`Layout`). A pair that it cannot represent is counted as
 refused. A pair that is written incompletely, or that the target trains differently, is counted as noted. Always pairs =
 written + refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.export.chat_lines import Context
-from pairwright.export.line_layout import CONTENT, NARROW, Layout, LineBatch
+from pairwright.export.chat_lines import (
+    Content,
+    Context,
+    Unfit,
+    check_is_chat,
+    check_is_generated,
+    check_prompt_is_chat,
+    check_side,
+    count_shared,
+    note_extra,
+    read_contents,
+)
 from pairwright.pairs.pair_table import has_tools, pair_batches
 from pairwright.pairs.spill import plain_memory
 from pairwright.paths import Place, write_atomic
+from pairwright.records.json_text import decode, encode
+from pairwright.records.tool_texts import to_chat_tool
+
+# Lines of JSON from columns: a target says of which parts its lines consist, and a batch of pairs is joined at once.
+#
+#     [*checks, *json_line({"prompt": Part(write_chat, "prompt"), "chosen": Part(write_chat, "chosen"), ...})]
+#
+# A part depends on some columns of a pair, and is computed once for each distinct combination of their values: a text
+# that is in many pairs is decoded, checked and encoded once. Parts and checks run in the order of the layout. A pair
+# is refused by the first of them that raises Unfit, and those that follow do not see it.
+#
+# Columns are `prompt`, `chosen` and `rejected` (Content), `tools` (JSON text with functions nested as in chat APIs,
+# or None), and both rewards.
+
+
+Indices = npt.NDArray[np.int64]
+NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
+_MESSAGES = ("prompt", "chosen", "rejected")
+CONTENT = (*_MESSAGES, "tools")
+
+
+class Part:
+    """Bytes of a line: `function` takes the values of the columns, and raises Unfit if the target cannot hold them."""
+
+    def __init__(self, function: Callable[..., bytes], *columns: str) -> None:
+        self.function, self.columns = function, columns
+
+
+class Check:
+    """A check, which writes nothing: `function` returns the reasons under which the pair is noted, or raises Unfit.
+
+    It runs once for all plain contents with the same roles, so that it may not look at their texts.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[str]], *columns: str) -> None:
+        self.function, self.columns = function, columns
+
+
+class Cut:
+    """From here on a side is one message, and what both sides begin with is at the end of the prompt.
+
+    Refuses pairs in which one side continues the other, and notes those that were cut.
+    """
+
+
+Layout = Sequence[bytes | Part | Check | Cut]
+Fields = dict[str, Part | Layout]  # of a JSON object
+# For targets that apply a chat template.
+CHAT_CHECKS: Layout = (
+    Check(check_prompt_is_chat, "prompt"),
+    Check(check_is_chat, "chosen"),
+    Check(check_is_chat, "rejected"),
+)
+# For targets with several messages per side, after these are written.
+SIDE_CHECKS: Layout = (Check(note_extra, "prompt"), Check(check_side, "chosen"), Check(check_side, "rejected"))
+# For targets with one assistant message per side.
+CUT_AT_DIVERGENCE: Layout = (Cut(), Check(check_is_generated, "chosen"), Check(check_is_generated, "rejected"))
+
+
+def json_object(fields: Fields) -> Layout:
+    """Return the layout of a JSON object."""
+    layout: list[bytes | Part | Check | Cut] = []
+    for number, (name, value) in enumerate(fields.items()):
+        layout.append(b'%b"%b":' % (b"," if number else b"{", name.encode()))
+        layout += [value] if isinstance(value, Part) else value
+    return [*layout, b"}"]
+
+
+def json_line(fields: Fields) -> Layout:
+    """Return the layout of a line with one JSON object."""
+    return [*json_object(fields), b"\n"]
+
+
+class _Results:
+    """What a function returned for the distinct values of a column, by code; None if unfit, or if no pair needs it."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.unfit: dict[int, str] = {}
+
+
+class LineBatch:
+    """The pairs of a batch while their lines are written.
+
+    rows      row numbers of the pairs that fit so far
+    values    the distinct values of each column; prompts and sides share one list
+    codes     for each column, the index in `values` of each pair in `rows`
+    refused   reason by row number
+    noted     reasons by row number; those of refused pairs do not count
+    """
+
+    def __init__(self, batch: pa.RecordBatch, arguments: str) -> None:
+        self.rows = np.arange(batch.num_rows)
+        self.refused: dict[int, str] = {}
+        self.noted: dict[int, set[str]] = {}
+        self.values: dict[str, list[Any]] = {}
+        self.codes: dict[str, Indices] = {}
+        self._written: list[bytes | npt.NDArray[np.object_]] = []
+        self._results: dict[Callable[..., Any], _Results] = {}
+        for name in ("chosen_reward", "rejected_reward"):
+            self.values[name], self.codes[name] = batch.column(name).to_pylist(), self.rows
+        tools, self.codes["tools"] = _distinct_texts([batch.column("tools")])
+        self.values["tools"] = [text if text is None else _nest_tools(text) for text in tools]
+        texts, codes = _distinct_texts([batch.column(name) for name in _MESSAGES])
+        self.codes |= dict(zip(_MESSAGES, np.split(codes, len(_MESSAGES)), strict=True))
+        self.values |= dict.fromkeys(_MESSAGES, read_contents(texts, arguments))
+        self._kinds = _kinds(self.values["prompt"])
+        # Pairs with a weight: no target but the whole table has a place for it.
+        for row in np.flatnonzero(batch.column("weight").to_numpy(zero_copy_only=False) != 1.0).tolist():
+            self.noted[row] = {"weight_left_out"}
+
+    def join(self, layout: Layout) -> bytes:
+        """Return the lines of all pairs that fit."""
+        for part in layout:
+            if isinstance(part, bytes) and self._written and isinstance(last := self._written[-1], bytes):
+                self._written[-1] = last + part
+            elif isinstance(part, bytes):
+                self._written.append(part)
+            elif isinstance(part, Cut):
+                self._cut()
+            else:
+                self._run(part)
+        # One row a pair, one column a part: read row by row, these are the pieces of the file.
+        pieces = np.empty((len(self.rows), len(self._written)), object)
+        for number, column in enumerate(self._written):
+            pieces[:, number] = column
+        return b"".join(pieces.ravel().tolist())
+
+    def _run(self, part: Part | Check) -> None:
+        """Compute a part or a check for all pairs; those that do not fit leave the batch."""
+        values, codes = self._combine(part.columns, by_kind=isinstance(part, Check))
+        # Prompts and sides share their values, and so the results of a function of one of them.
+        is_single = len(part.columns) == 1
+        is_shared = is_single and part.columns[0] in _MESSAGES
+        results = self._results.setdefault(part.function, _Results()) if is_shared else _Results()
+        results.values += [None] * (len(values) - len(results.values))
+        run: Callable[..., Any] = part.function
+        used = np.flatnonzero(np.bincount(codes)).tolist()
+        for code in used:
+            if results.values[code] is None:
+                try:
+                    results.values[code] = run(values[code]) if is_single else run(*values[code])
+                except Unfit as unfit:
+                    results.unfit[code] = unfit.reason
+        if results.unfit:
+            codes = codes[self._refuse(_places(codes, results.unfit, len(values)), codes, results.unfit)]
+        if isinstance(part, Part):
+            column = np.empty(len(values), object)
+            column[:] = results.values
+            self._written.append(column[codes])
+        elif notes := {code: results.values[code] for code in used if results.values[code]}:
+            for place in _places(codes, notes, len(values)).tolist():
+                self.noted.setdefault(int(self.rows[place]), set()).update(notes[int(codes[place])])
+
+    def _combine(self, columns: Sequence[str], *, by_kind: bool) -> tuple[list[Any], Indices]:
+        """Return the distinct values of some columns together (tuples if several), and the code of each pair.
+
+        With `by_kind`, the first of all plain contents with the same roles stands for them.
+        """
+        own = [self._kinds[self.codes[name]] if by_kind and name in _MESSAGES else self.codes[name] for name in columns]
+        if len(columns) == 1:
+            return self.values[columns[0]], own[0]
+        codes = own[0]
+        for name, others in zip(columns[1:], own[1:], strict=True):
+            # Numbered anew after each column: the product of all sizes may be too large.
+            both = codes * len(self.values[name]) + others
+            _, firsts, codes = np.unique(both, return_index=True, return_inverse=True)
+        parts = (
+            [self.values[name][code] for code in others[firsts].tolist()]
+            for name, others in zip(columns, own, strict=True)
+        )
+        return list(zip(*parts, strict=True)), codes
+
+    def _refuse(self, places: Indices, codes: Indices, reasons: dict[int, str]) -> npt.NDArray[np.bool_]:
+        """Remove the pairs at some places; returns a mask of the others."""
+        fits = np.ones(len(self.rows), np.bool_)
+        if len(places):
+            fits[places] = False
+            for place in places.tolist():
+                self.refused[int(self.rows[place])] = reasons[int(codes[place])]
+            self.rows = self.rows[fits]
+            self.codes = {name: column[fits] for name, column in self.codes.items()}
+            self._written = [column if isinstance(column, bytes) else column[fits] for column in self._written]
+        return fits
+
+    def _cut(self) -> None:
+        """Replace the contents of pairs whose sides have several messages by what `Cut` says."""
+        contents = self.values["prompt"]
+        chosen, rejected = (self._kinds[self.codes[name]] for name in _MESSAGES[1:])
+        is_single = np.zeros(len(contents), np.bool_)
+        for code in np.unique(np.concatenate([chosen, rejected])).tolist():
+            is_single[code] = len(contents[code].roles) == 1
+        several = np.flatnonzero(~(is_single[chosen] & is_single[rejected]))
+        if not len(several):
+            return
+        codes = {name: self.codes[name].copy() for name in _MESSAGES}
+        numbers: dict[tuple[int, ...], int] = {}  # of contents that were cut out, by what they were cut from
+        reasons: dict[int, str] = {}
+
+        def add(key: tuple[int, ...], messages: Sequence[Any]) -> int:
+            if key not in numbers:
+                numbers[key] = len(contents)
+                contents.append(contents[key[0]].replace_messages(messages))
+            return numbers[key]
+
+        for place in several.tolist():
+            prompt, *sides = (int(codes[name][place]) for name in _MESSAGES)
+            try:
+                length = count_shared(*(contents[side] for side in sides))
+            except Unfit as unfit:
+                reasons[place] = unfit.reason
+                continue
+            self.noted.setdefault(int(self.rows[place]), set()).add("cut_at_divergence")
+            for name, side in zip(_MESSAGES[1:], sides, strict=True):
+                codes[name][place] = add((side, length), contents[side].messages[length : length + 1])
+            if length:
+                whole = (*contents[prompt].messages, *contents[sides[0]].messages[:length])
+                codes["prompt"][place] = add((prompt, sides[0], length), whole)
+        self.codes |= codes
+        self._kinds = _kinds(contents)
+        self._refuse(np.array(list(reasons), np.int64), np.arange(len(self.rows)), reasons)
+
+
+def _distinct_texts(columns: Sequence[pa.DictionaryArray]) -> tuple[list[bytes | None], Indices]:
+    """Return the distinct texts of some columns, the last of which is None for null, and the codes of their rows."""
+    dictionaries, codes = [], []
+    num_texts = 0
+    for column in columns:
+        size = len(column.dictionary)
+        own = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        used = np.flatnonzero(np.bincount(own[own >= 0], minlength=size))  # a filtered batch may not need all texts
+        ranks = np.full(size + 1, -1)  # -1, for null, indexes the last of them
+        ranks[used] = np.arange(num_texts, num_texts + len(used))
+        codes.append(ranks[own])
+        texts = column.dictionary if len(used) == size else column.dictionary.take(pa.array(used))
+        dictionaries.append(texts.cast(pa.large_binary()))
+        num_texts += len(used)
+    distinct = pa.concat_arrays(dictionaries).dictionary_encode()
+    numbers = np.append(distinct.indices.to_numpy(zero_copy_only=False), len(distinct.dictionary)).astype(np.int64)
+    return [*distinct.dictionary.to_numpy(zero_copy_only=False).tolist(), None], numbers[np.concatenate(codes)]
+
+
+def _nest_tools(text: bytes) -> str:
+    """Return tool schemas as chat APIs and templates take them; the same text where they are so."""
+    tools = decode(text)
+    nested = [to_chat_tool(tool) for tool in tools]
+    return (text if nested == tools else encode(nested)).decode()
+
+
+def _kinds(contents: list[Content]) -> Indices:
+    """Return for each content its own code, or that of the first plain content with the same roles."""
+    firsts: dict[Any, int] = {}
+    return np.array(
+        [firsts.setdefault(content.roles, code) if content.is_plain else code for code, content in enumerate(contents)],
+        np.int64,
+    )
+
+
+def _places(codes: Indices, some: dict[int, Any], num_codes: int) -> Indices:
+    """Return the places of pairs whose code is among some."""
+    flags = np.zeros(num_codes, np.bool_)
+    flags[list(some)] = True
+    return np.flatnonzero(flags[codes])
+
 
 _NUM_EXAMPLES = 5
 

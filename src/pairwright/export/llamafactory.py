@@ -23,7 +23,7 @@ from pairwright.export.chat_lines import (
     note_extra_and_reasoning,
     text_of,
 )
-from pairwright.export.line_layout import CHAT_CHECKS, CUT_AT_DIVERGENCE, Check, Fields, Layout, Part, json_line
+from pairwright.export.exporter import CHAT_CHECKS, CUT_AT_DIVERGENCE, Check, Fields, Layout, Part, json_line
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json, Message, ToolCall
 

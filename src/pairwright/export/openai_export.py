@@ -8,7 +8,7 @@ any message has more than one call. There is no field for reasoning, so it is le
 """
 
 from pairwright.export.chat_lines import Content, Context, Unfit, chat_message, note_extra_and_reasoning, text_of
-from pairwright.export.line_layout import (
+from pairwright.export.exporter import (
     CHAT_CHECKS,
     CUT_AT_DIVERGENCE,
     Check,

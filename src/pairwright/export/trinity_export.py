@@ -19,7 +19,7 @@ from pairwright.export.chat_lines import (
     write_side_text,
     write_tools,
 )
-from pairwright.export.line_layout import (
+from pairwright.export.exporter import (
     CHAT_CHECKS,
     CUT_AT_DIVERGENCE,
     SIDE_CHECKS,

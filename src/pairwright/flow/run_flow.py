@@ -32,8 +32,7 @@ from pairwright.flow.stages import (
     train_stage,
 )
 from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, lock_folder, place, stamp_of
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, content_hash
 
 
 class GateClosed(PairwrightError):

@@ -35,8 +35,7 @@ from pairwright.nat.nat_options import PairwrightTrainerConfig
 from pairwright.nat.nat_trajectories import select_trajectories
 from pairwright.nat.trainer_adapter import NOT_REACHED
 from pairwright.paths import append_synced, write_bytes, write_json
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, content_hash
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
-from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Kind, Pair, Side
-from pairwright.records.messages import Json, Message, to_chat_message
+from pairwright.records.messages import Json, Message, prompt_hash, to_chat_message
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.store.table import Table
 

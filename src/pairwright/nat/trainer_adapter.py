@@ -36,8 +36,7 @@ from pairwright.nat.trajectory_builder import DEFAULT_DIR, check_name
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
 from pairwright.paths import append_synced
-from pairwright.records.canonical import prompt_hash
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, prompt_hash
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.pairs.pair_table import row_groups
 from pairwright.paths import Place, is_address, place, write_atomic
-from pairwright.paths.parquet import scan_parquet
+from pairwright.paths.paths import scan_parquet
 from pairwright.store.table import Table
 
 FILE_NAME = "outcomes.parquet"

@@ -22,8 +22,7 @@ from pairwright.pairs.selection import (
     signature,
 )
 from pairwright.paths import Place
-from pairwright.records.canonical import canonical_messages, content_hash
-from pairwright.records.messages import Message
+from pairwright.records.messages import Message, canonical_messages, content_hash
 
 # Estimated Jaccard similarity from which two pairs count as near-duplicates.
 NEAR = 0.8

@@ -21,11 +21,10 @@ import pyarrow.parquet as pq
 from pairwright.errors import RecordError, TableError
 from pairwright.pairs.candidates.pair_ids import pair_key
 from pairwright.paths import Place, write_atomic
-from pairwright.paths.parquet import parquet_file
-from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
+from pairwright.paths.paths import parquet_file
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
 from pairwright.store.segments import MARKER as TABLE_MARKER
 
 # Row groups: bounds that depend only on the rows, and dictionary-encoded texts

@@ -25,10 +25,17 @@ from pairwright.pairs.pair_table import PAIR_SCHEMA, ROWS_PER_GROUP, Filling, fi
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies.imported import side_messages
 from pairwright.paths import Place
-from pairwright.paths.parquet import footers_of
-from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
+from pairwright.paths.paths import footers_of
 from pairwright.records.json_text import encode, from_json
-from pairwright.records.messages import TEXT, Message, completion_of_text, text_prompt
+from pairwright.records.messages import (
+    TEXT,
+    Message,
+    canonical_messages,
+    completion_of_text,
+    content_hash,
+    prompt_hash,
+    text_prompt,
+)
 from pairwright.store.table import Table
 
 # Rewritten texts: plain text as messages, trajectories cut at a message, imported preferences

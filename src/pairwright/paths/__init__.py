@@ -6,10 +6,10 @@ distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
 from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
-from pairwright.paths.parquet import at_once
 from pairwright.paths.paths import (
     Place,
     arrow_input,
+    at_once,
     build_folder,
     deliver,
     is_address,

@@ -1,4 +1,5 @@
-"""Places: text parsed to a local path or an address, the operations that work on both, globs, temporary folders."""
+"""Places: text parsed to a local path or an address, the operations that work on both, globs, temporary folders, and
+Parquet."""
 
 import contextlib
 import glob
@@ -7,15 +8,22 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pairwright.errors import PairwrightError, PlaceError
 from pairwright.paths.addresses import Remote
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Temporary local folders (scratch), and files that are staged in them before an upload.
 #
@@ -360,3 +368,101 @@ def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]
                 yield child, is_folder
             elif is_folder:
                 yield from _matching(child, rest)
+
+
+# Parquet files at any place: reading, footers, and lazy frames. Only the requested columns are read.
+#
+# Local files are read by the libraries directly. A remote file is read one row group at a time, and the byte ranges
+# of its columns are requested together.
+
+
+# Concurrent requests, with results in order
+
+T = TypeVar("T")
+R = TypeVar("R")
+_THREADS = 16
+_AHEAD = 4 * _THREADS  # upper bound of the results held in memory
+
+
+def at_once(function: Callable[[T], R], tasks: Sequence[T], *, waits: bool) -> Iterator[R]:
+    """Map a function over tasks, results in order: sequentially, or on threads if each call `waits` for a network."""
+    if not waits or len(tasks) < 2:
+        yield from map(function, tasks)
+        return
+    with ThreadPoolExecutor(min(_THREADS, len(tasks))) as threads:
+        for start in range(0, len(tasks), _AHEAD):
+            yield from threads.map(function, tasks[start : start + _AHEAD])
+
+
+# Parquet files
+
+
+@contextmanager
+def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file. At an address, read errors are translated to PlaceError."""
+    names = list(read_dictionary)
+    if not isinstance(there, Remote):
+        with pq.ParquetFile(there, read_dictionary=names, pre_buffer=False) as file:
+            yield file
+        return
+    with (
+        there.translate_errors(),
+        there.open_input() as source,
+        pq.ParquetFile(source, read_dictionary=names, pre_buffer=True) as file,
+    ):
+        yield file
+
+
+def footers_of(files: Sequence[Place]) -> Iterator[pq.FileMetaData]:
+    """The footers of files, in order; remote ones are read concurrently."""
+    return at_once(parquet_metadata, files, waits=any(map(is_address, files)))
+
+
+def parquet_metadata(there: Place) -> pq.FileMetaData:
+    """The footer of a file."""
+    if not isinstance(there, Remote):
+        return pq.read_metadata(there)
+    with parquet_file(there) as file:
+        return file.metadata
+
+
+def parquet_batches(there: Place, columns: list[str] | None, num_rows: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, at most `num_rows` at a time; at an address a row group at a time, whatever its size."""
+    with parquet_file(there) as file:
+        if not isinstance(there, Remote):  # without read-ahead and threads: half the memory
+            yield from file.iter_batches(num_rows, columns=columns, use_threads=False)
+            return
+        for number in range(file.num_row_groups):
+            yield from file.read_row_group(number, columns=columns).combine_chunks().to_batches()
+
+
+def read_parquet(there: Place, columns: list[str] | None = None) -> pa.Table:
+    """All rows of a file."""
+    with parquet_file(there) as file:
+        return file.read(columns=columns)
+
+
+def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame":
+    """A file as a lazy frame. At an address the footer is read for the schema, unless it is passed."""
+    import polars as pl
+
+    if not isinstance(there, Remote):
+        return pl.scan_parquet(there, glob=False)
+    from polars.io.plugins import register_io_source
+
+    remote = there
+    known = parquet_metadata(remote).schema.to_arrow_schema() if schema is None else schema
+
+    def read(
+        columns: list[str] | None, where: "pl.Expr | None", num_rows: int | None, _: int | None
+    ) -> Iterator["pl.DataFrame"]:
+        left = num_rows  # rows that the query still needs; None: all
+        for batch in parquet_batches(remote, columns, 0):
+            frame: Any = pl.from_arrow(batch)
+            frame = frame if left is None else frame.head(left)
+            left = None if left is None else left - frame.height
+            yield frame if where is None else frame.filter(where)
+            if left == 0:
+                return
+
+    return register_io_source(read, schema=pl.DataFrame(pa.Table.from_batches([], schema=known)).schema)

@@ -10,9 +10,8 @@ import numpy.typing as npt
 import polars as pl
 
 from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
-from pairwright.records.canonical import canonical_messages
 from pairwright.records.experience import Pair
-from pairwright.records.messages import Message
+from pairwright.records.messages import Message, canonical_messages
 from pairwright.report.plots import Markup, Plot, Section, format_count, format_number, histogram, join, tag
 from pairwright.report.run_folder import RunFolder
 

@@ -17,10 +17,17 @@ import msgspec
 
 from pairwright.errors import PairwrightError, SourceError
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import MAX_DEPTH, decode, encode
-from pairwright.records.messages import TEXT, ErrorSite, Json, Message, check_truncation
+from pairwright.records.messages import (
+    TEXT,
+    ErrorSite,
+    Json,
+    Message,
+    canonical_messages,
+    check_truncation,
+    content_hash,
+)
 from pairwright.sources.field_map import NO_MAP, FieldMap
 from pairwright.sources.fields import BadRecord
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from pairwright.paths import Place, local_copy
-from pairwright.paths.parquet import parquet_batches, parquet_metadata
+from pairwright.paths.paths import parquet_batches, parquet_metadata
 from pairwright.records.messages import Json
 from pairwright.sources.field_map import FieldMap
 from pairwright.sources.fields import BadRecord

@@ -18,10 +18,9 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import ConfigError
-from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
 from pairwright.records.experience import Experience
 from pairwright.records.json_text import to_json
-from pairwright.records.messages import Message
+from pairwright.records.messages import Message, canonical_messages, content_hash, prompt_hash
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode

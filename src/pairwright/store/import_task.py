@@ -21,7 +21,7 @@ from xxhash import xxh3_128_digest
 
 from pairwright.errors import CodecError, PairwrightError, TableError
 from pairwright.paths import Place, deliver, local_copy, local_workspace
-from pairwright.paths.parquet import parquet_file
+from pairwright.paths.paths import parquet_file
 from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json

@@ -20,7 +20,7 @@ from pairwright.engines import Engine, Pool
 from pairwright.engines.engine import Progress, progress_of
 from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, is_address, open_binary, size_of, write_atomic
-from pairwright.paths.parquet import read_parquet
+from pairwright.paths.paths import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names, with_stdin

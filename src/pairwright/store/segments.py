@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pairwright.errors import CodecError, ForeignBytes, TableError, TruncatedBytes
 from pairwright.paths import Place, list_names, publish, stage_file, sync, write_bytes
-from pairwright.paths.parquet import parquet_batches
+from pairwright.paths.paths import parquet_batches
 from pairwright.records.experience import Experience
 from pairwright.store.block import Buffer
 from pairwright.store.codec import loads_many, payload_size

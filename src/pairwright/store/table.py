@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pairwright.errors import TableError
 from pairwright.paths import Place, is_address, list_names, local_path, place, publish
-from pairwright.paths.parquet import footers_of, parquet_batches, scan_parquet
+from pairwright.paths.paths import footers_of, parquet_batches, scan_parquet
 from pairwright.records.experience import Experience
 from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces

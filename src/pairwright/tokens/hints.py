@@ -23,8 +23,7 @@ from pairwright.collect.user_code import load_function
 from pairwright.config import PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import ErrorSite, Message
+from pairwright.records.messages import ErrorSite, Message, content_hash
 
 if TYPE_CHECKING:
     from pairwright.config.train_config import DistillConfig

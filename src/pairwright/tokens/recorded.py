@@ -13,10 +13,9 @@ import numpy as np
 
 from pairwright.config.sections import ToolsAsText
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import canonical_messages
 from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.grouping import Conversation, conversation_of
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, canonical_messages
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens.encode import Messages, paint_tokens, prepare_chat
 from pairwright.tokens.encode_turns import encode_turns

@@ -20,8 +20,7 @@ import numpy as np
 from pairwright.collect.policies import one_line
 from pairwright.collect.user_code import load_function
 from pairwright.errors import ConfigError
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import ErrorSite, Message
+from pairwright.records.messages import ErrorSite, Message, content_hash
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
 

@@ -26,8 +26,8 @@ from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
 from pairwright.pairs.selection import Curriculum, read_curriculum
 from pairwright.paths import Place
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
+from pairwright.records.messages import content_hash
 from pairwright.store.columns import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree

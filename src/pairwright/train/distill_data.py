@@ -26,9 +26,8 @@ from pairwright.config.train_config import DistillConfig
 from pairwright.pairs.selection import Curriculum
 from pairwright.paths import write_json
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.hints import Aid, Hint, Hinter, format_message
 from pairwright.tokens.refusals import Refusal

@@ -20,7 +20,7 @@ from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import write_trained
 from pairwright.paths import lock_folder
-from pairwright.records.canonical import content_hash
+from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.batch_schedule import even_parts
 from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens

@@ -16,7 +16,7 @@ import xxhash
 
 from pairwright.losses.advantages import token_advantages
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import content_hash
+from pairwright.records.messages import content_hash
 
 
 class MappedArrays(Mapping[Any, Array]):

@@ -13,8 +13,8 @@ from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.pair_stats import MAX_SIGNED, NEAR, side_words, tie_tolerance
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pairs_of_batch
 from pairwright.pairs.selection import Signature, near_duplicates, signature
-from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import Pair
+from pairwright.records.messages import canonical_messages, content_hash
 from pairwright.report.pairs_section import count_same_turns
 from pairwright.store.table import Table
 from pairwright.view.experience_queries import messages_view, plain

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.cli_errors import Interrupted
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import Interrupted, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
 from pairwright.errors import PairwrightError
 

@@ -17,9 +17,8 @@ from pairwright.collect.policies import Completion
 from pairwright.collect.sampled_tokens import arrays_of, facts_of
 from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY
-from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, prompt_hash
 from pairwright.sources.fields import index
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat

@@ -29,8 +29,8 @@ from pairwright.pairs.candidates.pair_ids import Words, words_of
 from pairwright.pairs.decisions.exclusions import read_exclusions
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
 from pairwright.pairs.options import PairOptions
-from pairwright.records.canonical import content_hash
 from pairwright.records.json_text import from_json
+from pairwright.records.messages import content_hash
 from pairwright.store.columns import SCHEMA, parse_where
 from pairwright.store.table import Table
 

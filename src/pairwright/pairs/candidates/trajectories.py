@@ -12,8 +12,7 @@ import polars as pl
 import xxhash
 
 from pairwright.pairs.pair_table import num_characters
-from pairwright.records.canonical import canonical_messages, content_hash
-from pairwright.records.messages import Message, completion_of_text, text_prompt
+from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash, text_prompt
 from pairwright.store.table import Table
 
 _CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")

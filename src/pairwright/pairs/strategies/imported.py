@@ -16,8 +16,7 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
-from pairwright.records.canonical import canonical_messages, content_hash
-from pairwright.records.messages import Message, completion_of_text
+from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash
 from pairwright.store.block import SideMeta, side_of_meta
 
 _side = msgspec.json.Decoder(SideMeta).decode

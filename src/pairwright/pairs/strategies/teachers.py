@@ -22,8 +22,7 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
-from pairwright.records.canonical import canonical_messages, content_hash
-from pairwright.records.messages import Message
+from pairwright.records.messages import Message, canonical_messages, content_hash
 from pairwright.store.table import Table
 
 # Decisions: each message that the model generated in a run, and the state before it

@@ -27,9 +27,8 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.pair_table import PAIR_SCHEMA, pair_batches, write_pairs
 from pairwright.paths import open_binary
-from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
-from pairwright.records.messages import Message
+from pairwright.records.messages import Message, content_hash
 from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.files import read_lines
 from pairwright.sources.format import Options, Rejected

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.canonical import canonical_arguments
-from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.records.messages import ErrorSite, Json, Message, canonical_arguments
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_mapping, score
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import message_from_chat

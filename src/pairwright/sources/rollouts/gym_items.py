@@ -2,7 +2,7 @@
 
 Most items of a large import are plain calls, results, assistant texts and reasoning summaries. `read_completion`
 converts them directly to the completion cells of the table. The result equals that of `messages_from_items`
-(sources/shapes/responses.py) and `canonical_messages` (records/canonical.py); tests/sources/test_gym_rows.py compares
+(sources/shapes/responses.py) and `canonical_messages` (records/messages.py); tests/sources/test_gym_rows.py compares
 them. An unlisted field raises ValidationError, and the line falls back to the general code of
 sources/rollouts/nemo_gym.py. Ignored fields are declared as Any so that they are still decoded, and invalid JSON or
 UTF-8 anywhere in a line is detected.

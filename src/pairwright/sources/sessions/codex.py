@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.canonical import canonical_arguments
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, canonical_arguments
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
 from pairwright.sources.format import (
     Format,

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
 from pairwright.sources.shapes.session_entries import (

@@ -12,10 +12,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pairwright.records.canonical import canonical_arguments, canonical_messages, digest, pack
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.json_text import MAX_DEPTH, decode, encode
-from pairwright.records.messages import TEXT, ErrorSite, Json, Message
+from pairwright.records.messages import (
+    TEXT,
+    ErrorSite,
+    Json,
+    Message,
+    canonical_arguments,
+    canonical_messages,
+    digest,
+    pack,
+)
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import UNUSUAL, Origin, ReadRow, ReadyRow, label_of, task_hash
 from pairwright.sources.shapes.chat_messages import PlainCall, PlainTurn

@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.canonical import content_hash
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.fields import identifier, score
 
 TASK_KEYS = ("task_id", "task.id", "gen_ai.task.id", "taskId", "dataset_item_id", "reference_example_id", "instance_id")

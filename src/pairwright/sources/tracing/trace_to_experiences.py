@@ -24,8 +24,15 @@ import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
-from pairwright.records.canonical import canonical_arguments, canonical_content, content_hash
-from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
+from pairwright.records.messages import (
+    ErrorSite,
+    Json,
+    Message,
+    ToolCall,
+    canonical_arguments,
+    canonical_content,
+    content_hash,
+)
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Options, Origin, Record, Rejected, build
 from pairwright.sources.shapes.any_messages import tool_content

@@ -25,7 +25,7 @@ import xxhash
 
 from pairwright.errors import PairwrightError, TableError
 from pairwright.paths import Place, list_names, write_atomic
-from pairwright.paths.parquet import scan_parquet
+from pairwright.paths.paths import scan_parquet
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json
 from pairwright.store.segments import new_segment_id

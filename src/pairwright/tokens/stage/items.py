@@ -18,11 +18,10 @@ from pairwright.pairs.outcomes import source_tables
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
 from pairwright.pairs.texts import REJECTED_KEY
 from pairwright.paths import Place
-from pairwright.records.canonical import content_hash
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.grouping import conversation_of
 from pairwright.records.json_text import from_json
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json, Message, content_hash
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
 from pairwright.tokens.recorded import is_cut_side

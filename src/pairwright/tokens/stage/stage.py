@@ -29,9 +29,8 @@ from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.container import Pairs
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
 from pairwright.paths import Place, place, write_bytes
-from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs

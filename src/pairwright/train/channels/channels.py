@@ -21,7 +21,7 @@ from pairwright.ledger.trained import Held
 from pairwright.pairs.selection import Curriculum
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
-from pairwright.records.canonical import content_hash
+from pairwright.records.messages import content_hash
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
