@@ -43,7 +43,7 @@ from pairwright.pairs.pair_table import read_pairs
 from pairwright.paths import write_atomic
 from pairwright.records.messages import Json, Message
 from pairwright.tokens import ChatTokenizer, TokensError
-from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
+from pairwright.tokens.encode import encode_raw_text, is_raw_text
 
 # Job states of Slurm's accounting, as ours.
 _SLURM = {

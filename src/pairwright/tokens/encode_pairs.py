@@ -19,8 +19,15 @@ import numpy as np
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, mark_generated
-from pairwright.tokens.encode import ControlTokens, Messages, build_report, paint_tokens, prepare_chat
-from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
+from pairwright.tokens.encode import (
+    ControlTokens,
+    Messages,
+    build_report,
+    encode_raw_text,
+    is_raw_text,
+    paint_tokens,
+    prepare_chat,
+)
 from pairwright.tokens.recorded import EncodedSide, count_shared_prompt, drop_stop, encode_recorded_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation
@@ -29,7 +36,7 @@ from pairwright.tokens.spans.regions import Located, Verify, refuse_missing_reas
 from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_controls, index_tokens
 from pairwright.tokens.spans.thoughts import MissingReasoning
 from pairwright.tokens.spans.turn_groups import locate_groups
-from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 Encodings = dict[Part, tuple[Array, Array]]  # part -> its ids (N,) and their character offsets (N, 2)

@@ -16,9 +16,9 @@ from pairwright.tokens.encode import (
     PrefixPainter,
     encode_chat,
     encode_located,
+    is_raw_text,
     prepare_chat,
 )
-from pairwright.tokens.plain_text import is_raw_text
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import refuse_dropped
 from pairwright.tokens.spans.regions import Verify, refuse_missing_reasoning

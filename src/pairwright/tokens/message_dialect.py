@@ -24,8 +24,7 @@ from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.thoughts import Tags, learn_grammar, move_thought
 from pairwright.tokens.template.render import Rendered
-from pairwright.tokens.template.tracked_messages import Chat, plain_chat
-from pairwright.tokens.template.tracked_str import CALL, CONTENT
+from pairwright.tokens.template.tracked_str import CALL, CONTENT, Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _ID_LENGTH = 9  # of the ids that Mistral's templates take

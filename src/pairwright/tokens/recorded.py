@@ -24,8 +24,7 @@ from pairwright.tokens.sequence import Paint, Report, Sequence, weigh_turns
 from pairwright.tokens.spans.dropped import count_media, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, Region, locate
 from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index_tokens
-from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.template.tracked_str import CONTENT
+from pairwright.tokens.template.tracked_str import CONTENT, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 from pairwright.tokens.train_turns import (
     TrainTurns,

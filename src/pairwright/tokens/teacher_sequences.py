@@ -32,7 +32,7 @@ from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, refuse_missing_reasoning
 from pairwright.tokens.spans.thoughts import MissingReasoning
 from pairwright.tokens.spans.turn_groups import last_group, locate_groups
-from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 
 

@@ -29,7 +29,7 @@ from pairwright.records.tool_texts import to_chat_tool
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
-from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_backend
 
 # Character offsets of tokens, from the bytes that tokens spell: faster than asking the tokenizer for offsets.

@@ -17,8 +17,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.template.render import Piece, Rendered
-from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING
+from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING, Chat
 
 Fields = tuple[tuple[int, str], ...]  # (message, name of the field)
 

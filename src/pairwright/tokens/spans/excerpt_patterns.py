@@ -18,8 +18,7 @@ from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.regions import Located, Region
 from pairwright.tokens.spans.thoughts import reasoning_of
 from pairwright.tokens.template.render import Piece, Rendered
-from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.template.tracked_str import CONTENT, REASONING
+from pairwright.tokens.template.tracked_str import CONTENT, REASONING, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 Key = tuple[Any, ...]

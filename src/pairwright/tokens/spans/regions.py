@@ -15,8 +15,7 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, find_left_out
-from pairwright.tokens.spans.probes import Turn, Unfit, probe
-from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
+from pairwright.tokens.spans.probes import Shapes, Turn, Unfit, build_skeleton, find_constants, probe
 from pairwright.tokens.spans.thoughts import (
     MissingReasoning,
     explain_broken_thought,
@@ -27,8 +26,7 @@ from pairwright.tokens.spans.thoughts import (
 )
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
-from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.template.tracked_str import CALL, REASONING
+from pairwright.tokens.template.tracked_str import CALL, REASONING, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _SHORT = 6  # messages up to which the plain render is compared as a whole

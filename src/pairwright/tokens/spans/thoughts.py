@@ -15,8 +15,7 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.dropped import Fields
 from pairwright.tokens.template.render import Rendered, Template
-from pairwright.tokens.template.tracked_messages import REASONING_KEYS, Chat
-from pairwright.tokens.template.tracked_str import CONTENT, REASONING
+from pairwright.tokens.template.tracked_str import CONTENT, REASONING, REASONING_KEYS, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 MissingReasoning = Literal["close", "refuse"]

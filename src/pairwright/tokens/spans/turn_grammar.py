@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.probes import (
+    SYSTEM_ROLES,
     Unfit,
     align_tail,
     describe_difference,
@@ -22,7 +23,6 @@ from pairwright.tokens.spans.probes import (
     find_tail,
     render_continuations,
 )
-from pairwright.tokens.spans.skeletons import SYSTEM_ROLES
 from pairwright.tokens.spans.stops import Stop, control_pattern, find_stop, split_symbols
 from pairwright.tokens.spans.thoughts import (
     Grammar,
@@ -37,8 +37,7 @@ from pairwright.tokens.spans.thoughts import (
     without_reasoning,
 )
 from pairwright.tokens.template.render import Piece, Rendered
-from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.template.tracked_str import CONTENT, REASONING
+from pairwright.tokens.template.tracked_str import CONTENT, REASONING, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _MAX_SHAPES = 20_000  # of turns whose stops are kept

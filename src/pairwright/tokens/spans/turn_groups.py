@@ -14,7 +14,7 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.dropped import WHOLE, Fields, find_dropped_context, find_left_out
 from pairwright.tokens.spans.excerpt_patterns import ExcerptPatterns
-from pairwright.tokens.spans.probes import Unfit
+from pairwright.tokens.spans.probes import SYSTEM_ROLES, Unfit
 from pairwright.tokens.spans.regions import (
     Finder,
     Located,
@@ -25,11 +25,10 @@ from pairwright.tokens.spans.regions import (
     locate,
     verify_prompts,
 )
-from pairwright.tokens.spans.skeletons import SYSTEM_ROLES
 from pairwright.tokens.spans.thoughts import advise_mode, explain_broken_thought, learn_grammar
 from pairwright.tokens.spans.turn_grammar import speak_turn
 from pairwright.tokens.template.render import Piece, Rendered
-from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 Group = tuple[Chat, Located]  # the conversation up to the group's last turn, and the regions of its turns

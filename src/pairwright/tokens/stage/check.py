@@ -25,7 +25,7 @@ from pairwright.tokens.stage.template_cases import (
     try_cases,
     try_settings,
 )
-from pairwright.tokens.template.tracked_messages import Chat, plain_chat
+from pairwright.tokens.template.tracked_str import Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer, chat_tokenizer
 
 

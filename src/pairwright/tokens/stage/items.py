@@ -5,13 +5,14 @@ recognised without reading its text. A pair comes with the experiences of its si
 are found by its lineage, and a pair whose ids cannot be found is an error, never encoded from its text in silence.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pairwright.config.sections import TokensConfig
 from pairwright.errors import TableError
 from pairwright.generate.template_variables import KEY
 from pairwright.pairs.outcomes import source_tables
@@ -22,11 +23,14 @@ from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.grouping import conversation_of
 from pairwright.records.json_text import from_json
 from pairwright.records.messages import Json, Message, content_hash
+from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
+from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.recorded import is_cut_side
-from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.tokenizer import record_variables
+from pairwright.tokens.refusals import Refusal, TokensError
+from pairwright.tokens.tokenizer import ChatTokenizer, record_variables
+from pairwright.tokens.train_turns import select_in_sides
 
 # Columns that identify an item: hashes and counts, so that keys are computed without reading any text.
 _EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length", "info")
@@ -226,3 +230,63 @@ def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, s
             eids = (msgspec.json.decode(side).get("eid") for side in sides)
             rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
     return rows
+
+
+# Pairs as the options of the stage have them: with the template variables of their records, their tools as text,
+# their selected turns. What encodes them is handed in; it gives a pair or its refusal for each item.
+
+
+Result = EncodedPair | TokensError
+Encode = Callable[[ChatTokenizer, list[Item], TokensConfig], Iterable[Result]]
+Origins = tuple[int, ...]  # number of a message as it is encoded -> its number in the pair
+
+
+def encode_pair_items(
+    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig, encode: Encode
+) -> list[Result]:
+    """Pairs in the order of their items. Those with the same template variables are encoded together."""
+    results: dict[int, Result] = {}
+    groups: dict[ChatTokenizer, list[int]] = {}
+    for number, item in enumerate(items):
+        try:
+            ready = tokenizer.with_variables(pair_variables(item)) if options.record_kwargs == "use" else tokenizer
+            groups.setdefault(ready, []).append(number)
+        except TokensError as error:
+            results[number] = error
+    for ready, numbers in groups.items():
+        ready_items, origins = zip(*(_write_tools(items[number], options) for number in numbers), strict=True)
+        for number, result, sides in zip(numbers, encode(ready, list(ready_items), options), origins, strict=True):
+            results[number] = _finish(result, items[number], sides, options)
+    return [results[number] for number in range(len(items))]
+
+
+def _write_tools(item: Item, options: TokensConfig) -> tuple[Item, tuple[Origins, Origins] | None]:
+    """The item with its tools as text, and where its messages come from. Recorded ids are taken as they are."""
+    is_recorded = options.recorded == "use" and any(s is not None and s.tokens is not None for s in item.sources)
+    if options.tools_as_text == "off" or is_recorded:
+        return item, None
+    prompt = write_tools_as_text(item.prompt, item.tools)
+    sides = [write_tools_as_text(side) for side in (item.chosen, item.rejected)]
+    first, second = ((*prompt.origins, *(len(item.prompt) + n for n in side.origins)) for side in sides)
+    written = msgspec.structs.replace(
+        item, prompt=prompt.messages, tools=(), chosen=sides[0].messages, rejected=sides[1].messages
+    )
+    return written, (first, second)
+
+
+def _finish(result: Result, item: Item, origins: tuple[Origins, Origins] | None, options: TokensConfig) -> Result:
+    """The pair with the numbers of its own messages, compared by its selected turns."""
+    if isinstance(result, Refusal) and origins is not None and result.message is not None:
+        return Refusal(result.reason, result.detail, message=origins[0][min(result.message, len(origins[0]) - 1)])
+    if isinstance(result, TokensError):
+        return result
+    chosen, rejected = result.chosen, result.rejected
+    if origins is not None:
+        chosen, rejected = chosen.renumber(origins[0]), rejected.renumber(origins[1])
+    try:
+        if options.train_turns != "all":
+            sides = (item.chosen, item.rejected)
+            chosen, rejected = select_in_sides(item.prompt, sides, (chosen, rejected), options.train_turns)
+    except TokensError as error:
+        return error
+    return msgspec.structs.replace(result, chosen=chosen, rejected=rejected)

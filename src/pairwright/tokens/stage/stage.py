@@ -38,8 +38,7 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, name_record, truncate, weigh_turns
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
-from pairwright.tokens.stage.items import Item, Source
-from pairwright.tokens.stage.pair_items import encode_pair_items
+from pairwright.tokens.stage.items import Item, Source, encode_pair_items
 from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
 from pairwright.tokens.tokenizer_files import FILES, find_folder, find_tiktoken_files
 from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule

@@ -25,8 +25,7 @@ from jinja2.sandbox import SandboxedFormatter
 from pairwright.tokens.refusals import TemplateLimit
 from pairwright.tokens.template.limits import Limits
 from pairwright.tokens.template.tracked_json import to_json
-from pairwright.tokens.template.tracked_messages import OwnedDict, PlainDict
-from pairwright.tokens.template.tracked_str import Owned, join, join_with, replace, track
+from pairwright.tokens.template.tracked_str import Owned, OwnedDict, PlainDict, join, join_with, replace, track
 
 # Text that templates build with `format`, `%`, `join`, `replace`: the same text as Python's, with owners, bounded.
 

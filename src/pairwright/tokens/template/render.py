@@ -20,8 +20,17 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError, TemplateLimit
 from pairwright.tokens.template.environment import ChatEnvironment, Clock
 from pairwright.tokens.template.limits import SECONDS, Limits
-from pairwright.tokens.template.tracked_messages import Chat, cache_json, plain_chat, plain_data, track_chat
-from pairwright.tokens.template.tracked_str import FIELDS, TEMPLATE, Run, runs_of
+from pairwright.tokens.template.tracked_str import (
+    FIELDS,
+    TEMPLATE,
+    Chat,
+    Run,
+    cache_json,
+    plain_chat,
+    plain_data,
+    runs_of,
+    track_chat,
+)
 
 __all__ = ["Piece", "Rendered", "Template", "plain_chat"]
 

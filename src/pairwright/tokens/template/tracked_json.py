@@ -6,8 +6,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pairwright.tokens.template.tracked_messages import OwnedDict, OwnedFloat, OwnedInt, OwnedList, PlainDict, PlainList
-from pairwright.tokens.template.tracked_str import Owned, join, track
+from pairwright.tokens.template.tracked_str import (
+    Owned,
+    OwnedDict,
+    OwnedFloat,
+    OwnedInt,
+    OwnedList,
+    PlainDict,
+    PlainList,
+    join,
+    track,
+)
 
 _PLAIN = (type(None), bool, int, float, str)  # no text of a message: json.dumps writes them as they are
 
