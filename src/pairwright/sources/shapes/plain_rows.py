@@ -1,7 +1,8 @@
 """Plain conversations straight to table rows: what all formats with a `read_row` share.
 
 Runs of a task have one prompt, which is read and hashed once (`PlainPrompt`). Turns of the completion need no Message
-objects: they are decoded by type, and encode like messages. The row equals that of `build` (sources/format.py);
+objects: they are decoded by type, and encode like messages. Failed tool results are looked for later, in many rows
+at once (`find_errors`, which an import calls for each batch). The row then equals that of `build` (sources/format.py);
 tests/sources/test_gym_rows.py, test_chat_rows.py and test_langfuse_rows.py compare them.
 """
 
