@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "records.canonical": ["prompt_hash"],
     "config": ["Config", "load_config"],
     "errors": ["CodecError", "ConfigError", "PairwrightError", "RecordError", "SourceError", "TableError"],
     "records.grouping": [
@@ -71,7 +70,7 @@ _HOMES = {
         "split_preference",
         "split_preferences",
     ],
-    "records.messages": ["ErrorSite", "Message", "ToolCall"],
+    "records.messages": ["ErrorSite", "Message", "ToolCall", "prompt_hash"],
     "export": ["ExportSummary", "HubSummary", "export_pairs", "pull", "push"],
     "pairs.container": ["Pairs", "make_pairs"],
     "records.experience": ["EID", "CustomField", "Experience", "Kind", "Pair", "Side", "SideOf", "Source"],

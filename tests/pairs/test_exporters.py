@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from pairwright import ConfigError, Experience, Message, PairwrightError
-from pairwright.cli.commands.export import export_pairs
+from pairwright.cli.commands.pairs import export_pairs
 from pairwright.export import EXPORTERS
 from pairwright.export import trl_export as trl
 from pairwright.export.exporter import Check, ExportOptions, Part, json_line, jsonl_exporter

@@ -6,8 +6,7 @@ from datetime import datetime
 import jinja2
 import pytest
 
-from pairwright.tokens.refusals import TemplateError, TemplateLimit
-from pairwright.tokens.template.limits import Limits
+from pairwright.tokens.refusals import Limits, TemplateError, TemplateLimit
 from pairwright.tokens.template.render import Piece, Template, plain_chat
 
 USER = [{"role": "user", "content": "Zebra"}]

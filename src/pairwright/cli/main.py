@@ -20,8 +20,8 @@ from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve,
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.doctor import doctor
-from pairwright.cli.commands.export import export_pairs, pull_table, push_table
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
+from pairwright.cli.commands.pairs import export_pairs, pull_table, push_table
 from pairwright.cli.commands.report import explain_run, report, view
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.teach import ask_teachers

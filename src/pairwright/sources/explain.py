@@ -30,9 +30,8 @@ from pairwright.sources.field_map import FieldMap
 from pairwright.sources.fields import BadRecord, kind_of
 from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Origin, Rejected
-from pairwright.sources.reading import Layout, binary_units, detect, file_units
+from pairwright.sources.reading import Layout, binary_units, detect, file_units, is_table, table_rows
 from pairwright.sources.shapes.row_fields import TASK_KEYS
-from pairwright.sources.tables import is_table, table_rows
 
 NUM_RECORDS = 3
 _MAX_FIELDS = 100  # each costs up to two more readings of the record

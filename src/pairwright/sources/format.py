@@ -70,7 +70,7 @@ class Options(msgspec.Struct, frozen=True):
     step_name: str | None = None
     compaction_prompt: str | None = None  # the text that asked for the summaries of compactions, where logs lack it
     map: FieldMap = NO_MAP
-    # Expressions of sources/identity.py; None leaves what the format says.
+    # Expressions of sources/field_map.py; None leaves what the format says.
     task: str | None = None
     run: str | None = None
     step: str | None = None

@@ -16,8 +16,8 @@ import msgspec
 from pairwright.errors import SourceError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
+from pairwright.sources.field_map import evaluate, parse_reward
 from pairwright.sources.fields import identifier, index, score, value_at
-from pairwright.sources.reward_expression import evaluate, parse_reward
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
 
 _MAX_SCORE_BYTES = 256 * 2**20

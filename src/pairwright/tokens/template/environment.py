@@ -22,8 +22,7 @@ import jinja2.sandbox
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import SandboxedFormatter
 
-from pairwright.tokens.refusals import TemplateLimit
-from pairwright.tokens.template.limits import Limits
+from pairwright.tokens.refusals import Limits, TemplateLimit
 from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_str import Owned, OwnedDict, PlainDict, join, join_with, replace, track
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from pairwright.records.messages import Json
-from pairwright.tokens.refusals import TemplateError, TemplateLimit
+from pairwright.tokens.refusals import SECONDS, Limits, TemplateError, TemplateLimit
 from pairwright.tokens.template.environment import ChatEnvironment, Clock
-from pairwright.tokens.template.limits import SECONDS, Limits
 from pairwright.tokens.template.tracked_str import (
     FIELDS,
     TEMPLATE,

@@ -8,8 +8,8 @@ from datetime import datetime
 import jinja2
 from jinja2 import nodes
 
+from pairwright.tokens.refusals import Limits
 from pairwright.tokens.template.environment import ChatEnvironment
-from pairwright.tokens.template.limits import Limits
 
 _SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"}) | {
     "split",
