@@ -1,4 +1,4 @@
-"""Read files of any supported format, tables (CSV, Parquet, SQLite ...) among them: detect, split into units, read each.
+"""Read files of any supported format, tables (CSV, Parquet, SQLite ...) too: detect, split into units, read each unit.
 
 The format is detected from the content: magic bytes first (zip, Trinity payload), then each reader's `matches` on the
 first units. Reading is streaming; unusable records are yielded as Rejected and never stop it.
