@@ -64,6 +64,21 @@ def test_a_changed_learning_rate_does_training_and_what_follows_again(model, tmp
     assert states_of(written(tmp_path, model, evaluate__num_tasks=10), folder)[3:] == ["again", "again"]
 
 
+def test_another_compaction_prompt_is_another_import(model, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    request = tmp_path / "request.txt"
+    config = written(
+        tmp_path, model, collect={}, sources={"paths": ["rows.jsonl"], "compaction_prompt": "request.txt"},
+        loop__evaluate="never",
+    )  # fmt: skip
+    keys = []
+    for text in ("Summarise.", "Summarise.", "Say what matters."):
+        request.write_text(text)
+        flow = Flow(load_config(config, environment={}), tmp_path / "run", base=tmp_path)
+        keys.append(flow.gather(1, tmp_path / "run" / "experience", None, "").key)
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_a_collection_that_would_be_in_the_way_is_shown_as_the_refusal_that_the_run_makes(model, finished, tmp_path):
     """Other weights after round 1 are another policy for round 2, whose collection is never removed."""
     folder = copied(finished, tmp_path)

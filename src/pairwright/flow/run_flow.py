@@ -373,14 +373,17 @@ class Flow:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[Any]:
-        """Names, sizes and modification times of the imported files."""
+        """Names, sizes and modification times of the imported files, and the text of the compaction prompt."""
         from pairwright.sources.files import expand_paths
+        from pairwright.sources.format import read_compaction_prompt
 
         paths = [
             path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
             for path in self.config.sources.paths
         ]
-        return [[str(path), *stamp_of(path)] for path in expand_paths(paths)]
+        # Its text, since a touched file with the same words is no reason to import again.
+        prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
+        return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
 
     def _copy_evaluation(self, number: int) -> None:
         """Copy the evaluation of the last round to the run's folder."""
