@@ -1,4 +1,4 @@
-"""Rows of OpenAI chat lines, through an import: `read_row` writes what the general code (`read`) writes.
+"""Rows of OpenAI chat lines, through an import: `read_rows` writes what the general code (`read`) writes.
 
 The lines are plain rows, rows that are nearly plain, and both broken in many ways.
 """
@@ -10,16 +10,15 @@ import pytest
 from tests.sources.test_every_reader import broken
 from tests.sources.test_gym_rows import ODD_WORDS, WORDS, as_line, compare_with_general_code
 
-from pairwright.sources.datasets.openai_chat import FORMAT, read_row
+from pairwright.sources.datasets.openai_chat import FORMAT, read_rows
 from pairwright.sources.format import Origin
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"z": 1}}} for name in ("look", "find")]
 
 
 def num_ready(lines: list[bytes]) -> int:
-    return sum(
-        read_row(line, Origin("rows.jsonl", number + 1, number)) is not None for number, line in enumerate(lines)
-    )
+    origins = [Origin("rows.jsonl", number + 1, number) for number in range(len(lines))]
+    return sum(row is not None for row in read_rows(lines, origins))
 
 
 def made_up(draw: random.Random) -> dict:

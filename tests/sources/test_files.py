@@ -18,6 +18,7 @@ from pairwright.sources.files import (
     is_json_lines,
     line_units,
     ranges,
+    read_line_blocks,
     relative_names,
     value_units,
 )
@@ -70,7 +71,6 @@ def test_python_json_with_nan_is_read(tmp_path):
 
 def test_an_overlong_line_is_rejected_without_being_held(tmp_path, monkeypatch, peak_memory):
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 2**20)
-    monkeypatch.setattr(files, "_CHUNK", 2**18)
     path = written(tmp_path, b'{"a":1}\n' + b"x" * 40_000_000 + b'\n{"a":2}\n')
     with peak_memory(limit=8 * 2**20):
         found = read(path)
@@ -81,12 +81,12 @@ def test_an_overlong_line_is_rejected_without_being_held(tmp_path, monkeypatch, 
 
 def test_a_line_of_just_the_limit_is_read_and_one_byte_more_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 50)
-    for chunk in (7, 50, 51, 52, 1000):
-        monkeypatch.setattr(files, "_CHUNK", chunk)
+    for block in (3, 7, 25, 49, 50):  # the limit is never below the size of a block
+        monkeypatch.setattr(files, "_BLOCK", block)
         longest, longer = b'"%s"' % (b"x" * 48), b'"%s"' % (b"x" * 49)
         for ending in (b"", b"\n", b"\n\n1"):
             found = read(written(tmp_path, longest + b"\n" + longer + ending))
-            assert found[:2] == [(1, "x" * 48), (2, "a line of 51 bytes; the limit is 50")], (chunk, ending)
+            assert found[:2] == [(1, "x" * 48), (2, "a line of 51 bytes; the limit is 50")], (block, ending)
             assert found[2:] == ([(4, 1)] if ending.endswith(b"1") else [])
 
 
@@ -104,13 +104,31 @@ def test_a_large_document_is_rejected(tmp_path, monkeypatch):
 
 def test_ranges_cover_every_line_once(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_BUFFER", 64)
-    monkeypatch.setattr(files, "_CHUNK", 16)
+    monkeypatch.setattr(files, "_BLOCK", 16)
     lines = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n * 7 % 50)) for n in range(200)]
     path = written(tmp_path, b"\n".join(lines) + b"\n\n")
     pieces = ranges(path, 500)
     assert len(pieces) > 5
     units = [unit for start, stop, line in pieces for unit in line_units(path, start=start, stop=stop, line=line)]
     assert [(origin.line, value["n"]) for origin, value in units] == [(n + 1, n) for n in range(200)]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n", b"\r\n "])
+def test_blocks_have_the_lines_that_start_in_a_range(tmp_path, monkeypatch, end):
+    lines = [b"1\n", b"\n", b"22222\r\n", b"\n", b"333\n", b" \n", b"4" * 9 + end]
+    path = written(tmp_path, b"".join(lines))
+    size = path.stat().st_size
+    lines = path.read_bytes().splitlines(keepends=True)
+    starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
+    for block in (1, 2, 3, 5, 8, 100):
+        monkeypatch.setattr(files, "_BLOCK", block)
+        for begin in starts:
+            for stop in (None, *range(begin + 1, size + 2)):
+                first = starts.index(begin)
+                blocks = list(read_line_blocks(path, start=begin, stop=stop, line=first + 1))
+                wanted = [(n + 1, lines[n]) for n in range(first, len(lines)) if stop is None or starts[n] < stop]
+                read_lines = [pair for number, block_lines in blocks for pair in enumerate(block_lines, number)]
+                assert read_lines == wanted, (block, begin, stop)
 
 
 def test_json_lines_are_told_from_documents(tmp_path):

@@ -2,7 +2,7 @@
 
 Rollouts of a task share what was read of their prompt, so each test imports its lines twice, in both orders, and
 compares all that was written. It also imports them with nothing but the general code (`read`), which must write the same
-as with `read_row`. The lines are real rollouts, made-up ones, and both broken in many ways.
+as with `read_rows`. The lines are real rollouts, made-up ones, and both broken in many ways.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.sources.test_every_reader import broken
 from pairwright.sources import READERS
 from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.reading import Layout
-from pairwright.sources.rollouts.nemo_gym import FORMAT, read_row
+from pairwright.sources.rollouts.nemo_gym import FORMAT, read_rows
 from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURE = Path(__file__).parent / "fixtures" / "nemo_gym.jsonl"
@@ -50,10 +50,10 @@ def import_lines(folder: Path, lines: list[bytes]) -> int:
 
 
 def compare_with_general_code(folder: Path, lines: list[bytes], reader: Format = FORMAT) -> None:
-    """All that an import writes and counts, with `read_row` and without it."""
+    """All that an import writes and counts, with `read_rows` and without it."""
     usual = written(folder, lines, reader.name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(READERS, reader.name, (replace(reader, read_row=None),))
+        patch.setitem(READERS, reader.name, (replace(reader, read_rows=None),))
         general = written(folder, lines, reader.name)
     assert usual.keys() == general.keys()
     for name, values in general.items():
@@ -83,10 +83,9 @@ def written(folder: Path, lines: list[bytes], name: str) -> dict[str, list[str]]
 
 
 def num_ready(lines: list[bytes]) -> int:
-    """How many lines `read_row` reads."""
-    return sum(
-        read_row(line, Origin("rollouts.jsonl", number + 1, number)) is not None for number, line in enumerate(lines)
-    )
+    """How many lines `read_rows` reads."""
+    origins = [Origin("rollouts.jsonl", number + 1, number) for number in range(len(lines))]
+    return sum(row is not None for row in read_rows(lines, origins))
 
 
 def outcome(folder: Path, lines: list[bytes]) -> dict[int, dict[str, str]]:
@@ -233,7 +232,7 @@ def test_made_up_rollouts_with_token_ids(tmp_path):
     draw = random.Random(4)
     lines = [as_line(record_ids(made_up(draw), draw), draw) for _ in range(1500)]
     assert import_lines(tmp_path, lines) > 1300
-    rows = [read_row(line, Origin("rollouts.jsonl", 1, 0)) for line in lines]
+    rows = read_rows(lines, [Origin("rollouts.jsonl", 1, 0)] * len(lines))
     assert sum(row is not None and row.tokens is not None for row in rows) > 150
     broken_lines = [as_line(broken(record_ids(made_up(draw), draw), draw), draw) for _ in range(500)]
     assert import_lines(tmp_path, broken_lines) > 150

@@ -1,4 +1,4 @@
-"""Rows of Langfuse lines, through an import: `read_row` writes what the general code (`read`) writes.
+"""Rows of Langfuse lines, through an import: `read_rows` writes what the general code (`read`) writes.
 
 The lines are plain traces, traces that are nearly plain, and both broken in many ways.
 """
@@ -14,9 +14,9 @@ from pairwright.sources.tracing.langfuse import FORMAT
 
 
 def num_ready(lines: list[bytes]) -> int:
-    assert FORMAT.read_row is not None
+    assert FORMAT.read_rows is not None
     origins = [Origin("rows.jsonl", number + 1, number) for number in range(len(lines))]
-    return sum(FORMAT.read_row(line, origin) is not None for line, origin in zip(lines, origins, strict=True))
+    return sum(row is not None for row in FORMAT.read_rows(lines, origins))
 
 
 def plain_trace(draw: random.Random) -> dict:

@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -143,7 +143,9 @@ def _replace_lone_surrogates(data: bytes) -> tuple[bytes, int]:
 MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
 _CHUNK = 4 * 2**20
-_BUFFER = 256 * 2**10
+# Of about 60 records: they and what is made of them fit into the cache of a core. Never above the limit of a line.
+_BLOCK = 128 * 2**10
+_BUFFER = _BLOCK  # so that a block is read without a copy
 _HEAD = 2**16  # enough of most files to tell lines from a document
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
@@ -235,36 +237,52 @@ def read_lines(
     path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
 ) -> Iterator[tuple[int, bytes | int]]:
     """Yield (line number, line) for non-empty lines that start in [start, stop); an overlong line yields its length."""
+    for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
+        for number, text in enumerate(lines, first):
+            if isinstance(text, int):
+                yield number, text
+            elif not text.isspace():
+                yield number, text.removesuffix(b"\n")
+
+
+def read_line_blocks(
+    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
+) -> Iterator[tuple[int, list[bytes | int]]]:
+    """Yield (number of the first line, lines) for the lines that start in [start, stop), about 128 KiB at a time.
+
+    Each has its newline, and empty lines are among them; an overlong line is its length.
+    """
     with open_bytes(path) as file:
         if start:
             file.seek(start)
-        position = start
-        for text in iter(partial(file.readline, _CHUNK), b""):
-            if stop is not None and position >= stop:
-                return
-            num_bytes = len(text)
-            if num_bytes == _CHUNK and text[-1:] != b"\n":
-                text, num_bytes = _long_line(file, text)
-            position += num_bytes
-            if text[-1:] == b"\n":
-                text, num_bytes = text[:-1], num_bytes - 1
-            if num_bytes > MAX_LINE_BYTES:
-                yield line, num_bytes
-            elif text and not text.isspace():
-                yield line, text
-            line += 1
+        # The pieces of a line that goes on in the next block, and their length; `position` is where it starts.
+        pieces: list[bytes] = []
+        num_bytes, position, end = 0, start, start
+        while (stop is None or position < stop) and (block := file.read(_BLOCK)):
+            end += len(block)
+            head, *others = io.BytesIO(block).readlines()  # looks for newlines faster than `split`
+            pieces.append(head)
+            num_bytes += len(head)
+            if num_bytes > MAX_LINE_BYTES + 1:
+                del pieces[:-1]  # only counted on to its end
+            if block.find(b"\n") < 0:
+                continue
+            rest = b"" if block.endswith(b"\n") else others.pop()
+            lines: list[bytes | int] = [_joined(pieces, num_bytes), *others]
+            if stop is not None and end > stop:
+                starts = accumulate([position, num_bytes, *map(len, others)])
+                lines = [text for text, begin in zip(lines, starts, strict=False) if begin < stop]
+            yield line, lines
+            line += len(lines)
+            pieces, num_bytes, position = [rest], len(rest), end - len(rest)
+        if num_bytes and (stop is None or position < stop):
+            yield line, [_joined(pieces, num_bytes)]
 
 
-def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
-    """Return the whole line that starts with `begin`, and its length; over the limit, only its tail is kept."""
-    pieces, num_bytes = [begin], len(begin)
-    while pieces[-1][-1:] != b"\n" and (piece := file.readline(_CHUNK)):
-        num_bytes += len(piece)
-        # Over the limit (and its newline): drop what was kept, only count on to the end of the line.
-        if num_bytes > MAX_LINE_BYTES + 1:
-            pieces.clear()
-        pieces.append(piece)
-    return b"".join(pieces), num_bytes
+def _joined(pieces: list[bytes], num_bytes: int) -> bytes | int:
+    """Return the whole line, or the length of one that is too long."""
+    num_bytes -= bool(pieces and pieces[-1].endswith(b"\n"))
+    return num_bytes if num_bytes > MAX_LINE_BYTES else b"".join(pieces)
 
 
 def _decode_line(

@@ -157,8 +157,9 @@ class Unchecked(msgspec.Struct, gc=False):
 
 
 Record = Experience | ReadyRow
-ReadRow = Callable[[bytes, Origin], ReadyRow | None]
-# What a `ReadRow` may meet in a line that is not usual: the general code then says what is wrong with it, if anything.
+# Of lines, with the length of an overlong one in its place
+ReadRows = Callable[[Sequence[bytes | int], Sequence[Origin]], list[ReadyRow | None]]
+# What a `ReadRows` may meet in a line that is not usual: the general code then says what is wrong with it, if anything.
 UNUSUAL = (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError)
 
 
@@ -173,7 +174,7 @@ class Format:
     summary: str
     # Of a line; for formats whose lines repeat much, or that read lines of known types.
     decode: Callable[[bytes], Any] = msgspec.json.decode
-    read_row: ReadRow | None = None  # a usual line straight to its row; None for a line that is not usual
+    read_rows: ReadRows | None = None  # usual lines straight to their rows; None for a line that is not usual
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
     # Of the first records of a file that it matches: why the file must not be read without a word of the user
     refuse: Callable[[list[Any], Options], str | None] = lambda records, options: None

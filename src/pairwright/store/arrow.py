@@ -40,13 +40,15 @@ _MOST_BYTES = {pa.string(): 2**31 - 1, pa.large_string(): 2**62}
 
 def column_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Convert values to an Arrow array of text (from str, or UTF-8 bytes) or of numbers; None is null."""
+    first = values[0] if values else None
+    # One value in all rows, as the name of a file is: counting compares identities first, so this is cheap.
+    if (first is None or kind not in _NUMBERS) and values.count(first) == len(values):
+        return pa.nulls(len(values), kind) if first is None else _repeated(first, len(values), kind)
     try:
         return _without_nulls(values, kind, None)
     except TypeError:  # the quick way to learn that there is a None
         pass
     present = [value is not None for value in values]
-    if not any(present):
-        return pa.nulls(len(values), kind)
     # A placeholder for each None, of the type of the other values; its validity bit is 0, so nobody reads it.
     absent = 0 if kind in _NUMBERS else type(values[present.index(True)])()
     # Arrow's validity bitmap: one bit a row, 1 = valid, least significant bit first.
@@ -68,12 +70,24 @@ def _without_nulls(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer
             raise TypeError("None among floats, which numpy takes for NaN")
         return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(numbers)])
     data, lengths = _join_texts(values)
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=offsets[1:])
+    return _text_array(data, offsets, kind, validity)
+
+
+def _repeated(value: str | bytes, num_rows: int, kind: pa.DataType) -> pa.Array:
+    """Build an array with one text in all rows."""
+    data = value if isinstance(value, bytes) else value.encode()
+    return _text_array(data * num_rows, np.arange(num_rows + 1, dtype=np.int64) * len(data), kind, None)
+
+
+def _text_array(data: bytes, offsets: Array, kind: pa.DataType, validity: pa.Buffer | None) -> pa.Array:
+    """Build an array of texts: value i is data[offsets[i]:offsets[i + 1]]."""
     if len(data) > _MOST_BYTES[kind]:
         raise pa.ArrowCapacityError(f"{len(data):,} bytes in one column of a batch of {kind}")
-    # n + 1 offsets: value i is data[offsets[i]:offsets[i + 1]]. They are 32 bits wide for string, 64 for large_string.
-    offsets = np.zeros(len(values) + 1, np.int32 if kind == pa.string() else np.int64)
-    np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=offsets[1:])
-    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
+    # They are 32 bits wide for string, 64 for large_string.
+    offsets = offsets.astype(np.int32 if kind == pa.string() else np.int64, copy=False)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _join_texts(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:

@@ -27,7 +27,7 @@ from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
-from pairwright.sources.files import Unit, decode_units, line_units, read_lines
+from pairwright.sources.files import Unit, decode_units, line_units, read_line_blocks
 from pairwright.sources.format import Options, Origin, ReadyRow, Record, Rejected
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, find_errors, read_units
@@ -104,7 +104,7 @@ def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experi
 
 # Import tasks
 
-ROWS_PER_BATCH, READY_ROWS_PER_BATCH = 256, 1024
+ROWS_PER_BATCH, READY_ROWS_PER_BATCH = 256, 2048
 BYTES_PER_BATCH = 4 * 2**20
 _BYTES_OF_RECORD = BYTES_PER_BATCH // ROWS_PER_BATCH
 _PREFERENCE = Kind.PREFERENCE
@@ -208,35 +208,40 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
             yield _counted(_batch(batch, before, result), before, result)
             batch, num_bytes = [], 0
         result.num_rows.append(0)
-        for row in _rows(task, result, write_rejected):
-            batch.append(row)
-            result.num_rows[-1] += 1
-            num_bytes += _size_of(row) if type(row) is ReadyRow else _BYTES_OF_RECORD
-            if num_bytes >= BYTES_PER_BATCH or len(batch) == READY_ROWS_PER_BATCH:
+        for rows in _row_blocks(task, result, write_rejected):
+            batch += rows
+            result.num_rows[-1] += len(rows)
+            num_bytes += sum(map(_size_of, rows))
+            if num_bytes >= BYTES_PER_BATCH or len(batch) >= READY_ROWS_PER_BATCH:
                 yield _counted(_batch(batch, task, result), task, result)
                 batch, num_bytes = [], 0
     if batch:
         yield _counted(_batch(batch, tasks[-1], result), tasks[-1], result)
 
 
-def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Record]:
-    """Yield the records of a task; lines that the reader converts directly to cells are yielded as ReadyRow."""
-    read_row = task.layout.reader.read_row if task.layout.splits else None
+def _row_blocks(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[list[Record]]:
+    """Yield the records of a task, some at a time; where nothing else is done with them, as ReadyRow if possible."""
+    read_rows = task.layout.reader.read_rows if task.layout.splits else None
     if task.reward is not None or task.scores is not None or task.redact or task.options != Options():
-        yield from _kept(_units(task, result.repairs), task, result, write_rejected)
+        for record in _kept(_units(task, result.repairs), task, result, write_rejected):
+            yield [record]
         return
-    if read_row is None:
-        yield from _kept(_as_rows(_units(task, result.repairs, by_type=True)), task, result, write_rejected)
+    if read_rows is None:
+        for record in _kept(_as_rows(_units(task, result.repairs, by_type=True)), task, result, write_rejected):
+            yield [record]
         return
-    file, decode = str(task.path), task.layout.reader.decode
-    for number, line in read_lines(task.path, start=task.start, stop=task.stop, line=task.line):
-        # an overlong line comes as its length
-        row = read_row(line, Origin(file, number, number - 1, task.label)) if isinstance(line, bytes) else None
-        if row is not None:
-            yield row
-        else:
-            units = decode_units(task.path, [(number, line)], decode, task.label, result.repairs)
-            yield from _kept(_as_rows(units), task, result, write_rejected)
+    file, label, decode = str(task.path), task.label, task.layout.reader.decode
+    for first, lines in read_line_blocks(task.path, start=task.start, stop=task.stop, line=task.line):
+        origins = [Origin(file, number, number - 1, label) for number in range(first, first + len(lines))]
+        block: list[Record] = []
+        for line, origin, row in zip(lines, origins, read_rows(lines, origins), strict=True):
+            if row is not None:
+                block.append(row)
+            elif isinstance(line, int) or not line.isspace():
+                text = line if isinstance(line, int) else line.removesuffix(b"\n")
+                units = decode_units(task.path, [(origin.ordinal + 1, text)], decode, label, result.repairs)
+                block += _kept(_as_rows(units), task, result, write_rejected)
+        yield block
 
 
 def _as_rows(units: Iterator[Unit | Experience | Rejected]) -> Iterator[Unit | Experience | Rejected]:
@@ -245,8 +250,10 @@ def _as_rows(units: Iterator[Unit | Experience | Rejected]) -> Iterator[Unit | E
         yield (replace(unit[0], as_row=True), unit[1]) if type(unit) is tuple else unit
 
 
-def _size_of(row: ReadyRow) -> int:
+def _size_of(row: Record) -> int:
     """Return about how many bytes a row takes."""
+    if type(row) is not ReadyRow:
+        return _BYTES_OF_RECORD
     content = len(row.completion or b"") + len(row.info or b"")
     return content + (0 if row.tokens is None else 9 * len(row.tokens))
 

@@ -13,7 +13,7 @@ its task, and goes to info. run = run, trial, sample_index or attempt. A respons
 experience per choice, all of one task and step.
 Legacy `functions` are converted to tools. Other numbers, texts and small objects go to info.
 
-Plain rows of a JSON Lines file take a fast path from JSON text to table cells (`read_row`).
+Plain rows of a JSON Lines file take a fast path from JSON text to table cells (`read_rows`).
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,6 @@ from pairwright.sources.format import (
     Format,
     Options,
     Origin,
-    ReadyRow,
     Record,
     Rejected,
     build,
@@ -47,9 +46,9 @@ from pairwright.sources.shapes.chat_messages import (
 )
 from pairwright.sources.shapes.plain_rows import (
     PlainPrompt,
+    PlainRecord,
     PlainTools,
     plain_reader,
-    plain_row,
     read_prompt,
     read_tools,
     read_turns,
@@ -238,9 +237,8 @@ _decode_turns = msgspec.json.Decoder(list[PlainTurn]).decode
 _last_prompt: tuple[list[PlainTurn], bytes, PlainPrompt] | None = None
 
 
-def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
-    """Build the row of a plain line; returns None or raises one of UNUSUAL for any other line."""
-    fields = _decode_fields(line)
+def _read_plain(fields: dict[str, Raw], origin: Origin) -> PlainRecord | None:
+    """Read the fields of a plain line; returns None or raises one of UNUSUAL for any other line."""
     if not _NOT_PLAIN.isdisjoint(fields):
         return None
     turns = _decode_turns(fields.pop("messages"))
@@ -262,7 +260,7 @@ def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     run = run_of(row, names)
     run = origin.ordinal if run is None else run
     info = _info(row, row, names)
-    return plain_row(NAME, origin, prompt, completion, task=task_of(row, names), run=run, reward=reward, info=info)
+    return PlainRecord(prompt, completion, task_of(row, names), run, reward, info)
 
 
 def _prompt_of(turns: list[PlainTurn], tools: bytes) -> PlainPrompt:
@@ -279,7 +277,7 @@ def _read_tools(text: bytes) -> PlainTools:
     return read_tools(tools_of({"tools": _decode(text)}))
 
 
-read, read_row = guarded(read_unit), plain_reader(_read_plain)
+read, read_rows = guarded(read_unit), plain_reader(NAME, _decode_fields, _read_plain)
 
 FORMAT = Format(
     name=NAME,
@@ -287,6 +285,6 @@ FORMAT = Format(
     matches=matches,
     read=read,
     summary="OpenAI chat rows, logs and conversations",
-    read_row=read_row,
+    read_rows=read_rows,
     is_general=True,
 )

@@ -13,7 +13,7 @@ A failed rollout has an empty completion and is kept. A row of a reward profile 
 read as its sample, without a reward, since a mean over rollouts is not the reward of one; the statistics are its
 metrics. A truncated response (`incomplete_details`) is `response_truncated`.
 
-Typical lines take a fast path from JSON text to table cells (`read_row`); all others use `decode` and `read`.
+Typical lines take a fast path from JSON text to table cells (`read_rows`); all others use `decode` and `read`.
 """
 
 from collections.abc import Iterator
@@ -36,15 +36,15 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, ReadyRow, Record, Rejected, build
+from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build
 from pairwright.sources.rollouts.gym_items import WholeResponse, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.plain_rows import (
     NO_TOOLS,
     PlainPrompt,
+    PlainRecord,
     PlainTools,
     plain_reader,
-    plain_row,
     read_prompt,
     read_tools,
 )
@@ -270,11 +270,13 @@ _NO_FIELDS: frozenset[str] = frozenset()
 class _Task(Struct, gc=False):
     """Data shared by the rollouts of a task: what `responses_create_params` gives."""
 
-    params: bytes
+    params: Raw
     prompt: PlainPrompt
     has_instructions: bool
     info: Json
-    task_key: tuple[bytes, Any] | None = None  # agent and index, of which `task` is the id
+    # The last rollout's `agent_ref` and `_ng_task_index`, of which `task` is the id
+    agent: Raw = Raw()
+    index: Any = None
     task: str | None = None
 
 
@@ -291,10 +293,10 @@ _decode_bare_row = msgspec.json.Decoder(_Row).decode
 _decode_response = msgspec.json.Decoder(WholeResponse).decode
 
 
-def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
-    """Build the row of a typical line; returns None or raises one of UNUSUAL for any other line."""
-    row, more = _decode_row(line)
-    response, task = row.response, _task_of(bytes(row.responses_create_params))
+def _read_plain(line: tuple[_Row, Json], origin: Origin) -> PlainRecord | None:
+    """Read a decoded typical line; returns None or raises one of UNUSUAL for any other line."""
+    row, more = line
+    response, task = row.response, _task_of(row.responses_create_params)
     prompt = task.prompt
     completion = read_completion(response.output, prompt)
     if completion is None or response.incomplete_details:
@@ -311,17 +313,15 @@ def _read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     if type(run) is not int or not 0 <= run < 2**63:
         run = index(run)
         run = origin.ordinal if run is None else run
-    return plain_row(
-        NAME,
-        origin,
+    return PlainRecord(
         prompt,
         completion,
-        task=_task_id(task, (bytes(row.agent_ref), row.task_index)),
-        run=run,
-        batch=_batch(origin.file),
-        reward=reward,
-        info={**small_fields(more, _NO_FIELDS), **task.info} if more else task.info,
-        model=response.model,
+        _task_id(task, row.agent_ref, row.task_index),
+        run,
+        reward,
+        {**small_fields(more, _NO_FIELDS), **task.info} if more else task.info,
+        _batch(origin.file),
+        response.model,
     )
 
 
@@ -351,11 +351,11 @@ def _decode_row(line: bytes) -> tuple[_Row, Json]:
 _is_bare = True  # whether the last row had no more fields: which way to decode the next one is tried first
 
 
-def _task_of(params: bytes) -> _Task:
+def _task_of(params: Raw) -> _Task:
     """Return the task of the parameters; usually that of the previous line, found without hashing the text."""
     global _last_task
     if _last_task is None or _last_task.params != params:
-        _last_task = _read_task(params)
+        _last_task = _read_task(bytes(params))
     return _last_task
 
 
@@ -370,7 +370,7 @@ def _read_task(text: bytes) -> _Task:
     params = {key: _decode(value) for key, value in fields.items()}
     metadata = params.get("metadata")
     prompt = read_prompt(prompt_of(params, {}), tools, metadata)
-    return _Task(text, prompt, bool(params.get("instructions")), {"metadata": metadata} if metadata else {})
+    return _Task(Raw(text), prompt, bool(params.get("instructions")), {"metadata": metadata} if metadata else {})
 
 
 @lru_cache(maxsize=_NUM_SHARED)
@@ -380,17 +380,18 @@ def _read_tools(text: bytes) -> PlainTools:
     return read_tools(tools_from_chat(value, "tools")) if value else NO_TOOLS
 
 
-def _task_id(task: _Task, key: tuple[bytes, Any]) -> str | None:
+def _task_id(task: _Task, agent: Raw, index: Any) -> str | None:
     """Return the task id of an agent and a task index; None if there is no index."""
     # Types are compared as well: 1, 1.0 and True are equal in Python and different as task ids.
-    if task.task_key != key or type(task.task_key[1]) is not type(key[1]):
-        number = identifier(key[1])
-        agent = _agent_name({"agent_ref": _decode(key[0])})
-        task.task_key, task.task = key, None if number is None else json_text([agent, number])
+    if task.index != index or type(task.index) is not type(index) or task.agent != agent:
+        number = identifier(index)
+        name = _agent_name({"agent_ref": _decode(agent)})
+        task.agent, task.index = agent.copy(), index
+        task.task = None if number is None else json_text([name, number])
     return task.task
 
 
-read_row = plain_reader(_read_plain)
+read_rows = plain_reader(NAME, _decode_row, _read_plain)
 FORMAT = Format(
     name=NAME,
     unit="record",
@@ -398,5 +399,5 @@ FORMAT = Format(
     read=read,
     summary="NeMo Gym rollouts",
     decode=decode,
-    read_row=read_row,
+    read_rows=read_rows,
 )

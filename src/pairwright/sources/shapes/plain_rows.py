@@ -1,4 +1,4 @@
-"""Plain conversations straight to table rows: what all formats with a `read_row` share.
+"""Plain conversations straight to table rows: what all formats with `read_rows` share.
 
 Runs of a task have one prompt, which is read and hashed once (`PlainPrompt`). Turns of the completion need no Message
 objects: they are decoded by type, and encode like messages. Failed tool results are looked for later, in many rows
@@ -8,6 +8,7 @@ tests/sources/test_gym_rows.py, test_chat_rows.py and test_langfuse_rows.py comp
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from pairwright.records.messages import (
     pack,
 )
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import UNUSUAL, Origin, ReadRow, ReadyRow, label_of, task_hash
+from pairwright.sources.format import UNUSUAL, Origin, ReadRows, ReadyRow, label_of, task_hash
 from pairwright.sources.shapes.chat_messages import PlainCall, PlainTurn
 from pairwright.sources.shapes.tool_errors import (
     error_sites,
@@ -77,16 +78,56 @@ class Completion(Struct, gc=False):
     arrays: Json = NO_ARRAYS  # recorded tokens
 
 
-def plain_reader(read: Callable[[bytes, Origin], ReadyRow | None]) -> ReadRow:
-    """Return the `read_row` of a format: None, and no error, for a line that needs its general code."""
+class PlainRecord(Struct, gc=False):
+    """A plain conversation and what belongs to it; `info`, components and metrics are JSON values."""
 
-    def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
-        try:
-            return read(line, origin)
-        except UNUSUAL:
-            return None
+    prompt: PlainPrompt
+    completion: Completion
+    task: int | str | None
+    run: int
+    reward: float | None
+    info: Json
+    batch: str = ""
+    model: str | None = None
+    step: int = 0
+    reward_components: Json | None = None
+    metrics: Json | None = None
 
-    return read_row
+
+def plain_reader(
+    format_name: str, decode: Callable[[bytes], Any], read: Callable[[Any, Origin], PlainRecord | None]
+) -> ReadRows:
+    """Return the `read_rows` of a format: None, and no error, for a line that needs its general code.
+
+    Each stage runs over all lines before the next one begins: the caches of a processor hold the code of one stage,
+    not of all of them, which saves a fifth of the time.
+
+    Args:
+        format_name: Name of the format.
+        decode: Decodes a line by type.
+        read: Reads what `decode` returned. Both may raise one of UNUSUAL.
+    """
+
+    def read_rows(lines: Sequence[bytes | int], origins: Sequence[Origin]) -> list[ReadyRow | None]:
+        rows: list[Any] = []  # of each line, what the last stage made of it; None from where it needs the general code
+        for line in lines:
+            try:
+                rows.append(decode(line) if isinstance(line, bytes) else None)
+            except UNUSUAL:
+                rows.append(None)
+        for number, value in enumerate(rows):
+            try:
+                rows[number] = None if value is None else read(value, origins[number])
+            except UNUSUAL:
+                rows[number] = None
+        for number, record in enumerate(rows):
+            try:
+                rows[number] = None if record is None else plain_row(format_name, origins[number], record)
+            except UNUSUAL:
+                rows[number] = None
+        return rows
+
+    return read_rows
 
 
 def read_tools(schemas: Sequence[Json]) -> PlainTools:
@@ -197,30 +238,15 @@ def find_errors(rows: Sequence[ReadyRow]) -> None:
             row.unchecked, row.num_errors, row.errors = None, len(errors), encode(errors)
 
 
-def plain_row(
-    format_name: str,
-    origin: Origin,
-    prompt: PlainPrompt,
-    completion: Completion,
-    *,
-    task: int | str | None,
-    run: int,
-    step: int = 0,
-    batch: str = "",
-    reward: float | None,
-    info: Json,
-    reward_components: Json | None = None,
-    metrics: Json | None = None,
-    model: str | None = None,
-) -> ReadyRow:
-    """Return the row of a plain conversation; `info`, components and metrics are JSON values.
-
-    Raises one of UNUSUAL for what has no cell of its own.
-    """
+def plain_row(format_name: str, origin: Origin, record: PlainRecord) -> ReadyRow:
+    """Return the row of a plain conversation; raises one of UNUSUAL for what has no cell of its own."""
+    prompt, completion, reward, info = record.prompt, record.completion, record.reward, record.info
+    batch, run, step, reward_components = record.batch, record.run, record.step, record.reward_components
+    model, metrics = record.model, record.metrics
     if reward is not None and not math.isfinite(reward):
         raise BadRecord("a reward that is no number")
     turns, errors = completion.turns, completion.errors
-    task_id, tid = _task_ids(prompt, batch, task)
+    task_id, tid = _task_ids(prompt, batch, record.task)
     text = encode(turns)
     # The same values in the same order as in `build`, or ids would differ between the two ways.
     body = [None, None, reward, reward_components, info, label_of(origin)]
@@ -234,7 +260,7 @@ def plain_row(
         step,
         "single_turn" if len(turns) == 1 else "multi_turn",
         reward,
-        None if model is None else encode(model).decode(),
+        None if model is None else _text_cell(model),
         prompt.prompt_hash,
         digest(pack((completion.canonical,))),
         len(prompt.messages),
@@ -270,6 +296,11 @@ def _task_ids(prompt: PlainPrompt, batch: str, task: int | str | None) -> tuple[
         own = task_hash(prompt.messages, prompt.tools, prompt.metadata) if task is None else task
         prompt.ids_key, prompt.ids = key, (str(own), EID(batch, own, suffix="a").tid)
     return prompt.ids
+
+
+@lru_cache(maxsize=64)
+def _text_cell(text: str) -> str:
+    return encode(text).decode()
 
 
 def _cell(value: Json) -> bytes:

@@ -39,10 +39,9 @@ from pairwright.sources.shapes.genai_attributes import (
     tools_of_attributes,
 )
 from pairwright.sources.shapes.langchain_messages import unwrap
-from pairwright.sources.shapes.plain_rows import plain_reader
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
-from pairwright.sources.tracing.langfuse_rows import INFO, NAME, read_plain
+from pairwright.sources.tracing.langfuse_rows import INFO, NAME, read_rows
 from pairwright.sources.tracing.otel_spans import moment
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
@@ -336,5 +335,5 @@ FORMAT = Format(
     matches=matches,
     read=guarded(read),
     summary="Langfuse trace exports",
-    read_row=plain_reader(read_plain),
+    read_rows=read_rows,
 )

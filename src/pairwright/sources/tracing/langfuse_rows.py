@@ -14,10 +14,10 @@ from msgspec import UNSET, Struct
 
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, identifier
-from pairwright.sources.format import Origin, ReadyRow
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.any_messages import decode_json_text, plain_messages, split_rendering
 from pairwright.sources.shapes.chat_messages import PlainTurn, check_plain
-from pairwright.sources.shapes.plain_rows import PlainPrompt, plain_row, read_prompt, read_turns
+from pairwright.sources.shapes.plain_rows import PlainPrompt, PlainRecord, plain_reader, read_prompt, read_turns
 from pairwright.sources.shapes.traces import pick_reward, run_of, task_in
 
 NAME = "langfuse"
@@ -75,11 +75,14 @@ _time = datetime.fromisoformat
 _INFO_NAMES, _info_of = tuple(INFO.values()), attrgetter(*INFO)
 
 
-def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
-    """Convert a plain trace to its table row; returns None or raises one of UNUSUAL for any other."""
+def _decode_line(line: bytes) -> _PlainExport:
     if not line.isascii():
         line.decode()  # strings that are skipped are not looked at
-    export = _decode_export(line)
+    return _decode_export(line)
+
+
+def _read_plain(export: _PlainExport, origin: Origin) -> PlainRecord | None:
+    """Read a plain trace; returns None or raises one of UNUSUAL for any other."""
     trace = export.trace
     calls = _plain_calls(export.observations)
     if not calls or not trace.id:
@@ -107,16 +110,14 @@ def read_plain(line: bytes, origin: Origin) -> ReadyRow | None:
     model = calls[0].model
     if not isinstance(model, str) or not model:
         model = next((call.model for call in calls if isinstance(call.model, str) and call.model), None)
-    return plain_row(
-        NAME,
-        origin,
+    return PlainRecord(
         prompt.shared,
         completion,
-        task=identifier(trace.datasetItemId) or _task_of(trace.metadata),
-        run=run_of(trace.id, 0),
-        reward=pick_reward(components, None),
+        identifier(trace.datasetItemId) or _task_of(trace.metadata),
+        run_of(trace.id, 0),
+        pick_reward(components, None),
+        info,
         reward_components=components,
-        info=info,
         metrics=_plain_usage(calls),
         model=model,
     )
@@ -209,3 +210,6 @@ def _plain_usage(calls: list[_PlainObservation]) -> Json:
             if type(count) is int or type(count) is float:
                 total[name] = total.get(name, 0) + count
     return total
+
+
+read_rows = plain_reader(NAME, _decode_line, _read_plain)

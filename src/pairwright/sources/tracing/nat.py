@@ -34,7 +34,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import UNUSUAL, Format, Options, Origin, ReadyRow, Record, Rejected, build, guarded
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
-from pairwright.sources.shapes.plain_rows import PlainPrompt, answer_of, plain_row, read_prompt, read_tools
+from pairwright.sources.shapes.plain_rows import PlainPrompt, PlainRecord, answer_of, plain_row, read_prompt, read_tools
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
@@ -232,18 +232,17 @@ def _plain_candidate(output: str, fields: Json, prompt: _Prompt, place: _Place, 
     """Return the row of a candidate whose output is text; raises one of UNUSUAL for what has no cells."""
     if prompt.plain is None:
         prompt.plain = read_prompt(prompt.messages, read_tools(prompt.tools))
-    return plain_row(
-        NAME,
-        origin,
+    record = PlainRecord(
         prompt.plain,
         answer_of(output, prompt.plain),
-        task=identifier(place.task),
+        identifier(place.task),
+        place.run,
+        score(fields["score"]),
+        info,
         batch=place.batch,
-        run=place.run,
         step=place.step,
-        reward=score(fields["score"]),
-        info=info,
     )
+    return plain_row(NAME, origin, record)
 
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
