@@ -30,13 +30,7 @@ from pairwright.paths import Place, open_binary, place, scratch, size_of
 from pairwright.paths.paths import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
-
-# Text that is not quite JSON in UTF-8: other encodings, and repairs of single lines, which are counted.
-#
-# A byte order mark says exactly which encoding a file has, so UTF-16 and UTF-32 are converted without a count. A
-# repair changes or interprets bytes (a lone surrogate is replaced, a line is read as Windows-1252), so it is counted
-# by name.
-
+from pairwright.sources.text_repair import repair_and_decode, to_utf8
 
 # Four bytes before two: the mark of UTF-32 begins with that of UTF-16.
 _MARKS = (
@@ -45,12 +39,6 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_REPAIR_CHUNK = 2**16
-# Escapes of a JSON string from left to right, so that an escaped backslash never begins one.
-_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.)", re.S)
-_REPLACEMENT = rb"\ufffd"
-
-SURROGATES, LATIN, NULS = "lone surrogates replaced", "lines read as Latin-1 (Windows-1252)", "NUL bytes dropped"
 
 
 def encoding_of(begin: bytes) -> str | None:
@@ -58,86 +46,6 @@ def encoding_of(begin: bytes) -> str | None:
     if begin.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     return next((name for mark, name in _MARKS if begin.startswith(mark)), None)
-
-
-class _Transcoder(io.RawIOBase):
-    """A stream of UTF-8 bytes from a stream in another encoding."""
-
-    def __init__(self, file: IO[bytes], encoding: str) -> None:
-        self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)("replace")
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            chunk = self._file.read(_REPAIR_CHUNK)
-            self._rest = self._decoder.decode(chunk, not chunk).encode()
-            if not chunk:
-                break
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-
-def to_utf8(file: IO[bytes], encoding: str) -> IO[bytes]:
-    """Return a stream of UTF-8 bytes, without a byte order mark."""
-    return io.BufferedReader(_Transcoder(file, encoding))
-
-
-def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
-    """Decode JSON that a strict decoder refused, with the repairs that are safe; adds their names to `repairs`.
-
-    Raises ValueError or RecursionError if it is no JSON after them either. NaN and infinities, which Python writes, are
-    read as they are.
-    """
-    made: Counter[str] = Counter()
-    if data[:1] == b"\0" or data[-1:] == b"\0":
-        data = data.strip(b"\0")
-        made[NULS] += 1
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        # A line with valid UTF-8 beside the bad bytes is damaged UTF-8, not another encoding.
-        if not data.decode("utf-8", "ignore").isascii():
-            raise
-        text = data.decode("cp1252")
-        made[LATIN] += 1
-    if "\\u" in text:
-        clean, num_lone = _replace_lone_surrogates(text.encode())
-        if num_lone:
-            text, made[SURROGATES] = clean.decode(), num_lone
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        if "NaN" not in text and "Infinity" not in text:
-            raise
-        value = json.loads(text)
-    if repairs is not None:
-        repairs.update(made)
-    return value
-
-
-def _replace_lone_surrogates(data: bytes) -> tuple[bytes, int]:
-    """Replace `\\u` escapes of surrogates without a partner by U+FFFD; also returns how many."""
-    num_lone = 0
-
-    def replaced(match: re.Match[bytes]) -> bytes:
-        nonlocal num_lone
-        if match[1] is None:
-            return match[0]
-        code = int(match[1], 16)
-        if 0xD800 <= code < 0xDC00 and match[2]:
-            return match[0]
-        first, second = b"\\u" + match[1], match[2] or b""
-        if 0xD800 <= code < 0xE000:
-            first, num_lone = _REPLACEMENT, num_lone + 1
-        if second:
-            second, num_lone = _REPLACEMENT, num_lone + 1
-        return first + second
-
-    return _ESCAPE.sub(replaced, data), num_lone
 
 
 MAX_LINE_BYTES = 128 * 2**20
@@ -316,12 +224,18 @@ def line_units(
 
 def line_values(path: Place, decode: Callable[[bytes], Any], repairs: Counter[str] | None = None) -> Iterator[Any]:
     """Yield the decoded lines of a file that is one unit, and Rejected for those that cannot be decoded."""
-    for number, text in read_lines(path):
-        try:
-            value = decode(cast(bytes, text))
-        except (ValueError, RecursionError, TypeError):  # TypeError: the length of an overlong line
-            value = _decode_line(path, number, text, decode, repairs)
-        yield value
+    for first, lines in read_line_blocks(path):
+        for number, text in enumerate(lines, first):
+            if isinstance(text, int):
+                yield _decode_line(path, number, text, decode, repairs)
+                continue
+            try:
+                value = decode(text)
+            except (ValueError, RecursionError):
+                if text.isspace():
+                    continue
+                value = _decode_line(path, number, text.removesuffix(b"\n"), decode, repairs)
+            yield value
 
 
 def decode_units(

@@ -333,7 +333,7 @@ def line_clears(line: MessageLine) -> bool:
         if len(content) == 1 and type(content[0]) is _ToolResult:
             content = content[0].content
         if type(content) is str:
-            return _CLEAR.match(content) is not None
+            return "/clear<" in content and _CLEAR.match(content) is not None
     messages = _messages_of_user(line)
     return len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
 
