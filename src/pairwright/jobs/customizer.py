@@ -230,17 +230,17 @@ def _settings(job: Job, config: Config) -> NemoCustomizerConfig:
     return config.backend.nemo_customizer.model_copy(update={name: job.details[name] for name in names})
 
 
-def _status(state: JobState, found: Json) -> Status:
+def _status(state: JobState, response: Json) -> Status:
     """Convert a status response of the service to a `Status`."""
-    step, per_epoch = _integer(found, "steps_completed"), _integer(found, "steps_per_epoch")
-    percentage = _number(found, "percentage_done")
+    step, per_epoch = _integer(response, "steps_completed"), _integer(response, "steps_per_epoch")
+    percentage = _number(response, "percentage_done")
     done = None
     if step and percentage:
         # The service does not say how many steps there are: estimated from the share that is done.
         done = round(step * 100 / percentage)
-    messages = [log.get("message") for log in found.get("status_logs") or [] if isinstance(log, dict)]
+    messages = [log.get("message") for log in response.get("status_logs") or [] if isinstance(log, dict)]
     details = [
-        log.get("detail") for log in found.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
+        log.get("detail") for log in response.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
     ]
     words = str(messages[-1]) if messages and messages[-1] else ""
     if state is JobState.FAILED and details:
@@ -251,9 +251,9 @@ def _status(state: JobState, found: Json) -> Status:
         step=step,
         num_steps=done,
         message=words,
-        epoch=step / per_epoch if step is not None and per_epoch else _number(found, "epochs_completed"),
-        train_loss=_number(found, "train_loss"),
-        validation_loss=_number(found, "val_loss"),
+        epoch=step / per_epoch if step is not None and per_epoch else _number(response, "epochs_completed"),
+        train_loss=_number(response, "train_loss"),
+        validation_loss=_number(response, "val_loss"),
     )
 
 
@@ -273,14 +273,14 @@ def _lines(value: Any) -> Iterator[str]:
             yield from _lines(list(item.values()) if isinstance(item, dict) else item)
 
 
-def _number(found: Json, key: str) -> float | None:
-    value: Any = found.get(key)
+def _number(response: Json, key: str) -> float | None:
+    value: Any = response.get(key)
     # bool is a subclass of int.
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _integer(found: Json, key: str) -> int | None:
-    value = _number(found, key)
+def _integer(response: Json, key: str) -> int | None:
+    value = _number(response, key)
     return None if value is None else int(value)
 
 

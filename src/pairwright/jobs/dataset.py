@@ -50,8 +50,8 @@ class Dataset:
     def __str__(self) -> str:
         refused = ", ".join(f"{reason} {num}" for reason, num in sorted(self.refused.items()))
         noted = ", ".join(f"{reason} {num}" for reason, num in sorted(self.noted.items()))
-        told = (f"; refused: {refused}" if refused else "") + (f"; noted: {noted}" if noted else "")
-        return f"{self.num_training:,} pairs for training, {self.num_validation:,} for validation{told}"
+        remarks = (f"; refused: {refused}" if refused else "") + (f"; noted: {noted}" if noted else "")
+        return f"{self.num_training:,} pairs for training, {self.num_validation:,} for validation{remarks}"
 
 
 def write_dataset(
@@ -81,8 +81,8 @@ def write_dataset(
     for split, name in parts:
         summary = EXPORTERS[target](table, folder / name, ExportOptions(split=split, history=history))
         written.append(summary.written)
-        for counts, found in ((refused, summary.refused), (noted, summary.noted)):
-            for reason, num in found.items():
+        for counts, reasons in ((refused, summary.refused), (noted, summary.noted)):
+            for reason, num in reasons.items():
                 counts[reason] = counts.get(reason, 0) + num
     noted |= _lost_by_text(table)
     _check(written, refused, pairs=pairs, target=target, validation=validation)

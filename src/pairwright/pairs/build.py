@@ -96,12 +96,12 @@ class _Gathered:
         self.experiences.add(number, plan.experiences)
         self._count(plan, narrow_columns(plan.drafts, options), plan.drafts.height)
 
-    def adopt(self, found: BucketPlan) -> None:
+    def adopt(self, bucket: BucketPlan) -> None:
         """Add a partition that a worker has planned and spilled to files."""
         number = len(self.sizes)
-        self.drafts.adopt(number, found.drafts)
-        self.experiences.adopt(number, found.experiences)
-        self._count(found.plan, found.narrow, found.num_drafts)
+        self.drafts.adopt(number, bucket.drafts)
+        self.experiences.adopt(number, bucket.experiences)
+        self._count(bucket.plan, bucket.narrow, bucket.num_drafts)
 
     def _count(self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int) -> None:
         self.sizes.append(num_drafts)

@@ -163,10 +163,10 @@ def read_funnel(folder: Place) -> dict[str, Any]:
     return funnel
 
 
-def funnel_rows(found: dict[str, Any]) -> Sequence[tuple[str, str, int]]:
+def funnel_rows(funnel: dict[str, Any]) -> Sequence[tuple[str, str, int]]:
     """Return rows (unit, "in" or reason or "out", count) to print; counts of reasons are negative."""
     rows: list[tuple[str, str, int]] = []
-    for stage in found.get("stages", []):
+    for stage in funnel.get("stages", []):
         rows.append((stage["unit"], "in", stage["in"]))
         # Negative, so that the numbers of a stage add up from `in` to `out`.
         rows += [(stage["unit"], drop["reason"], -drop["count"]) for drop in stage["drops"]]

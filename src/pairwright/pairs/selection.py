@@ -373,11 +373,11 @@ def _rank_tasks(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions)
     return _Ranks(rank_column.fill_null(0).cast(pl.Int64).to_numpy(), ranks.height)
 
 
-def _weights(kept: pl.DataFrame, differences: Floats, options: PairOptions) -> Floats:
-    """Return the weights of kept drafts: 1, the gap or the chosen reward, balanced by length on request."""
-    weights = np.ones(kept.height)
+def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions) -> Floats:
+    """Return the weights of drafts: 1, the gap or the chosen reward, balanced by length on request."""
+    weights = np.ones(drafts.height)
     if options.weight != "one":
-        weights = kept["gap" if options.weight == "gap" else "chosen_reward"].to_numpy()
+        weights = drafts["gap" if options.weight == "gap" else "chosen_reward"].to_numpy()
     if len(weights) and weights.min() < 0:
         raise PairwrightError(
             f"weight: a chosen reward of {float(weights.min())!r} cannot be a weight: "

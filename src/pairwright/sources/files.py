@@ -363,7 +363,7 @@ def _num_newlines(data: Array) -> int:
 
 
 def _second_look(path: Place, number: int | None, data: bytes, error: Exception, repairs: Counter[str] | None) -> Any:
-    """Retry with what is accepted beyond strict JSON (sources/files.py); return Rejected for any other error."""
+    """Retry with what is accepted beyond strict JSON (sources/text_repair.py); return Rejected for any other error."""
     raw = data[:2000].decode("utf-8", "replace")
     if isinstance(error, RecursionError):
         return Rejected(str(path), number, "nested too deep", raw=raw)

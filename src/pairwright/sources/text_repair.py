@@ -53,10 +53,10 @@ def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
     Raises ValueError or RecursionError if it is no JSON after them either. NaN and infinities, which Python writes, are
     read as they are.
     """
-    made: Counter[str] = Counter()
+    own_repairs: Counter[str] = Counter()
     if data[:1] == b"\0" or data[-1:] == b"\0":
         data = data.strip(b"\0")
-        made[NULS] += 1
+        own_repairs[NULS] += 1
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -64,11 +64,11 @@ def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
         if not data.decode("utf-8", "ignore").isascii():
             raise
         text = data.decode("cp1252")
-        made[LATIN] += 1
+        own_repairs[LATIN] += 1
     if "\\u" in text:
         clean, num_lone = _replace_lone_surrogates(text.encode())
         if num_lone:
-            text, made[SURROGATES] = clean.decode(), num_lone
+            text, own_repairs[SURROGATES] = clean.decode(), num_lone
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -76,7 +76,7 @@ def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
             raise
         value = json.loads(text)
     if repairs is not None:
-        repairs.update(made)
+        repairs.update(own_repairs)
     return value
 
 

@@ -223,11 +223,11 @@ def _row_blocks(task: ImportTask, result: ImportResult, write_rejected: Write) -
     """Yield the records of a task, some at a time; where nothing else is done with them, as ReadyRow if possible."""
     read_rows = task.layout.reader.read_rows if task.layout.splits else None
     if task.reward is not None or task.scores is not None or task.redact or task.options != Options():
-        for record in _kept(_units(task, result.repairs), task, result, write_rejected):
+        for record in _read_records(_units(task, result.repairs), task, result, write_rejected):
             yield [record]
         return
     if read_rows is None:
-        for record in _kept(_as_rows(_units(task, result.repairs, by_type=True)), task, result, write_rejected):
+        for record in _read_records(_as_rows(_units(task, result.repairs, by_type=True)), task, result, write_rejected):
             yield [record]
         return
     file, label, decode = str(task.path), task.label, task.layout.reader.decode
@@ -240,7 +240,7 @@ def _row_blocks(task: ImportTask, result: ImportResult, write_rejected: Write) -
             elif isinstance(line, int) or not line.isspace():
                 text = line if isinstance(line, int) else line.removesuffix(b"\n")
                 units = decode_units(task.path, [(origin.ordinal + 1, text)], decode, label, result.repairs)
-                block += _kept(_as_rows(units), task, result, write_rejected)
+                block += _read_records(_as_rows(units), task, result, write_rejected)
         yield block
 
 
@@ -335,7 +335,7 @@ def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> p
     return batch
 
 
-def _kept(
+def _read_records(
     units: Iterator[Unit | Experience | Rejected], task: ImportTask, result: ImportResult, write_rejected: Write
 ) -> Iterator[Record]:
     """Yield the experiences of units, with rewards and scores applied; rejections are counted and written."""

@@ -21,11 +21,11 @@ messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The messages of a run as hashes; `made` marks those that the model generated in this run."""
+    """The messages of a run as hashes; `is_generated` marks those that the model generated in this run."""
 
     # One entry a message in each of the three tuples.
     hashes: tuple[bytes, ...]
-    made: tuple[bool, ...]
+    is_generated: tuple[bool, ...]
     characters: tuple[int, ...]
 
     def common(self, other: "Chain") -> int:
@@ -88,6 +88,6 @@ def _chain(prompt: Sequence[Message], completion: Sequence[Message], root: bytes
     return Chain(
         # The hash of the tools is part of every message hash, so runs with different tools share no prefix.
         hashes=tuple(digest(root + encode(form)) for form in canonical_messages(messages)),
-        made=tuple(place >= len(prompt) and message.is_generated for place, message in enumerate(messages)),
+        is_generated=tuple(place >= len(prompt) and message.is_generated for place, message in enumerate(messages)),
         characters=tuple(num_characters([message]) for message in messages),
     )

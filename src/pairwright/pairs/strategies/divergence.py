@@ -154,7 +154,7 @@ def _info(parting: Parting, runs: list[Chain], options: PairOptions) -> str:
 
 def _is_choice(parting: Parting, runs: list[Chain]) -> bool:
     sides = runs[parting.chosen], runs[parting.rejected]
-    return all(parting.cut < len(run.made) and run.made[parting.cut] for run in sides)
+    return all(parting.cut < len(run.is_generated) and run.is_generated[parting.cut] for run in sides)
 
 
 def _drop_incomparable(

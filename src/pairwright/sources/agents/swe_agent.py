@@ -97,9 +97,9 @@ def model_of_mini(info: Json) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _with_extra(message: Message, kept: Json) -> Message:
+def _with_extra(message: Message, extra: Json) -> Message:
     """Return the message with additional `extra` fields."""
-    if not kept:
+    if not extra:
         return message
     return Message(
         message.role,
@@ -109,7 +109,7 @@ def _with_extra(message: Message, kept: Json) -> Message:
         message.tool_call_id,
         message.name,
         message.generated,
-        {**message.extra, **kept},
+        {**message.extra, **extra},
     )
 
 

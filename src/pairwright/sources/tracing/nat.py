@@ -140,16 +140,16 @@ class _Prompts:
         self._schemas = schemas
         self._last: tuple[tuple[type, str], _Prompt] | None = None
 
-    def of(self, given: Any) -> _Prompt:
+    def of(self, logged_input: Any) -> _Prompt:
         # The type belongs to the key: text and the list that it would decode to are different inputs.
-        key = (type(given), json_text(given))
+        key = (type(logged_input), json_text(logged_input))
         if self._last is None or self._last[0] != key:
-            self._last = (key, self._read(given))
+            self._last = (key, self._read(logged_input))
         return self._last[1]
 
-    def _read(self, given: Any) -> _Prompt:
-        tools = tuple(self._schemas.get(_key(given), ())) if self._schemas else ()
-        if messages := conversation(given, "data.input", role="user", objects_as_text=True):
+    def _read(self, logged_input: Any) -> _Prompt:
+        tools = tuple(self._schemas.get(_key(logged_input), ())) if self._schemas else ()
+        if messages := conversation(logged_input, "data.input", role="user", objects_as_text=True):
             return _Prompt(tuple(messages), tools, None)
         messages = conversation(self._item.get("question"), "question", role="user", objects_as_text=True)
         origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
