@@ -254,7 +254,7 @@ def _size_of(row: Record) -> int:
     """Return about how many bytes a row takes."""
     if type(row) is not ReadyRow:
         return _BYTES_OF_RECORD
-    content = len(row.completion or b"") + len(row.info or b"")
+    content = len(row.prompt or b"") + len(row.tools or b"") + len(row.completion or b"") + len(row.info or b"")
     return content + (0 if row.tokens is None else 9 * len(row.tokens))
 
 
