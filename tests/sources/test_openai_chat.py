@@ -244,3 +244,31 @@ def test_calls_that_are_only_parts_are_calls_and_equal_ones_stay_two():
 def test_a_call_that_is_listed_with_other_arguments_is_a_bad_record():
     with pytest.raises(BadRecord, match="other arguments"):
         turns({"role": "assistant", "content": [part('{"at": "sky"}')], "tool_calls": listed('{"at": "sea"}')})
+
+
+def named(*turns):
+    return [{"role": role, "name": name, "content": text} for role, name, text in turns]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        named(
+            ("assistant", "math_proxy", "How much is 6 * 7?"), ("user", "solver", "42"), ("assistant", "math_proxy", "")
+        ),
+        named(("assistant", "judge", "How much is 6 * 7?"), ("user", "chat_manager", "42")),
+        named(("assistant", "judge", "How much is 6 * 7?"), ("user", "assistant", "42")),
+    ],
+)
+def test_a_history_of_autogen_from_the_side_that_asked_is_refused(messages):
+    with pytest.raises(BadRecord, match="side of"):
+        read_all([row(messages=messages)])
+    line = json.dumps(row(messages=messages, reward=1)).encode()
+    assert FORMAT.read_rows([line], [Origin("chat.jsonl", 1, 0)]) == [None]
+
+
+def test_a_named_assistant_may_greet_and_answer():
+    greeting = named(("assistant", "Ada", "Hello!"), ("user", "Bo", "Hi"), ("assistant", "Ada", "What is it?"))
+    assert len(read_all([row(messages=greeting)])[0].completion) == 3
+    answer = named(("user", "user_proxy", "6 * 7?"), ("assistant", "assistant", "42"))
+    assert len(read_all([row(messages=answer)])[0].completion) == 1
