@@ -488,3 +488,14 @@ def test_a_session_of_adk_tells_its_agent_and_counts_the_events_that_are_no_turn
         "session_id": "ad-1", "app_name": "harbour", "user_id": "u1", "agent": "pilot",
         "other_events": {"partial": 1, "without content": 1},
     }  # fmt: skip
+
+
+def test_what_follows_a_damaged_line_tells_that_its_prompt_lacks_the_turns_before(tmp_path):
+    lines = (FIXTURES / "qwen_code.jsonl").read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if '"uuid": "c"' in line)
+    lines[place] = lines[place][:-9]
+    path = tmp_path / "damaged.jsonl"
+    path.write_text("\n".join(lines))
+    _, experiences, rejected = read_path(path)
+    assert len(rejected) == 1
+    assert [exp.info.get("begins_after") for exp in experiences] == [None, "c", None]
