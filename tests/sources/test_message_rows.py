@@ -171,3 +171,41 @@ def test_rows_that_name_their_conversation_are_not_taken_for_the_history_of_a_pr
     assert read_path(write_lines(tmp_path / "log.jsonl", rows))[0] == "message-rows"
     (tmp_path / "log.json").write_text(json.dumps(rows))
     assert [texts(experience) for experience in read_path(tmp_path / "log.json")[1]] == [["user", "assistant"]] * 2
+
+
+def test_results_that_are_blocks_of_a_row_are_tool_messages(tmp_path):
+    rows = [
+        {"role": "user", "content": "Weigh it."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "scale", "input": {"parcel": 4}}]},
+        {"role": "user", "content": [{"tool_use_id": "t1", "type": "tool_result", "content": "2.4 kg"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "2.4 kg."}]},
+    ]
+    _, (experience,), reasons = read_path(write_lines(tmp_path / "log.jsonl", rows))
+    assert reasons == []
+    assert [message.role for message in experience.completion] == ["assistant", "tool", "assistant"]
+    assert (experience.completion[1].text, experience.completion[1].tool_call_id) == ("2.4 kg", "t1")
+
+
+@pytest.mark.parametrize("name", ["tool_result", "content", "output", "result", "text"])
+def test_the_result_of_a_part_has_many_names(name, tmp_path):
+    rows = [
+        {"role": "user", "content": "Weigh it."},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_call", "tool_call_id": "c1", "name": "scale", "arguments": {}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "tool_result", name: "2.4 kg"}]},
+    ]
+    _, (experience,), _ = read_path(write_lines(tmp_path / "log.jsonl", rows))
+    assert experience.completion[1].text == "2.4 kg"
+
+
+def test_a_result_under_an_unknown_name_is_refused_and_not_lost(tmp_path):
+    rows = [
+        {"role": "user", "content": "Weigh it."},
+        {"role": "assistant", "content": "Wait."},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "tool_result", "outcome": "2.4 kg"}]},
+    ]
+    _, experiences, (reason,) = read_path(write_lines(tmp_path / "log.jsonl", rows))
+    assert experiences == []
+    assert "outcome" in reason

@@ -210,3 +210,65 @@ def test_a_negative_weight_is_a_bad_record():
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo", "weight": -1}]
     with pytest.raises(BadRecord, match=r"weight: got .*, expected 0 \(context\), 1 \(trained\), or a positive weight"):
         read_all([row(messages=messages)])
+
+
+def turns(*messages):
+    (experience,) = read_all([row(messages=[{"role": "user", "content": "Hi"}, *messages])])
+    return experience.completion
+
+
+def part(arguments, call_id="c1"):
+    return {"type": "tool_call", "tool_call_id": call_id, "name": "look", "arguments": arguments}
+
+
+def listed(arguments):
+    return [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+
+
+def test_a_call_that_is_a_part_and_listed_is_one_call_and_the_text_of_its_result_is_text():
+    call = ToolCall("look", '{"at": "sea"}', "c1")
+    answer = {"role": "assistant", "content": [part('{"at": "sea"}')], "tool_calls": listed('{"at": "sea"}')}
+    result = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "tool_output", "text": "grey"}]}
+    assert turns(answer, result) == (
+        Message("assistant", None, tool_calls=(call,)),
+        Message("tool", [{"type": "text", "text": "grey"}], tool_call_id="c1"),
+    )
+
+
+def test_calls_that_are_only_parts_are_calls_and_equal_ones_stay_two():
+    text = {"type": "text", "text": "Both."}
+    (turn,) = turns({"role": "assistant", "content": [text, part({"at": 1}, None), part({"at": 1}, None)]})
+    assert turn == Message("assistant", [text], tool_calls=(ToolCall("look", '{"at":1}'),) * 2)
+
+
+def test_a_call_that_is_listed_with_other_arguments_is_a_bad_record():
+    with pytest.raises(BadRecord, match="other arguments"):
+        turns({"role": "assistant", "content": [part('{"at": "sky"}')], "tool_calls": listed('{"at": "sea"}')})
+
+
+def named(*turns):
+    return [{"role": role, "name": name, "content": text} for role, name, text in turns]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        named(
+            ("assistant", "math_proxy", "How much is 6 * 7?"), ("user", "solver", "42"), ("assistant", "math_proxy", "")
+        ),
+        named(("assistant", "judge", "How much is 6 * 7?"), ("user", "chat_manager", "42")),
+        named(("assistant", "judge", "How much is 6 * 7?"), ("user", "assistant", "42")),
+    ],
+)
+def test_a_history_of_autogen_from_the_side_that_asked_is_refused(messages):
+    with pytest.raises(BadRecord, match="side of"):
+        read_all([row(messages=messages)])
+    line = json.dumps(row(messages=messages, reward=1)).encode()
+    assert FORMAT.read_rows([line], [Origin("chat.jsonl", 1, 0)]) == [None]
+
+
+def test_a_named_assistant_may_greet_and_answer():
+    greeting = named(("assistant", "Ada", "Hello!"), ("user", "Bo", "Hi"), ("assistant", "Ada", "What is it?"))
+    assert len(read_all([row(messages=greeting)])[0].completion) == 3
+    answer = named(("user", "user_proxy", "6 * 7?"), ("assistant", "assistant", "42"))
+    assert len(read_all([row(messages=answer)])[0].completion) == 1

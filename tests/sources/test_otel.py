@@ -12,6 +12,7 @@ from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import otel
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.tracing import otel_spans
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -242,6 +243,47 @@ def test_runs_of_different_traces_differ_and_the_same_file_gives_the_same_ids() 
     assert left.eid.rid != right.eid.rid
     assert read(first)[0][0].eid == left.eid
     assert isinstance(left.eid, EID)
+
+
+def stored(span_id: str, children: list[Any], **attributes: Any) -> dict[str, Any]:
+    return {
+        "timestamp": "2026-03-19T16:49:39.7Z", "trace_id": "t", "span_id": span_id, "parent_span_id": None,
+        "span_name": span_id, "span_kind": "Internal", "status_code": "Unset", "status_message": "", "events": [],
+        "span_attributes": {key.replace("__", "."): item for key, item in attributes.items()}, "child_spans": children,
+    }  # fmt: skip
+
+
+def test_spans_as_a_table_has_them_are_read_at_any_depth_with_their_failures() -> None:
+    question = {"llm__input_messages__0__message__role": "user", "llm__input_messages__0__message__content": "Soup?"}
+    call = stored(
+        "call",
+        [],
+        openinference__span__kind="LLM",
+        **question,
+        llm__output_messages__0__message__role="assistant",
+        llm__output_messages__0__message__content="Leek.",
+    )
+    tool = stored("tool", [], openinference__span__kind="TOOL")
+    tool["status_code"] = "Error"
+    tool["events"] = [{"Name": "exception", "Attributes": {"exception.message": "no leek"}}]
+    nested: dict[str, Any] = stored("step", [call])
+    for depth in range(20):
+        nested = stored(f"level {depth}", [nested])
+    (one,), rejected = read({"trace_id": "t", "spans": [nested]})
+    assert (one.prompt, one.completion, rejected) == ((Message("user", "Soup?"),), (Message("assistant", "Leek."),), [])
+    assert otel.FORMAT.matches({"trace_id": "t", "spans": [nested]})
+    (failed,) = otel_spans.traces_in([tool])
+    assert failed[0].failure is not None
+    assert failed[0].failure.text == "no leek"
+
+
+def test_rows_of_the_clickhouse_exporter_are_spans() -> None:
+    attributes = {"input.value": "Soup?", "output.value": "Leek.", "openinference.span.kind": "LLM"}
+    names = {"TraceId": "t", "SpanId": "s", "ParentSpanId": "", "SpanName": "chat", "Timestamp": "2026-03-19 16:49:39"}
+    row = {**names, "SpanAttributes": attributes, "StatusCode": "Ok"}
+    assert otel.FORMAT.matches([row])
+    (one,), rejected = read([row])
+    assert (one.prompt, one.completion, rejected) == ((Message("user", "Soup?"),), (Message("assistant", "Leek."),), [])
 
 
 def test_other_files_are_not_claimed_and_a_file_without_spans_is_refused() -> None:

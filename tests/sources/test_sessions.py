@@ -12,6 +12,7 @@ from pairwright.records.messages import Message
 from pairwright.sources import READERS
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.frameworks import adk_sessions
 from pairwright.sources.sessions import opencode, pi
 from pairwright.sources.shapes.session_entries import MAX_BRANCHES, Entry, Session, read_entries
 
@@ -219,6 +220,15 @@ GOLDEN = {
             "assistant* Fog in the west.",
         ],
     ],
+    "adk.json": [
+        [
+            "user Is berth four free?",
+            "--",
+            'assistant* I will look. berth{"number":4}#adk-1',
+            'tool! #adk-1 {"error":"no such berth"}',
+            "assistant* There is none.",
+        ],
+    ],
     "hermes.json": [
         [
             "system You carry letters.",
@@ -280,6 +290,7 @@ HEADS = {
     "kiro_cli.jsonl": ("kiro-cli", None, "kiro_cli"),
     "kiro_saved.json": ("kiro-cli", "sonnet", "ki-1"),
     "managed_agents.jsonl": ("managed-agents", "sonnet-5", "sesn_1"),
+    "adk.json": ("adk", None, "ad-1"),
     "hermes.json": ("hermes", "hermes-4", "he-1"),
     "session_lines.jsonl": ("session-lines", None, "sl-1"),
     "chatgpt.json": ("chatgpt", "gpt-5", "cg-1"),
@@ -449,3 +460,42 @@ def test_telemetry_that_forgets_messages_begins_a_new_step():
     one, two = pi.read(lines, Origin("t.jsonl", 1), Options())
     assert outline(one) == ["user a", "--", "assistant* b"]
     assert outline(two) == ["assistant b", "user c", "--", "assistant* d"]
+
+
+def adk_with(*events, **fields):
+    session = json.loads((FIXTURES / "adk.json").read_text())
+    return {**session, **fields, "events": [*session["events"], *events]}
+
+
+@pytest.mark.parametrize(
+    ("session", "reason"),
+    [
+        (adk_with({"invocationId": "e-2", "author": "cook", "content": {"parts": [{"text": "Soup."}]}}), "2 agents"),
+        (adk_with({"invocation_id": "e-2", "author": "user", "actions": {"compaction": {"end": 1}}}), "compaction"),
+        (adk_with({"author": "user", "actions": {"rewindBeforeInvocationId": "e-1"}}), "rewind_before_invocation_id"),
+        (adk_with(past_events=[{}]), "past_events"),
+    ],
+)
+def test_a_session_of_adk_is_refused_where_its_events_are_not_what_the_model_was_given(session, reason):
+    assert adk_sessions.FORMAT.matches(session)
+    with pytest.raises(BadRecord, match=reason):
+        list(adk_sessions.FORMAT.read(session, Origin("session.json"), Options()))
+
+
+def test_a_session_of_adk_tells_its_agent_and_counts_the_events_that_are_no_turns():
+    (experience,) = adk_sessions.FORMAT.read(adk_with(), Origin("session.json"), Options())
+    assert experience.info == {
+        "session_id": "ad-1", "app_name": "harbour", "user_id": "u1", "agent": "pilot",
+        "other_events": {"partial": 1, "without content": 1},
+    }  # fmt: skip
+
+
+def test_what_follows_a_damaged_line_tells_that_its_prompt_lacks_the_turns_before(tmp_path):
+    lines = (FIXTURES / "qwen_code.jsonl").read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if '"uuid": "c"' in line)
+    lines[place] = lines[place][:-9]
+    path = tmp_path / "damaged.jsonl"
+    path.write_text("\n".join(lines))
+    _, experiences, rejected = read_path(path)
+    assert len(rejected) == 1
+    assert [exp.info.get("begins_after") for exp in experiences] == [None, "c", None]

@@ -39,6 +39,7 @@ from pairwright.sources.datasets import (
 from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.format import Format
 from pairwright.sources.frameworks import (
+    adk_sessions,
     api_logs,
     batch_files,
     dspy_history,
@@ -105,6 +106,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "batch": (batch_files.FORMAT,),
     "api-log": (api_logs.FORMAT,),
     "pydantic-ai": (pydantic_ai_history.FORMAT,),
+    "adk": (adk_sessions.FORMAT,),
     "langchain": (langchain_dumps.FORMAT,),
     "smolagents": (smolagents_memory.FORMAT,),
     "dspy": (dspy_history.FORMAT,),

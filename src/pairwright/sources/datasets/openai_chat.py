@@ -248,6 +248,8 @@ def _read_plain(fields: dict[str, Raw], origin: Origin) -> PlainRecord | None:
             break
     else:
         return None
+    if turns[start].name is not None:  # perhaps a history from the side that asked
+        return None
     row = {key: _decode(text) for key, text in fields.items()}
     names = names_in(row)
     reward, components = reward_of(row, _NO_OPTIONS, names)

@@ -240,19 +240,29 @@ def _with_usual_role(turn: Json) -> Json:
     parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
     if not any(part.get("type") in ("tool_call", "tool_result") for part in parts):
         return turn
+    if any("tool_use_id" in part for part in parts):  # Anthropic's blocks, which `read_messages` knows
+        return turn
     # As evaluators of agents write it: {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
     calls = [
         {"id": part.get("tool_call_id", part.get("id")), **mapping(part.get("tool_call", part), "tool_call")}
         for part in parts
         if part.get("type") == "tool_call"
     ]
-    results = [part.get("tool_result") for part in parts if part.get("type") == "tool_result"]
+    results = [_result_in(part) for part in parts if part.get("type") == "tool_result"]
     rest = [part for part in parts if part.get("type") not in ("tool_call", "tool_result")]
     return {
         **turn,
         "content": results[0] if results and len(results) == 1 and not rest else [*results, *rest] or None,
         **({"tool_calls": calls} if calls else {}),
     }
+
+
+def _result_in(part: Json) -> Any:
+    """Return the result that a part of type `tool_result` holds, under any of its names."""
+    for key in ("tool_result", "content", "output", "result", "text"):
+        if key in part:
+            return part[key]
+    raise BadRecord(f"a tool_result with the fields {', '.join(sorted(part))}: none of them is known to be the result")
 
 
 def _is_from_model(turn: Any) -> bool:

@@ -24,7 +24,8 @@ from pairwright.sources.shapes.session_entries import Entry, Session, as_past, r
 NAME = "gemini-cli"
 _TYPES = frozenset({"user", "gemini", "model", "info", "error", "warning"})
 _FAILED = ("error", "cancelled")
-_QWEN_TYPES = frozenset({"user", "assistant", "tool_result", "system"})
+_QWEN_TURNS = frozenset({"user", "assistant", "tool_result"})
+_QWEN_TYPES = _QWEN_TURNS | {"system"}
 
 
 def matches(value: Any) -> bool:
@@ -54,7 +55,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
                 target = entries.get(str(line["$rewindTo"]))
                 last = None if target is None else target.parent
                 continue
-            if _is_qwen(line):
+            if _is_link(line):
                 entry = _read_qwen(line, session)
             elif isinstance(line.get("type"), str):
                 entry = _read_gemini(line, session, last)
@@ -68,7 +69,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
         if not entry.messages:
             others[line["type"]] += 1
         key = entry.id or str(number)
-        if key in entries and not _is_qwen(line):  # a message is written again when it has grown
+        if key in entries and not _is_link(line):  # a message is written again when it has grown
             entry = Entry(entry.messages, entry.id, entries[key].parent)
         entries[key] = entry
         last = key
@@ -136,7 +137,7 @@ def _read_qwen(line: Json, session: Session) -> Entry:
         payload = mapping(line.get("systemPayload"), "systemPayload")
         history = messages_from_genai(payload.get("compressedHistory"), None, "systemPayload.compressedHistory")
         messages = [as_past(message) for message in history]
-    elif line["type"] != "system":
+    elif line["type"] in _QWEN_TURNS:
         parts = _parts(mapping(line.get("message"), "message").get("parts"))
         messages = _turn("model" if line["type"] == "assistant" else "user", parts)
     parent = optional_text(line.get("parentUuid"), "parentUuid") or ""
@@ -166,6 +167,11 @@ def _has_turns(value: Any) -> bool:
     """Whether the messages are told apart by `type`, and not by `role`."""
     messages = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     return any("content" in item and "role" not in item and str(item.get("type")) in _TYPES for item in messages)
+
+
+def _is_link(line: Json) -> bool:
+    """Whether a line is of Qwen Code's tree: also one without a message, which turns may have as their parent."""
+    return "uuid" in line and isinstance(line.get("type"), str)
 
 
 def _is_qwen(line: Any) -> bool:

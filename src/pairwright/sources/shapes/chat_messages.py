@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.messages import TURN_WEIGHT, Json, Message, ToolCall
+from pairwright.records.messages import TURN_WEIGHT, Json, Message, ToolCall, canonical_arguments
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -49,16 +49,18 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
         calls.append(_function(value["function_call"], f"{where}.function_call", call_id=None))
     # The first of the names that holds text.
     reasoning = next((value[key] for key in REASONING_KEYS if isinstance(value.get(key), str)), None)
+    parts = content_from_chat(value.get("content"), f"{where}.content")
+    if isinstance(parts, list) and role == "assistant":
+        parts = _take_calls(parts, calls, f"{where}.content")
     extra = {key: item for key, item in value.items() if key not in _KNOWN and item is not None}
     for key in ("refusal", *REASONING_KEYS):  # kept in extra where it is not the plain text that we know
         if value.get(key) is not None and value[key] != reasoning:
             extra[key] = value[key]
-    content = value.get("content")
-    if content is None and not calls and reasoning is None:
-        content = _content_elsewhere(extra, role, where)
+    if value.get("content") is None and not calls and reasoning is None:
+        parts = _content_elsewhere(extra, role, where)
     return Message(
         role=role,
-        content=content_from_chat(content, f"{where}.content"),
+        content=parts,
         reasoning=reasoning,
         tool_calls=tuple(calls),
         tool_call_id=optional_text(value.get("tool_call_id"), f"{where}.tool_call_id"),
@@ -66,6 +68,32 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
         generated=generated,
         extra=extra,
     )
+
+
+def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Json] | None:
+    """Return the parts without those of type `tool_call`, which go to `calls` unless they stand there already.
+
+    Programs that convert sessions write a call both as a part and under `tool_calls`. As a part, a template would show
+    it a second time, or refuse it.
+    """
+    others: list[Json] = []
+    listed = list(calls)
+    for number, part in enumerate(parts):
+        at = f"{where}[{number}]"
+        if part.get("type") != "tool_call" or not isinstance(part.get("name"), str):
+            others.append(part)
+            continue
+        call = _function(
+            part, at, call_id=optional_text(part.get("tool_call_id", part.get("id")), f"{at}.tool_call_id")
+        )
+        same = next((other for other in listed if (other.id, other.name) == (call.id, call.name)), None)
+        if same is None:
+            calls.append(call)
+            continue
+        if canonical_arguments(same.arguments) != canonical_arguments(call.arguments):
+            raise BadRecord(f"{at}: a call that stands under tool_calls with other arguments")
+        listed.remove(same)
+    return others if others or not parts else None
 
 
 def _content_elsewhere(extra: Json, role: str, where: str) -> str | None:
@@ -192,6 +220,8 @@ def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
     for number, part in enumerate(items(value, where)):
         if type(part) is not dict:
             part = {"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]")
+        elif part.get("type") == "tool_output" and isinstance(part.get("text"), str):
+            part = {**part, "type": "text"}  # the name of a result's text, which no chat template knows
         parts.append(part)
     return parts
 

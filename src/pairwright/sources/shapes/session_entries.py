@@ -4,7 +4,8 @@ A reader turns its file into a `Session` (what holds for all of it) and entries.
 experience; assistant turns that an earlier path has are context, so that nothing is trained twice. An entry with
 `restarts` is a compaction: it ends the experience, and the next one begins with the messages of that entry and of the
 entries that were kept. task = a hash of what the model was given at the start of the session, run = a number from the
-session's id and the branch, step = number of compactions before it. info keeps `session_id`, which `--scores` may name.
+session's id and the branch, step = number of compactions before it. info keeps `session_id`, which `--scores` may name,
+and `begins_after`, the id of a line that is missing before the experience, so that its prompt lacks what came before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,9 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
             earlier.update(own)
             if any(message.is_generated for message in messages):
                 task = _task_of(session, messages, origin) if task is None else task
-                yield _experience(session, messages, origin, branch, step, task)
+                # A root that names a parent: that line is not in the file, or could not be read.
+                begins_after = path[0].parent if path and not step else None
+                yield _experience(session, messages, origin, branch, step, task, begins_after)
     if task is None:
         raise BadRecord(NO_ANSWER if session.failure is None else f"{NO_ANSWER}: {session.failure}")
 
@@ -99,12 +102,18 @@ def _has_prompt(prompt: list[Message]) -> bool:
 
 
 def _experience(
-    session: Session, messages: list[Message], origin: Origin, branch: int, step: int, task: int | str | None
+    session: Session,
+    messages: list[Message],
+    origin: Origin,
+    branch: int,
+    step: int,
+    task: int | str | None,
+    begins_after: str | None,
 ) -> Record:
     """Build an experience; `task` is that of the first one of the session."""
     prompt, completion = split_at_answer(messages)
     tools = [] if session.has_other_tools else session.tools
-    info = {"session_id": session.id, **session.info}
+    info = {"session_id": session.id, **session.info, "begins_after": begins_after}
     if not _has_prompt(prompt):
         info["prompt_missing"] = True
     return build(

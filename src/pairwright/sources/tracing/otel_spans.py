@@ -8,6 +8,8 @@
                 spanContext{traceId, spanId}, parentSpanContext, startTime [seconds, nanoseconds]
     Lightning   spans of agent-lightning's stores: {rollout_id, attempt_id, sequence_id, trace_id, span_id, ...}; all
                 spans of an attempt are one trace, in the order of their sequence ids
+    Tables      rows of the collector's ClickHouse exporter {TraceId, SpanId, ParentSpanId, SpanName, SpanAttributes,
+                Timestamp, StatusCode, Events[]}, also with names such as span_attributes, and spans in `child_spans`
 
 Attributes are flattened to one dict with dotted keys. The spans of a trace are sorted by start time, or kept in file
 order if any of them has none.
@@ -49,9 +51,34 @@ def is_span(value: Any) -> bool:
     context = value.get("spanContext")
     if isinstance(context, dict) and "traceId" in context and "spanId" in context:
         return True
+    if _is_stored(value):
+        return True
     if "rollout_id" in value and "span_id" in value and isinstance(value.get("attributes"), dict):
         return True
     return ("traceId" in value and "spanId" in value and "name" in value) or "context.span_id" in value
+
+
+# Columns of a table of spans, without case and underscores, and the names of OTLP JSON.
+_STORED = {
+    "traceid": "traceId",
+    "spanid": "spanId",
+    "parentspanid": "parentSpanId",
+    "spanname": "name",
+    "spanattributes": "attributes",
+    "timestamp": "startTime",
+    "statuscode": "status_code",
+    "statusmessage": "status_message",
+    "events": "events",
+    "annotations": "annotations",
+}
+
+
+def _is_stored(value: Any) -> bool:
+    """Whether the value is a row of a table of spans."""
+    return isinstance(value, dict) and any(
+        isinstance(value.get(attributes), dict) and isinstance(value.get(span_id), str)
+        for attributes, span_id in (("SpanAttributes", "SpanId"), ("span_attributes", "span_id"))
+    )
 
 
 def holds_spans(value: Any) -> bool:
@@ -62,8 +89,8 @@ def holds_spans(value: Any) -> bool:
         return False
     if any(isinstance(value.get(key), list) for key in ("resourceSpans", "resourceLogs")) or is_span(value):
         return True
-    groups = list(value.values())
-    return bool(groups) and isinstance(groups[0], list) and bool(groups[0]) and is_span(groups[0][0])
+    groups = [next(iter(value.values()), None), value.get("spans") if "trace_id" in value else None]
+    return any(isinstance(group, list) and bool(group) and is_span(group[0]) for group in groups)
 
 
 def traces_in(value: Any) -> list[list[Span]]:
@@ -91,6 +118,10 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
     if isinstance(value, list):
         for item in value:
             yield from _raw_spans(item, logs, notes, depth + 1)
+    elif _is_stored(value):
+        yield {name: item for key, item in value.items() if (name := _STORED.get(key.replace("_", "").lower()))}
+        for child in _list(value.get("child_spans")):  # how deep they lie is up to the agent
+            yield from _raw_spans(child, logs, notes, 1)
     elif is_span(value):
         yield value
     elif isinstance(value, dict):
@@ -166,8 +197,8 @@ def _rollout(value: Json) -> str | None:
 def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:
     status = _dict(value.get("status")) or {"code": value.get("status_code"), "message": value.get("status_message")}
     code = status.get("code", status.get("status_code"))
-    # The code as OTLP JSON, SDK and protobuf number write it.
-    if code not in ("STATUS_CODE_ERROR", "ERROR", 2, "2"):
+    # The code as OTLP JSON, SDK, ClickHouse exporter and protobuf number write it.
+    if code not in ("STATUS_CODE_ERROR", "ERROR", "Error", 2, "2"):
         return None
     raised = next((event for name, event in events if name == "exception"), {})
     message = _first(status.get("message"), status.get("description"), raised.get("exception.message")) or ""
@@ -212,8 +243,8 @@ def _scores(
 def _event(value: Any) -> Event:
     if not isinstance(value, dict):
         return "", {}
-    name = value.get("name")
-    return name if isinstance(name, str) else "", plain_attributes(value.get("attributes"))
+    name = value.get("name", value.get("Name"))
+    return name if isinstance(name, str) else "", plain_attributes(value.get("attributes", value.get("Attributes")))
 
 
 def plain_attributes(value: Any) -> Json:
