@@ -374,7 +374,8 @@ class Training:
         step, batch = self.state.step, {}
         for channel in self.channels:
             items = channel.order.batch(step)
-            batch[channel.name] = *channel.trees_of(items), [channel.data.token_weights(item) for item in items]
+            token_weights = [channel.data.token_weights(item) for item in items]
+            batch[channel.name] = *channel.trees_of(items), channel.item_weights(items).tolist(), token_weights
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:
