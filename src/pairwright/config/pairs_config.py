@@ -92,14 +92,21 @@ RewardThreshold = Annotated[
 
 # Options that one strategy alone reads
 _STRATEGY_OF = {
-    "high": "stratified", "low": "stratified", "tree": "divergence", "environment_divergence": "divergence",
-    "teachers": "teachers", "min_teachers": "teachers", "teacher_choice": "teachers",
-}  # fmt: skip
+    "high": "stratified",
+    "low": "stratified",
+    "tree": "divergence",
+    "environment_divergence": "divergence",
+    "teachers": "teachers",
+    "min_teachers": "teachers",
+    "teacher_choice": "teachers",
+}
 # Options that count only beside another one
 _NEEDS = {
-    "max_per_chosen": "across_groups", "balance_by": "length_balance", "curriculum_increment": "curriculum_start",
+    "max_per_chosen": "across_groups",
+    "balance_by": "length_balance",
+    "curriculum_increment": "curriculum_start",
     "curriculum_interval": "curriculum_start",
-}  # fmt: skip
+}
 
 
 # What a preset says; options that are set beside it win.

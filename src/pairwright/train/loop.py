@@ -407,6 +407,8 @@ def describe_losses(channel: Channel) -> list[str]:
     for name in LOSSES.values():
         if count := channel.counts.get(name):
             notes.append(f"{channel.name}: {count:,} sequences {name.replace('_', ' ')}: see pairwright tokens show")
+    if count := channel.counts.get("truncated"):
+        notes.append(f"{channel.name}: {count:,} sequences are cut at the limit of their length; see tokens.max_length")
     for name, way_out in UNUSED.items():
         if count := channel.counts.get(f"{name}_unused"):
             notes.append(f"{channel.name}: {count:,} runs have {name}, which are not used{way_out}")
