@@ -262,3 +262,8 @@ def test_the_summaries_of_compactions_are_steps_with_the_request_in_a_file(trace
     done = run("import", session, "-o", tmp_path / "g", "--compaction-prompt", tmp_path / "nope.md")
     assert done.returncode == 1
     assert "nope.md: the file of sources.compaction_prompt cannot be read" in done.stderr
+
+
+def test_a_step_name_without_nat_files_has_no_effect_and_says_so(traces_file, tmp_path):
+    done = run("import", traces_file, "-o", tmp_path / "e", "--step-name", "move")
+    assert (done.returncode, "--step-name: no file has NAT's intermediate steps" in done.stderr) == (0, True)

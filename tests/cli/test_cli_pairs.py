@@ -199,3 +199,18 @@ def test_the_strategies_that_can_be_named_are_those_that_exist():
 def test_the_old_name_of_imported_is_accepted(folder, capsys):
     code, out, _ = run(capsys, folder / "experience", "-o", folder / "pairs", "--strategy", "given", "--json")
     assert (code, json.loads(out)["options"]["strategy"]) == (2, "imported")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--high", "0.9"], "high has no effect: only the strategy 'stratified' reads it"),
+        (["--tree"], "tree has no effect: only the strategy 'divergence' reads it"),
+        (["--balance-by", "reweight"], "balance_by has no effect without length_balance"),
+    ],
+)
+def test_an_option_without_effect_is_named(folder, tmp_path, capsys, options, line):
+    code, _, err = run(capsys, folder / "experience", "-o", tmp_path / "out", *options)
+    assert (code, f"note: {line}" in err) == (0, True)
+    code, _, err = run(capsys, folder / "experience", "-o", tmp_path / "plain")
+    assert (code, "no effect" in err) == (0, False)

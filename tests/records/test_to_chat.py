@@ -3,6 +3,7 @@
 import pytest
 
 from pairwright.records.messages import Message, ToolCall, arguments_object, to_chat_message, to_template_chat
+from pairwright.records.tool_texts import to_chat_tool
 
 CALL = ToolCall("clock", '{"zone": "CET"}')
 
@@ -42,3 +43,11 @@ def test_templates_get_empty_content_beside_calls_as_they_take_it(empty):
     assert [message["content"] for message in chat] == [empty, ""]
     parts = [{"type": "text", "text": "a"}]
     assert to_template_chat([Message("user", parts)], arguments="text", empty=empty)[0]["content"] == parts
+
+
+@pytest.mark.parametrize("key", ["input_schema", "inputSchema"])
+def test_schemas_of_anthropic_and_mcp_reach_a_template_as_parameters(key):
+    schema = {"type": "object", "properties": {"zone": {"type": "string"}}}
+    tool = {"type": "custom", "name": "clock", "description": "Tells the time.", key: schema}
+    function = {"name": "clock", "description": "Tells the time.", "parameters": schema}
+    assert to_chat_tool(tool) == {"type": "function", "function": function}

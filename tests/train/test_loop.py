@@ -200,6 +200,16 @@ def test_dumped_batches_replay_to_the_logged_log_probabilities(model, pairs, tmp
     assert float(sums[0::2].mean()) == pytest.approx(rows_of(tmp_path)[0]["logps/chosen"], abs=1e-3)
 
 
+def test_dumped_batches_have_the_weights_of_their_pairs(model, tmp_path):
+    weights = [0.5, 1.0, 2.0, 4.0]
+    pairs = [made_pair(number, weight=weight) for number, weight in enumerate(weights)]
+    write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
+    train(settings(max_steps=1, dump_batches=1), model=model, pairs=tmp_path / "pairs", output=tmp_path / "out")
+    (saved,) = (tmp_path / "out" / "batches").iterdir()
+    items = json.loads(saved.read_text())["channels"]["dpo"]
+    assert {item["id"]: item["weight"] for item in items} == {pair.id: pair.weight for pair in pairs}
+
+
 def test_the_reference_is_computed_once_and_found_again(model, pairs, tmp_path):
     seen = []
     train(settings(epochs=1), model=model, pairs=pairs, output=tmp_path, progress=seen.append)

@@ -4,15 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from pairwright.cli import app
 from pairwright.config import Config
 from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
 from pairwright.records.experience import EID, Experience, Pair
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.store.table import Table
-from pairwright.train import train
+from pairwright.train import read_status, train
 from pairwright.train.data import DataError
-from train.made_runs import made_pair
+from train.made_runs import made_pair, make_runs
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
@@ -113,3 +115,23 @@ def test_images_are_left_out_where_that_is_allowed(model, tmp_path):
     train(allowed, model=model, experience=tmp_path / "table", output=tmp_path / "allowed")
     counts = json.loads((tmp_path / "allowed" / "train.json").read_text())["counts"]["grpo"]
     assert counts["with_images_left_out"] == 4
+
+
+def test_sequences_that_are_cut_are_noted(model, pairs, tmp_path):
+    options = {"train": {"batch_size": 4, "threads": 1, "max_steps": 1}, "tokens": {"workers": 1, "max_length": 24}}
+    train(Config.model_validate(options), model=model, pairs=pairs, output=tmp_path / "cut")
+    status = read_status(tmp_path / "cut")
+    count = status.counts["dpo"]["truncated"]
+    assert count > 0
+    assert f"dpo: {count} sequences are cut at the limit of their length; see tokens.max_length" in status.notes
+
+
+def test_the_command_names_what_no_channel_reads(model, pairs, tmp_path):
+    runs = make_runs(tmp_path / "runs")
+    words = ["train", "--pairs", pairs, "--model", model, "-o", tmp_path / "run", "train.max_steps=1"]
+    unused = ["--experience", runs, "--validation", runs, "--run-weight", "run"]
+    done = CliRunner().invoke(app, [str(word) for word in (*words, *unused)])
+    assert done.exit_code == 0, done.exception
+    for name in ("--experience", "--validation", "--run-weight"):
+        assert f"note: {name} has no effect" in done.stderr
+    assert "--pairs has no effect" not in done.stderr

@@ -90,6 +90,25 @@ RewardThreshold = Annotated[
 ]
 
 
+# Options that one strategy alone reads
+_STRATEGY_OF = {
+    "high": "stratified",
+    "low": "stratified",
+    "tree": "divergence",
+    "environment_divergence": "divergence",
+    "teachers": "teachers",
+    "min_teachers": "teachers",
+    "teacher_choice": "teachers",
+}
+# Options that count only beside another one
+_NEEDS = {
+    "max_per_chosen": "across_groups",
+    "balance_by": "length_balance",
+    "curriculum_increment": "curriculum_start",
+    "curriculum_interval": "curriculum_start",
+}
+
+
 # What a preset says; options that are set beside it win.
 PRESETS: dict[str, dict[str, Any]] = {"gym-guide": {"strategy": "best-worst", "min_gap": 0.2}}
 
@@ -212,6 +231,25 @@ class PairsConfig(Section):
                 f"across_groups and votes; leave it out with {self.strategy!r} here"
             )
         return self
+
+    def list_unused(self) -> list[str]:
+        """A line for each option that is set and has no effect beside the others.
+
+        >>> PairsConfig(strategy="best-worst", high=0.9).list_unused()
+        ["high has no effect: only the strategy 'stratified' reads it"]
+        """
+        defaults = type(self).model_fields
+        changed = [key for key in (*_STRATEGY_OF, *_NEEDS) if getattr(self, key) != defaults[key].default]
+        strategies = {key: _STRATEGY_OF[key] for key in changed if key in _STRATEGY_OF}
+        lines = [
+            f"{key} has no effect: only the strategy {strategy!r} reads it"
+            for key, strategy in strategies.items()
+            if strategy != self.strategy
+        ]
+        needs = {key: _NEEDS[key] for key in changed if key in _NEEDS}
+        return lines + [
+            f"{key} has no effect without {other}" for key, other in needs.items() if not getattr(self, other)
+        ]
 
     @property
     def has_curriculum(self) -> bool:

@@ -243,7 +243,7 @@ class Flow:
                 f"{name}/pairs",
                 pairs_key,
                 (place / "pairs",),
-                lambda: pairs_stage(config, tables, place / "pairs"),
+                lambda: pairs_stage(config, tables, place / "pairs", self.view),
             ),
             PlannedStage(
                 f"{name}/tokens",

@@ -100,7 +100,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
     return {"experiences": summary.total("experiences"), "quarantined": quarantined}
 
 
-def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
+def pairs_stage(config: Config, tables: list[Path], folder: Path, view: View) -> Json:
     """Build pairs from the tables of this round, or of all rounds so far."""
     from pairwright.pairs.build import build_pairs
     from pairwright.pairs.options import pair_options
@@ -110,6 +110,8 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
         summary = build_pairs(
             [Table(path, create=False) for path in tables], folder, pair_options(config), engine=engine
         )
+    for line in config.pairs.list_unused():
+        view.say(f"pairs: {line}")
     if not summary["pairs"]:
         raise PairwrightError(f"no pair was built: {summary['hint'] or 'see ' + str(folder / 'funnel.json')}")
     return {"pairs": summary["pairs"], "validation": summary["validation"]}

@@ -25,11 +25,17 @@ def to_chat_tool(tool: Json) -> Json:
     """Return the schema of a function as chat APIs and templates nest it; other tools stay as they are.
 
     Logs have schemas as the Responses API and many datasets write them, flat. A server nests them before the chat
-    template reads them, so that is the prompt that a model was given.
+    template reads them, so that is the prompt that a model was given. Anthropic and MCP call the parameters
+    `input_schema` and `inputSchema`, a name that no chat template reads.
 
     >>> to_chat_tool({"type": "function", "name": "clock", "parameters": {}, "strict": None})
     {'type': 'function', 'function': {'name': 'clock', 'parameters': {}}}
+    >>> to_chat_tool({"name": "clock", "input_schema": {"type": "object"}})
+    {'type': 'function', 'function': {'name': 'clock', 'parameters': {'type': 'object'}}}
     """
+    schema = tool.get("input_schema", tool.get("inputSchema"))
+    if isinstance(schema, dict) and tool.keys().isdisjoint(("function", "parameters")):
+        tool = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
     is_flat = (
         tool.get("type", "function") == "function" and "function" not in tool and isinstance(tool.get("name"), str)
     )

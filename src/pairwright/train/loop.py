@@ -374,7 +374,8 @@ class Training:
         step, batch = self.state.step, {}
         for channel in self.channels:
             items = channel.order.batch(step)
-            batch[channel.name] = *channel.trees_of(items), [channel.data.token_weights(item) for item in items]
+            token_weights = [channel.data.token_weights(item) for item in items]
+            batch[channel.name] = *channel.trees_of(items), channel.item_weights(items).tolist(), token_weights
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:
@@ -406,6 +407,8 @@ def describe_losses(channel: Channel) -> list[str]:
     for name in LOSSES.values():
         if count := channel.counts.get(name):
             notes.append(f"{channel.name}: {count:,} sequences {name.replace('_', ' ')}: see pairwright tokens show")
+    if count := channel.counts.get("truncated"):
+        notes.append(f"{channel.name}: {count:,} sequences are cut at the limit of their length; see tokens.max_length")
     for name, way_out in UNUSED.items():
         if count := channel.counts.get(f"{name}_unused"):
             notes.append(f"{channel.name}: {count:,} runs have {name}, which are not used{way_out}")

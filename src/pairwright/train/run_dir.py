@@ -24,8 +24,9 @@ from pairwright.tokens.sequence import Origin
 from pairwright.train.batch_schedule import Order
 from pairwright.train.checkpoint import State, checkpoints
 
-# Of the items of an update: ids, trees, and the weights of their trained tokens where these do not all count alike.
-Dumped = tuple[list[str], Sequence[Tree], Sequence[Array | None]]
+# Of the items of an update: ids, trees, weights, and the weights of their trained tokens where these do not all count
+# alike.
+Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Array | None]]
 
 
 class RunFolder:
@@ -77,7 +78,7 @@ class RunFolder:
         write_bytes(path, b"".join(line + b"\n" for line in lines))
 
     def write_batch(self, name: str, step: int, channels: Mapping[str, Dumped]) -> Path:
-        """The exact tokens of an update, by channel, with the ids, traces, turns and token weights of its items."""
+        """The exact tokens of an update, by channel, with ids, traces, turns and weights of its items."""
         path = self.path / "batches" / f"{name}-{step:08}.json"
         if not self._is_writer:
             return path
@@ -103,7 +104,7 @@ def _tree(item: dict[str, Any]) -> Tree:
     return Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"]), rows)
 
 
-def _plain(identity: str, tree: Tree, weights: Array | None) -> dict[str, Any]:
+def _plain(identity: str, tree: Tree, weight: float, weights: Array | None) -> dict[str, Any]:
     """`weights` are of the trained tokens, branch after branch; written as masks are, 0 where nothing is trained."""
     spread = None
     if weights is not None:
@@ -117,6 +118,7 @@ def _plain(identity: str, tree: Tree, weights: Array | None) -> dict[str, Any]:
         "prompt": tree.prompt.tolist(),
         "branches": [branch.tolist() for branch in tree.branches],
         "masks": [mask.tolist() for mask in tree.masks],
+        "weight": weight,
         "weights": None if spread is None else [row.tolist() for row in spread],
         "rows": [row._asdict() for row in tree.rows],
     }

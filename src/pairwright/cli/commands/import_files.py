@@ -117,6 +117,8 @@ def import_files(
     refuse_empty(summary)
     if sources.compaction_prompt is not None and "codex" not in summary.formats:
         say("--compaction-prompt: no file is a Codex session, the only logs that it is for; summaries are context")
+    if step_name is not None and "nat" not in summary.formats:
+        say("--step-name: no file has NAT's intermediate steps, the only logs that it is for; it has no effect")
     _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
     if sources.on_bad_record == "fail" and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")

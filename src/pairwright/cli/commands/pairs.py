@@ -55,6 +55,8 @@ def build(
     with Progress("building pairs:", "pieces") as progress, open_engine(settings.engine) as engine:
         tables = [Table(path, create=False) for path in experience]
         summary = build_pairs(tables, folder, options, engine=engine, progress=progress.show)
+    for line in settings.pairs.list_unused():
+        say(f"note: {line}")
     _report(summary, folder, as_json=as_json)
 
 

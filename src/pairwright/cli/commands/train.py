@@ -76,6 +76,8 @@ def train_model(
     # temporary copies of tables at an address live until training ends
     with ExitStack() as stack:
         tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
+        for line in _list_unused(settings.train, named_tables, has_pairs=tables["pairs"] is not None):
+            say(f"note: {line}")
         _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
 
 
@@ -89,6 +91,23 @@ def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | N
         known = {f"has_{name}": tables[name] is not None for name in ("pairs", "experience")}
         tables |= {name: fetch(str(path)) for name, path in missing_table(tables["tokens"], **known).items()}
     return tables
+
+
+def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool) -> list[str]:
+    """A line for each table or option that was named and that no channel with a weight reads."""
+    weights = settings.channels
+    trains_runs_by_sft = weights.sft and not has_pairs
+    is_read = {
+        "pairs": weights.dpo or weights.sft,
+        "experience": weights.grpo or weights.kto or weights.sdpo or trains_runs_by_sft,
+        "validation": trains_runs_by_sft,
+    }
+    lines = [
+        f"--{name} has no effect: no channel reads it" for name, used in is_read.items() if names[name] and not used
+    ]
+    if settings.run_weight == "run" and not (weights.grpo or weights.kto or trains_runs_by_sft):
+        lines.append("--run-weight has no effect: no channel trains runs")
+    return [f"{line}; see train.channels" for line in lines]
 
 
 def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:

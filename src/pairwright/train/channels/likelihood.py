@@ -130,3 +130,6 @@ class LikelihoodChannel:
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.identity(item) for item in items], [self.data.tree(item) for item in items]
+
+    def item_weights(self, items: Array) -> Array:
+        return self.data.weights[items]

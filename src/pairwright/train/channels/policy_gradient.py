@@ -175,6 +175,9 @@ class PolicyChannel:
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
 
+    def item_weights(self, items: Array) -> Array:
+        return self._weights[items]
+
     def _advantage(self, item: int) -> Array:
         """The advantage of each trained token of the run."""
         tree = self.data.tree(item)

@@ -194,6 +194,9 @@ class PreferenceChannel:
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.pairs.ids[item] for item in items], [self.data.tree(item) for item in items]
 
+    def item_weights(self, items: Array) -> Array:
+        return self.data.weights[items]
+
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
         if self.moving_reference is not None:
             with torch.no_grad():

@@ -191,6 +191,9 @@ class UnpairedChannel:
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
 
+    def item_weights(self, items: Array) -> Array:
+        return self._weights[items]
+
     def mismatch(self, item: int) -> Tree:
         """The prompt of a run with the completion of a run of another group, always the same one."""
         mine, other = self.data.tree(item), self.data.tree(self._others[item])
