@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_counted_and_nothing_at_all_is_refused(tmp_path):
 
 def test_data_that_would_be_trained_otherwise_is_refused_unless_accepted(tmp_path):
     made = written(tmp_path, [pair_with_tool_results(task) for task in range(20)])
-    assert made.noted == {"several_messages_a_side": 20}
+    assert made.noted == {"several_messages_a_side": 20, "arguments_as_text": 20}
     with pytest.raises(BackendError, match=r"several_messages_a_side 20.*a\.key: true"):
         refuse_unfaithful(made, trainer="TRL", is_accepted=False, key="a.key")
     refuse_unfaithful(made, trainer="TRL", is_accepted=True, key="a.key")

@@ -1,6 +1,7 @@
 """TRL: what its parser reads, what it really trains, and what is refused."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from generate.tiny_models import save_model
-from jobs.made_pairs import pair_with_tool_results, pairs_table
+from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobRequest, JobState
 from pairwright.jobs.job import silent
 from pairwright.jobs.trl import LOSSES
+from pairwright.records.messages import Message, ToolCall
 
 backend = BACKENDS["trl"]
 
@@ -94,6 +96,25 @@ def test_what_trl_cannot_do_is_refused(tmp_path, model, train, section, words):
 def test_tool_results_that_trl_would_train_are_refused(tmp_path, model):
     with pytest.raises(BackendError, match="accept_other_data"):
         prepared(tmp_path, model, config_of(), [pair_with_tool_results(task) for task in range(20)])
+
+
+CALLS = """{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}
+{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments ARGUMENTS }}}{% endfor %}</s>{% endfor %}"""
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+def test_calls_that_the_template_would_encode_twice_are_refused(tmp_path, model, as_is):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    template = CALLS.replace("ARGUMENTS", "if c.function.arguments is string else ''" if as_is else "| tojson")
+    (folder / "chat_template.jinja").write_text(template)
+    call = Message("assistant", None, tool_calls=(ToolCall("add", '{"a": 1}', id="1"),))
+    pairs = [pair(task, chosen=[call], rejected=[Message("assistant", "3")]) for task in range(20)]
+    if as_is:
+        assert prepared(tmp_path, folder, config_of(), pairs)[0].state is JobState.PREPARED
+    else:
+        with pytest.raises(BackendError, match=r"arguments_as_text 20.*accept_other_data"):
+            prepared(tmp_path, folder, config_of(), pairs)
 
 
 @pytest.mark.slow

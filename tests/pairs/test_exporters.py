@@ -325,7 +325,8 @@ def test_what_is_noted_has_the_first_pairs_as_examples(tmp_path):
     made = [replace(pair, id=f"{number:032x}") for number, pair in enumerate([CASES["from-tool"], *calling] * 5)]
     write_pairs(tmp_path / "pairs", [pairs_to_batch(made)])
     found = EXPORTERS["trl"](tmp_path / "pairs", tmp_path / "joined.jsonl", ExportOptions())
-    assert found.noted == {"several_messages_a_side": 15, "a_side_begins_in_the_environment": 5}
+    notes = {"several_messages_a_side": 15, "a_side_begins_in_the_environment": 5, "arguments_as_text": 15}
+    assert found.noted == notes
     assert found.examples["several_messages_a_side"] == [f"{number:032x}" for number in (0, 1, 3, 4, 5)]
 
 
@@ -389,6 +390,8 @@ def test_loss_weights_mark_what_the_model_wrote_in_its_side_and_nothing_else(tmp
 def test_arguments_are_objects_on_request(tmp_path):
     row = row_of(tmp_path, "trl", "calls", arguments="object")
     assert row["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
+    summary = run("trl", stored(tmp_path / "pairs", "calls"), tmp_path / "out.jsonl", arguments="object")
+    assert "arguments_as_text" not in summary.noted
     assert run("trl", stored(tmp_path / "pairs", "bad-json"), tmp_path / "out.jsonl", arguments="object").refused == {
         "arguments_are_no_json": 1
     }
@@ -400,6 +403,8 @@ def test_arguments_are_objects_on_request(tmp_path):
         ("trl", "trajectory", "several_messages_a_side"),
         ("trl", "extra", "extra_left_out"),
         ("trl", "weighted", "weight_left_out"),
+        ("trl", "calls", "arguments_as_text"),
+        ("trl-unpaired", "calls", "arguments_as_text"),
         ("nemo-rl-preference", "results", "tools_not_rendered"),
         ("nemo-rl-preference", "trajectory", "several_messages_a_side"),
         ("openai-preference", "extra", "extra_left_out"),

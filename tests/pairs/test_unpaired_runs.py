@@ -42,7 +42,7 @@ def test_a_run_is_labelled_by_its_reward_and_an_unscored_one_is_refused(tmp_path
     rows = rows_of(tmp_path / "rows.jsonl")
     assert [row["label"] for row in rows] == [True, False, False]
     assert (summary.pairs, summary.written, summary.refused) == (4, 3, {"unscored": 1})
-    assert summary.noted == {"several_messages_a_side": 3}
+    assert summary.noted == {"several_messages_a_side": 3, "arguments_as_text": 3}
     assert rows[0]["prompt"] == [{"role": "user", "content": "question 0"}]
     assert [message["role"] for message in rows[0]["completion"]] == ["assistant", "tool", "assistant"]
     assert json.loads(rows[0]["tools"]) == [TOOL]

@@ -193,6 +193,12 @@ def note_extra(content: Content) -> tuple[str, ...]:
     return ("extra_left_out",) if has_extra else ()
 
 
+def note_arguments(content: Content) -> tuple[str, ...]:
+    """Note calls whose arguments are JSON text, which some chat templates encode a second time."""
+    has_calls = not content.is_plain and any(message.tool_calls for message in content.messages)
+    return ("arguments_as_text",) if has_calls and content.arguments == "text" else ()
+
+
 def note_extra_and_reasoning(content: Content) -> tuple[str, ...]:
     """Note that the target leaves `extra` and the reasoning out."""
     has_reasoning = not content.is_plain and any(message.reasoning for message in content.messages)

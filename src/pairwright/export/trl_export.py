@@ -5,9 +5,9 @@
     unpaired   {prompt: [...], completion: [...], label: true or false, tools}, two rows per pair
 
 `tools` is written if any pair has tools, as JSON text, which TRL decodes: as a list, Arrow would merge the keys of all
-schemas. Tool call arguments are JSON text too; `--arguments object` writes them as objects, for chat templates that
-encode them again. TRL trains everything after the prompt, including tool results: pairs with several messages per side
-are noted as `several_messages_a_side`.
+schemas. Tool call arguments are JSON text too, noted as `arguments_as_text`; `--arguments object` writes them as
+objects, for chat templates that would encode the text again. TRL trains everything after the prompt, including tool
+results: pairs with several messages per side are noted as `several_messages_a_side`.
 
 Pairs of raw text are written in TRL's standard format, with strings instead of lists of messages and without tools; TRL
 trains them without a chat template. A file has one format, that of the first pair; pairs of the other are refused.
@@ -24,6 +24,7 @@ from pairwright.export.chat_lines import (
     Context,
     Unfit,
     chat_message,
+    note_arguments,
     note_extra_and_reasoning,
     refuse_tools,
     text_of,
@@ -110,7 +111,7 @@ def _checks(context: Context) -> tuple[Layout, Callable[[Content], bytes]]:
 
 
 def _side_checks(context: Context) -> Layout:
-    return [] if context.is_text else SIDE_CHECKS
+    return [] if context.is_text else [*SIDE_CHECKS, *(Check(note_arguments, name) for name in _COLUMNS)]
 
 
 def _end_checks(context: Context) -> Layout:
@@ -192,6 +193,8 @@ def _lines(
             continue
         if len(run.completion) > 1:
             summary.note(run.eid.uid, "several_messages_a_side")
+        if options.arguments == "text" and any(message.tool_calls for message in run.messages):
+            summary.note(run.eid.uid, "arguments_as_text")
         if any(message.extra for message in run.messages):
             summary.note(run.eid.uid, "extra_left_out")
         if has_tools:

@@ -5,7 +5,7 @@ An existing validation split is used. Otherwise the table is split here, by grou
 same pairs and seed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -99,9 +99,17 @@ def write_dataset(
     )
 
 
-def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
-    """Raise if the trainer would train on other data than the pairs contain, unless the user accepted this."""
-    losses = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
+def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str, also: Sequence[str] = ()) -> None:
+    """Raise if the trainer would train on other data than the pairs contain, unless the user accepted this.
+
+    Args:
+        dataset: What was exported.
+        trainer: Its name in the message.
+        is_accepted: Whether the user accepted other data.
+        key: The option that accepts them.
+        also: Notes that mean other data with this model.
+    """
+    losses = {reason: dataset.noted[reason] for reason in (*UNFAITHFUL, *also) if reason in dataset.noted}
     if losses and not is_accepted:
         counts = ", ".join(f"{reason} {num}" for reason, num in losses.items())
         raise BackendError(

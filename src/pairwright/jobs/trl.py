@@ -36,6 +36,8 @@ from pairwright.jobs.translation import (
     steps_per_epoch,
 )
 from pairwright.records.messages import Json
+from pairwright.tokens import ChatTokenizer
+from pairwright.tokens.message_dialect import takes_arguments_as_text
 
 # Losses of our trainer that TRL's DPOTrainer has under the same name.
 LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "apo_zero", "apo_down", "sppo_hard")
@@ -71,8 +73,13 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         validation=settings.validation,
         seed=config.seed,
     )
+    encodes_again = "arguments_as_text" in dataset.noted and _encodes_arguments_again(model)
     refuse_unfaithful(
-        dataset, trainer="TRL", is_accepted=settings.accept_other_data, key="backend.trl.accept_other_data"
+        dataset,
+        trainer="TRL",
+        is_accepted=settings.accept_other_data,
+        key="backend.trl.accept_other_data",
+        also=("arguments_as_text",) if encodes_again else (),
     )
     say(f"exported {dataset} to {files}")
     path = (folder / "trl-dpo.yaml").resolve()
@@ -90,6 +97,14 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     if not request.launch:
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
     return launch(folder, job, command, say=say)
+
+
+def _encodes_arguments_again(model: str) -> bool:
+    """Whether the chat template of a model would encode the JSON text of a call's arguments a second time."""
+    if not Path(model).is_dir():
+        return False
+    tokenizer = ChatTokenizer.from_folder(model)
+    return not takes_arguments_as_text(tokenizer, tokenizer.renderer(None))
 
 
 def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:

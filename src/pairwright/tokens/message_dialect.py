@@ -184,6 +184,13 @@ def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, 
     return forms.arguments, forms.empty
 
 
+def takes_arguments_as_text(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
+    """Whether the arguments of a call may be JSON text, which the template then does not encode again."""
+    wants_parts = find_forms(tokenizer, renderer).wants_parts
+    renders = (_render_call(renderer, "text", empty, wants_parts=wants_parts) for empty in (None, ""))
+    return any(render is not None and _is_whole(render) for render in renders)
+
+
 def _try_forms(renderer: Renderer) -> Forms:
     text = _render(renderer, [_USER])
     wants_parts = _is_missing(text) and not _is_missing(_render(renderer, [_parts(_USER)]))
