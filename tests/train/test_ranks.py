@@ -60,7 +60,11 @@ def assert_same_run(folder, name, expected="alone"):
     left, right = rows(folder / expected), rows(folder / name)
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
-        for key in one.keys() - {"time", "tokens_per_second"}:
+        left_out = {"time", "tokens_per_second"}
+        # Before the first update the policy is its reference: the sign of a margin that is zero is that of a rounding.
+        if abs(one.get("rewards/margins", 1.0)) < 1e-6:
+            left_out.add("rewards/accuracies")
+        for key in one.keys() - left_out:
             assert other[key] == pytest.approx(one[key], abs=1e-4, rel=1e-4), key
 
 
