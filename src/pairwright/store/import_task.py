@@ -107,6 +107,7 @@ def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experi
 ROWS_PER_BATCH, READY_ROWS_PER_BATCH = 256, 2048
 BYTES_PER_BATCH = 4 * 2**20
 _BYTES_OF_RECORD = BYTES_PER_BATCH // ROWS_PER_BATCH
+_ROWS_PER_BLOCK = 32
 _PREFERENCE = Kind.PREFERENCE
 _NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
 _COUNTED = {
@@ -222,13 +223,10 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
 def _row_blocks(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[list[Record]]:
     """Yield the records of a task, some at a time; where nothing else is done with them, as ReadyRow if possible."""
     read_rows = task.layout.reader.read_rows if task.layout.splits else None
-    if task.reward is not None or task.scores is not None or task.redact or task.options != Options():
-        for record in _read_records(_units(task, result.repairs), task, result, write_rejected):
-            yield [record]
-        return
-    if read_rows is None:
-        for record in _read_records(_as_rows(_units(task, result.repairs, by_type=True)), task, result, write_rejected):
-            yield [record]
+    changes = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
+    if changes or read_rows is None:
+        units = _units(task, result.repairs, by_type=not changes)
+        yield from _blocks(_read_records(units if changes else _as_rows(units), task, result, write_rejected))
         return
     file, label, decode = str(task.path), task.label, task.layout.reader.decode
     for first, lines in read_line_blocks(task.path, start=task.start, stop=task.stop, line=task.line):
@@ -241,6 +239,18 @@ def _row_blocks(task: ImportTask, result: ImportResult, write_rejected: Write) -
                 text = line if isinstance(line, int) else line.removesuffix(b"\n")
                 units = decode_units(task.path, [(origin.ordinal + 1, text)], decode, label, result.repairs)
                 block += _read_records(_as_rows(units), task, result, write_rejected)
+        yield block
+
+
+def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
+    """Yield records some at a time, and a large one as soon as it is there."""
+    block: list[Record] = []
+    for record in records:
+        block.append(record)
+        if len(block) == _ROWS_PER_BLOCK or _size_of(record) > _BYTES_OF_RECORD:
+            yield block
+            block = []
+    if block:
         yield block
 
 

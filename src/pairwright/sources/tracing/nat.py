@@ -94,9 +94,8 @@ def read_candidates(
             batch = name if len(names) > 1 else ""
             if options.reward not in (None, "score", "reward"):  # another number, which the importer looks for
                 fields["score"] = None
-            yield _candidate(
-                payload, fields, prompts.of(fields["input"]), _Place(item.get("id"), run, step, batch), origin
-            )
+            place = _Place(name, item.get("id"), run, step, batch)
+            yield _candidate(payload, fields, prompts.of(fields["input"]), place, origin)
         except PairwrightError as error:
             yield rejected(f"TTC_END {payload.get('UUID')!r}: {error}", origin)
 
@@ -157,8 +156,9 @@ class _Prompts:
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Task, run, step and batch of a candidate."""
+    """Name of the event, and task, run, step and batch of a candidate."""
 
+    name: str
     task: Any
     run: int
     step: int
@@ -187,7 +187,7 @@ class _Turns(msgspec.Struct):
 
 def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Record:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
-    info: Json = {"step_name": name_of(payload)}
+    info: Json = {"step_name": place.name}
     for name, value in (
         ("uuid", payload.get("UUID")),
         ("turn_id", fields["turn_id"]),
