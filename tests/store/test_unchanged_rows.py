@@ -15,6 +15,7 @@ from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURES = Path(__file__).parents[1] / "sources" / "fixtures"
 DIGESTS = {
+    "adk.json": "1+0 f6a3c47bf1e9983f",
     "agent_data.json": "1+0 040077202a02f280",
     "agent_lightning.jsonl": "1+0 1d0cc656b772784e",
     "alpaca_eval.json": "2+2 544c7d2a560eb5bb",
@@ -75,7 +76,7 @@ DIGESTS = {
     "phoenix.json": "1+0 7b32d3ed435f8184",
     "pi.jsonl": "3+0 dc394f5c2daf3991",
     "pydantic_ai.json": "1+0 edfec02cbb51181e",
-    "qwen_code.jsonl": "2+0 6973c32fda122b7c",
+    "qwen_code.jsonl": "2+0 3261c37b4ce2831b",
     "rows.jsonl": "5+0 21349761de42247b",
     "s1.jsonl": "2+1 978ec0ccdecb60af",
     "session_lines.jsonl": "1+0 cec8e2c87857e0aa",
