@@ -1,5 +1,5 @@
 // The state of the page is in the part of its address behind the #: any view is a link.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 
 export type Route = { view: string; source: string; params: URLSearchParams };
 
@@ -49,8 +49,9 @@ export function change(changes: Changes, replace = false) {
   else location.hash = hash;
 }
 
+// In the layout phase: once a state is on the screen, a key acts on it, and never on the one before.
 export function useKeys(keys: Record<string, () => void>, deps: unknown[]) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const listen = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
