@@ -1,8 +1,8 @@
-"""The shape of the code: import order, sizes of folders, files and functions, names, the annotated tree, the docs."""
+"""The structure of the code: import order, no cycles, unique names, who writes files, the annotated tree."""
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,9 +53,6 @@ SUB_ORDER = {
     "service": ["rows", "run", "hub", "openai_api", "page", "api"],
     "cli": ["commands"],
 }
-MAX_FILES_IN_A_FOLDER = 16
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 80
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "misc.py"}
 
 
@@ -144,11 +141,6 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(name, ())
 
 
-def test_folders_stay_small():
-    per_folder = Counter(path.parent.relative_to(SOURCE.parent) for path in FILES if path.name != "__init__.py")
-    assert {str(folder): number for folder, number in per_folder.items() if number > MAX_FILES_IN_A_FOLDER} == {}
-
-
 def test_a_file_name_stands_once_in_the_tree():
     """So that a file can be opened by its name alone."""
     folders = defaultdict(list)
@@ -159,16 +151,9 @@ def test_a_file_name_stands_once_in_the_tree():
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_files_and_functions_stay_small_and_are_introduced(path):
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    assert len(text.splitlines()) <= MAX_FILE_LINES
-    assert ast.get_docstring(tree), "a module opens with what it does"
+def test_a_module_has_a_docstring_and_a_telling_name(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert path.name not in FORBIDDEN_NAMES
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
 
 
 def test_nothing_runs_code_from_data():
