@@ -129,6 +129,8 @@ class PairsConfig(Section):
     """Rewards tie that differ by no more than this share of the larger one."""
     within_run: bool = False
     """Compare only candidates of one run, as NAT does; false compares those of all runs of a task."""
+    within: str | None = None
+    """Compare only candidates that agree in this: model, source (the file), or a field of info."""
     min_candidates: Annotated[int, Field(ge=2)] = 2
     """Least number of candidates in a group."""
     max_pairs_per_group: Count | None = None
@@ -225,9 +227,10 @@ class PairsConfig(Section):
             raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
         if self.verbatim and (self.strategy != "imported" or self.votes is not None):
             raise ValueError("verbatim: only preferences that were imported can be passed through: strategy 'imported'")
-        if self.within_run and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
+        narrower = "within_run" if self.within_run else "within" if self.within is not None else None
+        if narrower and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
             raise ValueError(
-                f"within_run: candidates of one run are compared by the strategies {', '.join(_IN_RUNS)}, without "
+                f"{narrower}: smaller groups are compared by the strategies {', '.join(_IN_RUNS)}, without "
                 f"across_groups and votes; leave it out with {self.strategy!r} here"
             )
         return self
@@ -259,7 +262,8 @@ class PairsConfig(Section):
     def content(self) -> dict[str, Any]:
         """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
         they did not have counts only where it is set."""
-        options = self.model_dump(mode="json", exclude={"preset"} if self.verbatim else {"preset", "verbatim"})
+        new = {name for name in ("verbatim", "within") if not getattr(self, name)}
+        options = self.model_dump(mode="json", exclude={"preset", *new})
         return {**options, "strategy": "given"} if self.strategy == "imported" else options
 
 

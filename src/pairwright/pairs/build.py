@@ -23,6 +23,7 @@ import polars as pl
 from pairwright.engines import Engine
 from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates.candidates import Floats, Scale, add_scales, count_reasons
+from pairwright.pairs.crossing import check_within, count_crossings
 from pairwright.pairs.decisions.exclusions import check_exclusions
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.options import PairOptions
@@ -132,6 +133,8 @@ def plan_pairs(
     """
     everything = (*tables, *(Table(path, create=False) for path in options.teachers))
     check_exclusions(everything)
+    if options.within is not None:
+        check_within(tables, options.within)
     votes: Votes | None = None
     # Workers hand rows over in files, so they need a folder; empty tables would leave no bucket to plan.
     if engine is not None and folder is not None and is_parted(options) and any(table.count() for table in tables):
@@ -238,7 +241,9 @@ def build_pairs(
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
         if Reason.SINGLE in funnel.stages[0].drops and (grouping := grouping_hint(plan.tables)):
             funnel.hint += f". {grouping}"
-    summary = {**_summary(plan, num_pairs), **funnel.as_json()}
+    compares_prompts = options.across_groups or options.strategy not in IN_GROUPS
+    crossing = count_crossings(output, plan.tables, compares_prompts=compares_prompts)
+    summary = {**_summary(plan, num_pairs), **({"crossing": crossing} if crossing else {}), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
     write_json(output / LINEAGE_FILE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
     return summary

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pairwright.pairs.candidates.candidates import no_rows, read_rows, row_batches
+from pairwright.pairs.candidates.candidates import narrower_keys, no_rows, read_rows, row_batches
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.strategies.strategies import IN_GROUPS
 from pairwright.paths import Place, arrow_input, at_once, deliver, is_address, open_binary, stage_file, workspace_of
@@ -212,12 +212,10 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        where, runs = options.where, options.within_run
+        where, keys = options.where, narrower_keys(options)
         is_whole = number == 1
-        self._only = (
-            read_rows(tables, where=where, with_runs=runs) if is_whole else no_rows(where=where, with_runs=runs)
-        )
-        for batch in () if is_whole else row_batches(tables, where=where, with_runs=runs):
+        self._only = read_rows(tables, where=where, keys=keys) if is_whole else no_rows(where=where, keys=keys)
+        for batch in () if is_whole else row_batches(tables, where=where, keys=keys):
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0

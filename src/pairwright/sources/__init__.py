@@ -25,6 +25,7 @@ from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
+    eval_results,
     media_rows,
     message_rows,
     nemo_rl_preference,
@@ -33,6 +34,7 @@ from pairwright.sources.datasets import (
     pairwright_rows,
     rows,
     sharegpt,
+    slack_export,
     trl_preference,
     ultrafeedback,
 )
@@ -139,6 +141,10 @@ READERS: dict[str, tuple[Format, ...]] = {
     "argilla": (annotation_exports.FORMAT_ARGILLA,),
     "label-studio": (annotation_exports.FORMAT_LABEL_STUDIO,),
     "alpaca-eval": (alpaca_eval.FORMAT,),
+    "lm-eval": (eval_results.LM_EVAL_FORMAT,),
+    "promptfoo": (eval_results.PROMPTFOO_FORMAT,),
+    "openai-evals": (eval_results.OPENAI_ITEM_FORMAT, eval_results.OPENAI_LOG_FORMAT),
+    "slack": (slack_export.FORMAT,),
     "llamafactory-media": (media_rows.FORMAT,),
     "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
     "openai-preference": (openai_preference.FORMAT,),

@@ -177,6 +177,8 @@ def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
         print_table("funnel", ("stage", "what", "count"), funnel_rows(summary))
     if not summary["pairs"]:
         raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
+    for name, count in summary.get("crossing", {}).items():
+        say(f"{count:,} of {summary['pairs']:,} pairs compare different {name}; --within can forbid them")
     validation = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
     say(f"{summary['pairs']:,} pairs written to {output}{validation}. Next: pairwright pairs lint {output}")
 

@@ -17,8 +17,9 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
-from pairwright.sources.datasets.row_names import SYSTEMS, is_score_name, system_of
-from pairwright.sources.fields import BadRecord, mapping, score, small_fields
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
+from pairwright.sources.datasets.rows import score_in
+from pairwright.sources.fields import BadRecord, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
@@ -51,7 +52,7 @@ def matches_sft(value: Any) -> bool:
         and "completion" in value
         and "messages" not in value
         # An answer with a score is no demonstration: `rows` reads it.
-        and not any(is_score_name(key) and score(item) is not None for key, item in value.items())
+        and score_in(value, Options())[0] is None
     )
 
 
