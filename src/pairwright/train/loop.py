@@ -24,6 +24,7 @@ from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.batch_schedule import even_parts
 from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens
+from pairwright.train.channels.distillation import DistillChannel
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
@@ -375,7 +376,9 @@ class Training:
         for channel in self.channels:
             items = channel.order.batch(step)
             token_weights = [channel.data.token_weights(item) for item in items]
-            batch[channel.name] = *channel.trees_of(items), channel.item_weights(items).tolist(), token_weights
+            weights = channel.item_weights(items).tolist()
+            teachers = channel.teacher_trees(items) if isinstance(channel, DistillChannel) else [None] * len(items)
+            batch[channel.name] = *channel.trees_of(items), weights, token_weights, teachers
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:
