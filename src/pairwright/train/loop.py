@@ -24,7 +24,6 @@ from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.batch_schedule import even_parts
 from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens
-from pairwright.train.channels.distillation import DistillChannel
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
@@ -377,7 +376,9 @@ class Training:
             items = channel.order.batch(step)
             token_weights = [channel.data.token_weights(item) for item in items]
             weights = channel.item_weights(items).tolist()
-            teachers = channel.teacher_trees(items) if isinstance(channel, DistillChannel) else [None] * len(items)
+            # Only distillation has teachers, which read something else.
+            teacher_trees = getattr(channel, "teacher_trees", None)
+            teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
             batch[channel.name] = *channel.trees_of(items), weights, token_weights, teachers
         return self.folder.write_batch(name, step, batch)
 
