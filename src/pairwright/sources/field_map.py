@@ -59,7 +59,7 @@ def parse_reward(expression: str, where: str = "") -> ast.expr:
         )
         if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
             raise ConfigError(f"{where}: only numbers, names, + - * / and parentheses are understood")
-        if isinstance(node, ast.Constant) and abs(node.value) > sys.float_info.max:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) > sys.float_info.max:
             raise ConfigError(f"{where}: a number that is too large")
         if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
             raise ConfigError(f"{where}: a path is names with dots between them")
