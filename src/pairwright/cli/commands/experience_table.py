@@ -158,7 +158,11 @@ def _condition(where: str | None) -> "pl.Expr | None":
 
 
 def _print_message(label: str, message: Any) -> None:
+    from pairwright.records.messages import count_ids
+
     text = " ".join(message.text.split())
+    if num_ids := count_ids(message):
+        text = f"{num_ids} token ids, no text"
     print(f"{label}{message.role}: {text[:160]}{'…' if len(text) > 160 else ''}")
     for call in message.tool_calls:
         print(f"{' ' * len(label)}  calls {call.name}({call.arguments[:120]})")
