@@ -44,8 +44,8 @@ from pairwright.collect.proxy.agent_endpoint import AgentEndpoint, RunAddress
 from pairwright.collect.recording import Recorder, Step, recording
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
 from pairwright.collect.tasks import Task, load_tasks, run_seed
-from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import Config
+from pairwright.config.user_code import WORKFLOWS, load_function
 from pairwright.engines.engine import run_to_end
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.experience import EID, Experience

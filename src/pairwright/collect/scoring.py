@@ -23,8 +23,8 @@ import msgspec
 from pairwright.collect.policies import Ask, CollectError, Policy, PolicyError, ScorerError, one_line
 from pairwright.collect.recording import Candidate, Step
 from pairwright.collect.tasks import Task
-from pairwright.collect.user_code import SCORERS, load_function
 from pairwright.config import ScorerConfig
+from pairwright.config.user_code import SCORERS, load_function
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 
 # Commands: the case as JSON on stdin, the verdict as exit code or as JSON on stdout

@@ -33,7 +33,7 @@ from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_pa
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
 from pairwright.pairs.selection import REASONS, Selection, length_effect, narrow_columns, select_drafts, shares
 from pairwright.pairs.spill import Buckets, Spill, is_parted, num_buckets, plain_memory
-from pairwright.pairs.strategies.strategies import IN_GROUPS, with_thresholds
+from pairwright.pairs.strategies.strategies import compares_groups, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.texts import PairTexts, num_slices
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
@@ -241,7 +241,7 @@ def build_pairs(
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
         if Reason.SINGLE in funnel.stages[0].drops and (grouping := grouping_hint(plan.tables)):
             funnel.hint += f". {grouping}"
-    compares_prompts = options.across_groups or options.strategy not in IN_GROUPS
+    compares_prompts = options.across_groups or not compares_groups(options.strategy)
     crossing = count_crossings(output, plan.tables, compares_prompts=compares_prompts)
     summary = {**_summary(plan, num_pairs), **({"crossing": crossing} if crossing else {}), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
@@ -288,7 +288,7 @@ def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[
 
 def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     """Set the reason DIFFERENT_PROMPTS on single candidates whose task and step have candidates at other prompts."""
-    if plan.strategy not in IN_GROUPS or not plan.crowded.height:
+    if plan.strategy == "votes" or not compares_groups(plan.strategy) or not plan.crowded.height:
         return experiences
     # These rows have the reason `single` so far, the only one with a mark to join on.
     crowded = plan.crowded.with_columns(other=pl.lit(Reason.DIFFERENT_PROMPTS.value))

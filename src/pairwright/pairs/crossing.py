@@ -63,9 +63,8 @@ def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts:
     bounds = _ranges(pl.concat(ranges))
     both = pairs
     for side in _SIDES:
-        one = sides.join(bounds, on="source", how="left", nulls_equal=True).rename(
-            lambda name, side=side: f"{side}_{name}"
-        )
+        one = sides.join(bounds, on="source", how="left", nulls_equal=True)
+        one = one.rename({name: f"{side}_{name}" for name in one.columns})
         both = both.join(one, on=f"{side}_uid", how="left")
     disjoint = (pl.col("chosen_least") > pl.col("rejected_most")) & pl.col("chosen_source").ne_missing(
         pl.col("rejected_source")

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pairwright.pairs.candidates.candidates import narrower_keys, no_rows, read_rows, row_batches
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.strategies.strategies import IN_GROUPS
+from pairwright.pairs.strategies.strategies import compares_groups
 from pairwright.paths import Place, arrow_input, at_once, deliver, is_address, open_binary, stage_file, workspace_of
 from pairwright.store.table import Table
 
@@ -235,7 +235,7 @@ def bucket_of(number: int) -> pl.Expr:
 
 
 def is_parted(options: PairOptions) -> bool:
-    return options.strategy in IN_GROUPS and not options.across_groups and options.votes is None
+    return compares_groups(options.strategy) and not options.across_groups and options.votes is None
 
 
 def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:

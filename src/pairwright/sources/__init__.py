@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pairwright.config.user_code import FORMATS, installed, is_own, load_own
+from pairwright.errors import ConfigError
 from pairwright.sources.agents import (
     agent_data,
     atif,
@@ -39,7 +41,8 @@ from pairwright.sources.datasets import (
     ultrafeedback,
 )
 from pairwright.sources.datasets import customizer_rows as customizer
-from pairwright.sources.format import Format
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.format import Format, Options, Origin, build
 from pairwright.sources.frameworks import (
     adk_sessions,
     api_logs,
@@ -166,4 +169,34 @@ BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
     "trinity": (b"TRXP", read_trinity),
 }
 
-__all__ = ["BINARY_READERS", "OWN_PREFIXES", "READERS", "Format"]
+
+def find_format(name: str) -> tuple[Format, ...]:
+    """Return the variants of a format: one of READERS, or the user's `file.py:FORMAT` or entry point.
+
+    Raises:
+        ConfigError: There is no such format.
+    """
+    if name in READERS:
+        return READERS[name]
+    if is_own(name, FORMATS):
+        return (load_own(name, Format, group=FORMATS),)
+    raise ConfigError(f"--format {name!r}: expected auto, file.py:FORMAT or one of {', '.join(sorted(READERS))}")
+
+
+def all_formats() -> dict[str, tuple[Format, ...]]:
+    """Return the formats that "auto" tries, in order: installed ones of users, then ours."""
+    return {name: find_format(name) for name in installed(FORMATS) if name not in READERS} | READERS
+
+
+__all__ = [
+    "BINARY_READERS",
+    "OWN_PREFIXES",
+    "READERS",
+    "BadRecord",
+    "Format",
+    "Options",
+    "Origin",
+    "all_formats",
+    "build",
+    "find_format",
+]

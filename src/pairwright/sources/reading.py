@@ -15,7 +15,7 @@ from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.paths import Place, local_copy
 from pairwright.records.experience import Experience
 from pairwright.records.json_text import encode
-from pairwright.sources import BINARY_READERS, OWN_PREFIXES, READERS
+from pairwright.sources import BINARY_READERS, OWN_PREFIXES, all_formats, find_format
 from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
@@ -63,7 +63,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def reader(self) -> Format:
-        return READERS[self.format][self.variant]
+        return find_format(self.format)[self.variant]
 
     @property
     def splits(self) -> bool:
@@ -80,8 +80,8 @@ def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS
         if format_name not in ("auto", ROWS, MESSAGE_ROWS):
             raise ConfigError(f"--map names the fields of rows: leave out --format {format_name}")
         format_name = MESSAGE_ROWS if "session" in options.map else ROWS
-    if format_name != "auto" and format_name not in READERS:
-        raise ConfigError(f"--format {format_name!r}: expected auto or one of {', '.join(sorted(READERS))}")
+    if format_name != "auto":
+        find_format(format_name)
     try:
         with open_bytes(path) as file:
             magic = file.read(8)
@@ -318,9 +318,8 @@ def _layout(
     whole: Any, records: list[Any], shape: Literal["lines", "document", "values", "table"], format_name: str
 ) -> Layout | None:
     """Return the layout of the first format that matches the whole file or one of its records."""
-    for name, variants in READERS.items():
-        if format_name not in ("auto", name):
-            continue
+    formats = all_formats() if format_name == "auto" else {format_name: find_format(format_name)}
+    for name, variants in formats.items():
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)

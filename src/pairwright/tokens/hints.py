@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from pairwright.collect.policies import Ask, make_policy, one_line
-from pairwright.collect.user_code import load_function
 from pairwright.config import PolicyConfig
+from pairwright.config.user_code import load_function
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
 from pairwright.records.messages import ErrorSite, Message, content_hash
