@@ -327,7 +327,7 @@ def test_of_several_tables_the_map_names_one(tmp_path):
     (rejected,) = read_path(path)
     assert "--map records=runs or --map records=other decides" in rejected.reason
     assert len(read_path(path, "records=runs")) == 2
-    assert "no such table; the file has: runs, other" in read_path(path, "records=nope")[0].reason
+    assert "no such table with rows; the file has: runs, other" in read_path(path, "records=nope")[0].reason
 
 
 @pytest.mark.parametrize(
