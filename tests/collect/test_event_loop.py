@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pairwright.engines.engine import run_to_end
+from pairwright.engines.event_loops import run_to_end
 
 NAME = contextvars.ContextVar("NAME", default="nobody")
 

@@ -46,7 +46,7 @@ from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
 from pairwright.collect.tasks import Task, load_tasks, run_seed
 from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import Config
-from pairwright.engines.engine import run_to_end
+from pairwright.engines.event_loops import run_to_end
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Json

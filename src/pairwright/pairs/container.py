@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from pairwright.config.config_file import adjust_config
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.funnel import read_funnel

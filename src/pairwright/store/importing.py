@@ -17,7 +17,7 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from pairwright.engines import Engine, Pool
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.paths import read_parquet

@@ -67,7 +67,7 @@ def import_files(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Read agent traces into an experience table, and say what happened to every record."""
-    from pairwright.engines.engine import without_blas_threads
+    from pairwright.engines.blas_threads import without_blas_threads
 
     # these imports load numpy, whose BLAS would start a thread per core
     with without_blas_threads():

@@ -24,7 +24,7 @@ import xxhash
 from pairwright.config.config_file import adjust_config
 from pairwright.config.sections import TokensConfig
 from pairwright.engines import Engine, Pool
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.container import Pairs
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
