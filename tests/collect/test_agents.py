@@ -8,8 +8,8 @@ import pytest
 from openai import OpenAI
 
 from pairwright.collect import Completion, collect
-from pairwright.collect.policies import PolicyError
 from pairwright.collect.proxy import agent_endpoint
+from pairwright.collect.run_failures import PolicyError
 from pairwright.collect.tasks import Task
 from pairwright.config import Config
 from pairwright.errors import ConfigError

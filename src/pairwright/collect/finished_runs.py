@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from pairwright.collect.policies import CollectError, FailureKind
+from pairwright.collect.run_failures import CollectError, FailureKind
 from pairwright.records.experience import Experience
 from pairwright.store.table import Table
 

@@ -57,7 +57,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 def check_collection(config: Config, folder: Path) -> None:
     """Raise if the folder has a collection with another workflow, model or seed, as `collect_stage` would."""
-    from pairwright.collect.nat_files import check_resumable
+    from pairwright.collect.collection_identity import check_resumable
 
     check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
 
