@@ -26,8 +26,6 @@ from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
 
-# Exchanges to experiences
-
 MAX_DECODED_BYTES = 64 * 2**20
 _MAX_CONVERSATIONS = 2000
 ENCODINGS = ("gzip", "deflate", "zstd", "identity")
