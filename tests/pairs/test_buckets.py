@@ -14,9 +14,10 @@ from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs import PairOptions, build, build_pairs, texts
 from pairwright.pairs import build as plan
 from pairwright.pairs import spill as buckets
+from pairwright.pairs.buckets import bucket_of, num_buckets
 from pairwright.pairs.candidates import candidates as rows
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.spill import Spill, bucket_of, num_buckets
+from pairwright.pairs.spill import Spill
 from pairwright.paths import build_folder
 from pairwright.store import table as parquet
 

@@ -23,8 +23,8 @@ from pairwright.paths import place
 from pairwright.sources.format import Options
 from pairwright.store.arrow import to_batch
 from pairwright.store.exporting import EXPORTERS as TABLE_EXPORTERS
-from pairwright.store.exporting import table_statistics
 from pairwright.store.importing import import_files
+from pairwright.store.table_stats import table_statistics
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.stage import encode_source
 from paths.made_traces import digests, trace_lines

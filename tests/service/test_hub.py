@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pairwright.service.api_errors import Refusal
 from pairwright.service.hub.commit_body import Change, read_change
-from pairwright.service.rows.repositories import Blobs
+from pairwright.service.rows.blob_store import Blobs
 
 FILES = "/v1/hf/datasets/default/pairs/resolve"
 API = "/v1/hf/api/datasets/default/pairs"

@@ -3,7 +3,7 @@
 import json
 
 from pairwright.ledger.run_status import read_status
-from pairwright.service.rows.job_rows import read_metrics, summary
+from pairwright.service.rows.job_progress import read_metrics, summary
 
 
 def write(folder, lines, **status):

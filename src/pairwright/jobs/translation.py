@@ -13,8 +13,8 @@ import pyarrow as pa
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.job import BackendError
+from pairwright.pairs.curriculum import read_curriculum
 from pairwright.pairs.pair_table import pair_batches
-from pairwright.pairs.selection import read_curriculum
 from pairwright.tokens import ChatTokenizer, TokensError
 
 

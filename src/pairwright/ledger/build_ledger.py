@@ -22,8 +22,8 @@ from pairwright.ledger.run_status import read_status
 from pairwright.ledger.trained import FILE_NAME
 from pairwright.pairs.decisions.exclusions import read_exclusions
 from pairwright.pairs.funnel import Reason
+from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
-from pairwright.pairs.outcomes import source_tables
 from pairwright.pairs.pair_table import pair_batches
 from pairwright.store.table import Table
 

@@ -14,25 +14,22 @@ Nothing here divides by a batch: each gives what to sum up over an update and wh
 from pairwright.losses.advantages import Advantages, group_advantages, teacher_advantages
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
 from pairwright.losses.logps import TokenStats, length_weights, masked_logps, masked_logps_stats, sum_by_sequence
+from pairwright.losses.model_loss import dpo
 from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
 from pairwright.losses.preference import (
     PREFERENCE_LOSSES,
-    ExampleLosses,
     Mixture,
     PairLogps,
     PairLosses,
     PreferenceLoss,
     PreferenceOptions,
     check_preference,
-    dpo,
-    kto_loss,
     match_partners,
-    mismatch_sums,
     policy_weights,
     preference_loss,
-    reference_point,
     sft_loss,
 )
+from pairwright.losses.unpaired import ExampleLosses, kto_loss, mismatch_sums, reference_point
 
 __all__ = [
     "PREFERENCE_LOSSES",

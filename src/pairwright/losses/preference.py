@@ -1,4 +1,4 @@
-"""Preference losses: log-probabilities of pairs in, one weighted loss a pair out; and `dpo` for loops of one's own.
+"""Preference losses: log-probabilities of pairs in, one weighted loss a pair out.
 
     B  pairs
 
@@ -12,9 +12,7 @@ is counted in `num_empty`: padding never adds ln 2.
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ from pairwright.config.train_config import PreferenceTerms
 from pairwright.errors import ConfigError
 from pairwright.losses import pairwise
 from pairwright.losses.pairwise import MAX_EXPONENT, Partners, Scores, Strength, match_paired, match_unpaired
-from pairwright.tokens.batch.collate import as_torch
 
 
 @dataclass(frozen=True)
@@ -328,116 +325,3 @@ def _require(name: str, field: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise ConfigError(f"{field}: {name} needs it and the batch has none")
     return value
-
-
-# KTO: examples that are good or bad on their own, with no partner to be compared with.
-
-
-@dataclass(frozen=True)
-class ExampleLosses:
-    loss_S: Tensor
-    """w · λ · loss, with gradient."""
-    weight_S: Tensor
-    """w, and 0 for an example with no trained token: what the sum of losses is divided by the sum of."""
-    rewards_S: Tensor
-    """β (log π − log ref), without gradient."""
-    num_empty: int
-
-
-def mismatch_sums(logps_M: Tensor, ref_logps_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of log π − log ref over mismatched examples, and their number, to be added up over the update."""
-    apart_M = (logps_M - ref_logps_M).detach()  # z₀ has no gradient
-    return apart_M.sum(), torch.tensor(float(len(apart_M)), dtype=apart_M.dtype, device=apart_M.device)
-
-
-def reference_point(total: Tensor, count: Tensor) -> Tensor:
-    """z₀ = max(0, mean); 0 where there was no mismatched example."""
-    # A KL divergence is never below 0, though an estimate of it may be.
-    return (total / count.clamp(min=1)).clamp(min=0).detach()
-
-
-def kto_loss(
-    logps_S: Tensor,
-    ref_logps_S: Tensor,
-    num_S: Tensor,
-    is_desirable_S: Tensor,
-    z0: Tensor,
-    *,
-    beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
-    weight_S: Tensor | None = None,
-) -> ExampleLosses:
-    """λ_D σ(β (z₀ − s)) of desirable examples, λ_U σ(β (s − z₀)) of undesirable ones (λ − v in the paper)."""
-    full_S = num_S > 0
-    zeros_S = torch.zeros_like(logps_S)
-    score_S = torch.where(full_S, logps_S - ref_logps_S, zeros_S)
-    # s − z₀ is to grow for desirable examples and to shrink for the others.
-    sign_S = torch.where(is_desirable_S, 1.0, -1.0).to(score_S.dtype)
-    lambda_S = torch.where(is_desirable_S, desirable_weight, undesirable_weight).to(score_S.dtype)
-    loss_S = lambda_S * torch.sigmoid(beta * sign_S * (z0.detach() - score_S))
-    weight_S = full_S.to(score_S.dtype) if weight_S is None else torch.where(full_S, weight_S, zeros_S)
-    return ExampleLosses(
-        loss_S=weight_S * loss_S,
-        weight_S=weight_S,
-        rewards_S=beta * score_S.detach(),
-        num_empty=int((~full_S).sum()),
-    )
-
-
-# A preference loss straight from a model and a batch, for training loops of one's own.
-
-
-def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid", **options: Any) -> Tensor:
-    """The mean preference loss of a batch, with its gradient.
-
-    Args:
-        model: A causal language model as Hugging Face has it: ids and attention mask in, `logits` out.
-        batch: One of `Encoded.batches(size)`, or its arrays as a dict of tensors.
-        reference: The model to stay close to, e.g. `copy.deepcopy(model)` from before training. A PEFT model is its
-            own reference without the adapter, and "simpo" and "orpo" need none.
-        loss: One of `PREFERENCE_LOSSES`; "sigmoid" is DPO.
-        **options: Fields of `PreferenceOptions`: `beta`, `label_smoothing`, `sft_loss_weight`, ...
-
-    >>> import copy, transformers, pairwright as pw
-    >>> model = transformers.AutoModelForCausalLM.from_pretrained("models/tiny")
-    >>> batch = next(pw.Encoded("runs/first/tokens").batches(4))
-    >>> f"{pw.losses.dpo(model, batch, copy.deepcopy(model)):.4f}"
-    '0.6931'
-    """
-    settings = PreferenceOptions(**options)
-    needs_reference = check_preference(loss, settings).needs_reference
-    device = next(model.parameters()).device
-    # Beside tensors a batch has the origin of its rows.
-    tensors = {name: value.to(device) for name, value in _tensors(batch).items() if isinstance(value, Tensor)}
-    # Sums (B,) over the trained tokens of each side, and their number.
-    chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
-    rejected_B, num_rejected_B = _logps(model, tensors, "rejected")
-    known: dict[str, Tensor] = {}
-    if needs_reference:
-        if reference is None and not hasattr(model, "disable_adapter"):
-            raise ConfigError(
-                f"reference: {loss} compares with the model from before training: pass copy.deepcopy(model) of that "
-                "time as `reference`, use a PEFT adapter, or take loss='simpo', which needs none"
-            )
-        # A PEFT model without its adapter is the model from before training: no second copy is needed.
-        with torch.no_grad(), model.disable_adapter() if reference is None else nullcontext():
-            for side in ("chosen", "rejected"):
-                known[f"ref_{side}_B"], _ = _logps(reference or model, tensors, side)
-    pairs = PairLogps(chosen_B, rejected_B, num_chosen_B, num_rejected_B, **known)
-    losses = preference_loss(loss, pairs, settings)
-    # A pair that is empty on one side has weight 0; `clamp` is for a batch that has only such pairs.
-    return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
-
-
-def _tensors(batch: Any) -> dict[str, Any]:
-    return batch if isinstance(batch, dict) else as_torch(batch)
-
-
-def _logps(model: Any, tensors: dict[str, Tensor], side: str) -> tuple[Tensor, Tensor]:
-    """Sums (B,) of the log-probabilities of a side's trained tokens, and how many tokens they are."""
-    ids_BT, mask_BT = tensors[f"{side}_ids"], tensors[f"{side}_mask"][:, 1:]
-    # The logits at position t predict token t + 1: drop the last logits and the first token.
-    logits_BTV = model(input_ids=ids_BT, attention_mask=tensors[f"{side}_attention_mask"]).logits[:, :-1].float()
-    logps_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
-    return (logps_BT * mask_BT).sum(-1), mask_BT.sum(-1).to(logps_BT.dtype)

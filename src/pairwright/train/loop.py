@@ -22,27 +22,29 @@ from pairwright.ledger.trained import write_trained
 from pairwright.paths import lock_folder
 from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
-from pairwright.train.batch_schedule import even_parts
+from pairwright.train.best_steps import best_steps, judge
 from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
-    best_steps,
     join_checkpoint,
-    judge,
     load_optimizer,
     load_weights,
     read_state,
     remove_old,
     save_checkpoint,
 )
-from pairwright.train.data import LOSSES, UNUSED, DataError
+from pairwright.train.data import LOSSES, UNUSED
+from pairwright.train.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
+from pairwright.train.micro_batches import even_parts
 from pairwright.train.model.load_model import model_hash, save_model, trainable
 from pairwright.train.model.policy_model import open_policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceCache
-from pairwright.train.model.sharding import Ranks, gather_model
+from pairwright.train.model.sharding import gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
-from pairwright.train.run_dir import Log, Progress, RunFolder, Sums, add, check_reporters, means, open_reporters
+from pairwright.train.run_dir import RunFolder
+from pairwright.train.table_signals import DataError
 
 # Signals: the update that is running is finished, a checkpoint is saved.
 

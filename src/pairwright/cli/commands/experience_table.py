@@ -32,8 +32,8 @@ class Target(StrEnum):
 def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     """Count what a table holds: kinds, tasks, rewards, lengths, sources, and what people have excluded."""
     from pairwright.pairs.decisions.exclusions import read_exclusions
-    from pairwright.store.exporting import table_statistics
     from pairwright.store.table import Table
+    from pairwright.store.table_stats import table_statistics
 
     table = Table(folder, create=False)
     statistics = table_statistics(table, _condition(where))

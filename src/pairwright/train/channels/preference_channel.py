@@ -25,15 +25,16 @@ from pairwright.losses.preference import (
 )
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Limits, Order, even_parts
+from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.channels.unpaired_channel import find_reference_point
 from pairwright.train.data import PairData, join_weights
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits, even_parts
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, Scored, follow, open_policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
 
 _SUMS = ("chosen_B", "rejected_B", "num_chosen_B", "num_rejected_B", "ref_chosen_B", "ref_rejected_B")
 

@@ -19,17 +19,18 @@ from pairwright.config.train_config import KtoConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
-from pairwright.losses.preference import kto_loss, mismatch_sums, reference_point
-from pairwright.pairs.selection import choose_threshold
+from pairwright.losses.unpaired import kto_loss, mismatch_sums, reference_point
+from pairwright.pairs.desirability import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Limits, Order, Parted, even_parts
+from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits, Parted, even_parts
 from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
 
 
 class Mismatching(Parted, Protocol):

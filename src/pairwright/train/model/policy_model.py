@@ -27,7 +27,8 @@ from pairwright.losses.logps import masked_logps
 from pairwright.tokens.batch.collate import Tree, TreeBatch, collate_trees, tree_of
 from pairwright.train.model.attention import NAME, CannotShare, Plan, register
 from pairwright.train.model.load_model import ModelError, load_model, plain_model
-from pairwright.train.model.sharding import Ranks, Root, load_sharded
+from pairwright.train.model.ranks import Ranks
+from pairwright.train.model.sharding import Root, load_sharded
 
 TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
 
