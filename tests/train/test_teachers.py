@@ -205,7 +205,7 @@ def test_a_recorded_teacher_lowers_the_divergence_that_is_asked_for(beta, model,
         ])  # fmt: skip
     settings = {
         "channels": {"dpo": 0, "grpo": 1}, "batch_size": 1, "threads": 1,
-        "grpo": {"teacher_weight": 0.5, "teacher_beta": beta, "loss": "cispo", "clip_high": 1e6},
+        "grpo": {"teacher_weight": 0.5, "teacher_beta": beta},
     }  # fmt: skip
     train(
         Config.model_validate({"train": settings}), model=model, experience=tmp_path / "table", output=tmp_path / "run"

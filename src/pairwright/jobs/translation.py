@@ -26,8 +26,6 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.channels.dpo": train.channels.dpo != 1.0,
         "train.dpo.use_margin": train.dpo.use_margin,
         "train.dpo.mixture": bool(train.dpo.mixture),
-        "train.dpo.f_divergence": train.dpo.f_divergence != "reverse_kl",
-        "train.dpo.use_weighting": train.dpo.use_weighting,
         "train.dpo.reference_sync": train.dpo.reference_sync is not None,
         "train.reference": train.reference != "initial",
         "train.quantization": train.quantization != "none",

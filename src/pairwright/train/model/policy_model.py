@@ -133,12 +133,6 @@ class Policy:
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
 
-    @torch.no_grad()
-    def log_sum_squares(self, hidden_NH: Tensor) -> Tensor:
-        """log Σ p² of the distribution at each position, in chunks of (C, V)."""
-        parts = [torch.logsumexp(2 * self.logits(rows_CH).log_softmax(-1), -1) for rows_CH in hidden_NH.split(512)]
-        return torch.cat(parts)
-
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
         """The model as it was before its adapter."""
