@@ -4,6 +4,7 @@ written, gathered or turned into a record. Its bytes are Trinity's; nothing in t
 S is the length of `tokens`, R = S - prompt_length; arrays over the response have the length R.
 """
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,7 +44,7 @@ PLAIN = (
     *("reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text"),
     *("messages", "tools", "chosen_messages", "rejected_messages"),
 )
-_MULTI_MODAL = "multi_modal_inputs:"
+MULTI_MODAL = "multi_modal_inputs:"
 _TRUNCATED = "prompt_truncated"
 
 
@@ -277,7 +278,7 @@ class Experience:
                     "experience_type": exp.experience_type,
                 }
             )
-            arrays |= {f"{_MULTI_MODAL}{key}": value for key, value in modal.items()}
+            arrays |= {f"{MULTI_MODAL}{key}": value for key, value in modal.items()}
             # Copies: safetensors refuses tensors that share memory.
             tensors |= {f"{number}:{name}": value.detach().cpu().clone() for name, value in arrays.items()}
         metadata = dump_plain({"version": VERSION, "num_items": len(items), "items": items}, "experience")
@@ -329,7 +330,7 @@ class Experience:
         ):
             arrays["action_mask"] = as_array(self.action_mask, "action_mask", dtype="bool")
         for key, value in (self.multi_modal_inputs or {}).items():
-            arrays[f"{_MULTI_MODAL}{key}"] = as_array(value, key, dtype="float32")
+            arrays[f"{MULTI_MODAL}{key}"] = as_array(value, key, dtype="float32")
         row = {name: getattr(self, name) for name in PLAIN}
         row |= {"eid": self.eid.to_dict(), "custom_fields": [item.to_dict() for item in self.custom_fields]}
         return experience_from_fields(row, arrays)
@@ -374,19 +375,27 @@ class Experience:
 
 def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
     """An experience from the metadata and the tensors of a payload."""
-    modal = {
-        name.removeprefix(_MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(_MULTI_MODAL)
-    }
+    modal = {name.removeprefix(MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(MULTI_MODAL)}
     values = {name: row[name] for name in PLAIN if row.get(name) is not None}
     if "tokens" not in arrays:
         raise RecordError("tokens", None, "token ids")
-    return Experience(
-        eid=row.get("eid"),
+    arguments = {
         **values,
+        "eid": row.get("eid"),
         **{name: to_torch(arrays[name]) for name in TENSORS if name in arrays},
-        multi_modal_inputs=modal or None,
-        custom_fields=[CustomField.from_dict(item) for item in row.get("custom_fields") or []],
-    )
+        "multi_modal_inputs": modal or None,
+        "custom_fields": [CustomField.from_dict(item) for item in row.get("custom_fields") or []],
+    }
+    return restore(row.get("experience_type"), arguments)
+
+
+def restore(experience_type: Any, arguments: Json) -> Experience:
+    """An experience that was stored with its type: the mask of a single turn, which alone would make it multi_turn, is
+    kept as it was."""
+    exp = Experience(**arguments)
+    if experience_type == "single_turn":
+        exp.experience_type = "single_turn"
+    return exp
 
 
 def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:
@@ -399,8 +408,15 @@ def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:
 
 
 def _same(left: Any, right: Any) -> bool:
+    """Equality of field values; NaN equals NaN."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return bool(left.dtype == right.dtype and torch.equal(left, right))
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(((left == right) | (left.isnan() & right.isnan())).all())
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, float) and isinstance(right, float) and math.isnan(left):
+        return math.isnan(right)
     return bool(type(left) is type(right) and left == right)
