@@ -23,7 +23,7 @@ from pairwright.paths import Place, place, write_json
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Json
 from pairwright.store.arrow import import_datasets
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.table import Table
 
