@@ -27,6 +27,7 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.interrupts import asyncio_interrupts
 
 if TYPE_CHECKING:
     from pairwright.config.sections import EngineConfig
@@ -236,7 +237,8 @@ def run_to_end(coroutine: Coroutine[Any, Any, Result]) -> Result:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        with asyncio_interrupts():
+            return asyncio.run(coroutine)
     result: Future[Result] = Future()
     runner = asyncio.Runner()
     context = contextvars.copy_context()  # context variables of the caller hold in the other thread, too
