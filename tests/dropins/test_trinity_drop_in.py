@@ -26,6 +26,8 @@ FIELDS = {
     },
     "preference": {"tokens": [1, 2], "chosen": [3, 4], "rejected": torch.tensor([5]), "reward": 1.0,
                    "chosen_messages": CHAT, "rejected_messages": [CHAT[0], {"role": "assistant", "content": "No"}]},
+    "ids": {"tokens": [1, 2], "chosen": [3, 4], "rejected": [5]},
+    "ids_of_answers": {"tokens": [1, 2], "chosen": [3, 4], "rejected": [5], "messages": CHAT[:1]},
     "images": {"tokens": [1, 2], "prompt_length": 1, "multi_modal_inputs": {"pixels": [[0.5, 1.0]]}, "truncate_status": "response_truncated"},
 }  # fmt: skip
 COMMON = {

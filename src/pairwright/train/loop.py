@@ -378,7 +378,11 @@ class Training:
         for channel in self.channels:
             items = channel.order.batch(step)
             token_weights = [channel.data.token_weights(item) for item in items]
-            batch[channel.name] = *channel.trees_of(items), channel.item_weights(items).tolist(), token_weights
+            weights = channel.item_weights(items).tolist()
+            # Only distillation has teachers, which read something else.
+            teacher_trees = getattr(channel, "teacher_trees", None)
+            teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
+            batch[channel.name] = *channel.trees_of(items), weights, token_weights, teachers
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:

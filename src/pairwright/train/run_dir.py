@@ -24,9 +24,9 @@ from pairwright.tokens.sequence import Origin
 from pairwright.train.batch_schedule import Order
 from pairwright.train.checkpoint import State, checkpoints
 
-# Of the items of an update: ids, trees, weights, and the weights of their trained tokens where these do not all count
-# alike.
-Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Array | None]]
+# Of the items of an update: ids, trees, weights, the weights of their trained tokens where these do not all count
+# alike, and what the teacher reads where there is one.
+Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Array | None], Sequence[Tree | None]]
 
 
 class RunFolder:
@@ -104,7 +104,7 @@ def _tree(item: dict[str, Any]) -> Tree:
     return Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"]), rows)
 
 
-def _plain(identity: str, tree: Tree, weight: float, weights: Array | None) -> dict[str, Any]:
+def _plain(identity: str, tree: Tree, weight: float, weights: Array | None, teacher: Tree | None) -> dict[str, Any]:
     """`weights` are of the trained tokens, branch after branch; written as masks are, 0 where nothing is trained."""
     spread = None
     if weights is not None:
@@ -113,14 +113,21 @@ def _plain(identity: str, tree: Tree, weight: float, weights: Array | None) -> d
         spread = [np.zeros(len(mask), np.float32) for mask in tree.masks]
         for row, mask, part in zip(spread, tree.masks, parts, strict=True):
             row[mask] = part
-    return {
+    plain = {
         "id": identity,
-        "prompt": tree.prompt.tolist(),
-        "branches": [branch.tolist() for branch in tree.branches],
-        "masks": [mask.tolist() for mask in tree.masks],
+        **_tokens(tree),
         "weight": weight,
         "weights": None if spread is None else [row.tolist() for row in spread],
         "rows": [row._asdict() for row in tree.rows],
+    }
+    return plain if teacher is None else plain | {"teacher": _tokens(teacher)}
+
+
+def _tokens(tree: Tree) -> dict[str, Any]:
+    return {
+        "prompt": tree.prompt.tolist(),
+        "branches": [branch.tolist() for branch in tree.branches],
+        "masks": [mask.tolist() for mask in tree.masks],
     }
 
 

@@ -6,6 +6,7 @@ S is the length of `tokens`, R = S - prompt_length; arrays over the response hav
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,7 @@ from pairwright.errors import CodecError, RecordError
 from pairwright.records.arrays import DTYPE_NAMES, Array, as_array, to_torch
 from pairwright.records.experience import Experience as Record
 from pairwright.records.experience import Kind
-from pairwright.records.messages import Json, to_chat_message
+from pairwright.records.messages import Json, Message, count_ids, to_chat_message
 from pairwright.sources.rollouts.safe_pickle import dump_plain
 from pairwright.sources.rollouts.trinity import HEADER, MAGIC, VERSION, BadItem, experience_from_fields, read_items
 
@@ -348,13 +349,16 @@ class Experience:
         if record.model_version is not None:
             info.setdefault("model_version", record.model_version)
         values: Json = {"info": info, "metrics": dict(record.metrics)}
-        prompt = [to_chat_message(message) for message in record.prompt]
+        prompt = _chat_messages(record.prompt)
         if record.kind is Kind.PREFERENCE and record.chosen is not None and record.rejected is not None:
             for name, side in (("chosen", record.chosen), ("rejected", record.rejected)):
                 arrays[name] = side.tokens
-                values[f"{name}_messages"] = [*prompt, *map(to_chat_message, side.messages)] or None
+                answer = _chat_messages(side.messages)
+                values[f"{name}_messages"] = [*prompt, *answer] if answer else None
+            if prompt and values["chosen_messages"] is None:
+                values["messages"] = prompt
         else:
-            values["messages"] = [*prompt, *map(to_chat_message, record.completion)] or None
+            values["messages"] = [*prompt, *_chat_messages(record.completion)] or None
         return cls(
             eid=EID(record.eid.batch, record.eid.task, record.eid.run, record.eid.step, record.eid.suffix),
             **{name: to_torch(array) for name, array in arrays.items() if array is not None},
@@ -396,6 +400,11 @@ def restore(experience_type: Any, arguments: Json) -> Experience:
     if experience_type == "single_turn":
         exp.experience_type = "single_turn"
     return exp
+
+
+def _chat_messages(messages: Iterable[Message]) -> list[Json]:
+    """Messages as chat dicts, without those of which only the ids were recorded: the tensors have these."""
+    return [to_chat_message(message) for message in messages if not count_ids(message)]
 
 
 def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:

@@ -99,7 +99,7 @@ def filter_rows(
 ) -> None:
     """Write the rows for which a condition holds into a new table."""
     from pairwright.paths import place
-    from pairwright.store.columns import parse_where
+    from pairwright.store.conditions import parse_where
     from pairwright.store.exporting import filter_table
     from pairwright.store.table import Table
 
@@ -152,13 +152,17 @@ def _target_of(output: "Place") -> Target:
 def _condition(where: str | None) -> "pl.Expr | None":
     if where is None:
         return None
-    from pairwright.store.columns import parse_where
+    from pairwright.store.conditions import parse_where
 
     return parse_where(where)
 
 
 def _print_message(label: str, message: Any) -> None:
+    from pairwright.records.messages import count_ids
+
     text = " ".join(message.text.split())
+    if num_ids := count_ids(message):
+        text = f"{num_ids} token ids, no text"
     print(f"{label}{message.role}: {text[:160]}{'…' if len(text) > 160 else ''}")
     for call in message.tool_calls:
         print(f"{' ' * len(label)}  calls {call.name}({call.arguments[:120]})")

@@ -20,7 +20,7 @@ import safetensors
 from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
 from pairwright.records.arrays import Array, dtype_named
 from pairwright.records.experience import EID, CustomField, Experience, Kind, Side, Source
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import TEXT, Json, Message, message_of_ids
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -186,7 +186,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
-    """Build a preference: the shared prompt, and each side with its own tokens.
+    """Build a preference: the shared prompt, and each side with its own tokens. What has no messages is its token ids.
 
     Per-token arrays are dropped, since nothing says which side they belong to.
     """
@@ -200,6 +200,14 @@ def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience
         )
     elif row.get("messages"):
         prompt = messages_from_chat(row["messages"], "messages")
+    if "tokens" in arrays and not prompt and not common["prompt_text"]:
+        prompt = [message_of_ids(arrays["tokens"].tolist())]
+    if "chosen" in arrays and "rejected" in arrays and not chosen:
+        # No messages of the sides: their ids are all there is to compare and to train.
+        role = prompt[0].role if prompt and prompt[0].role == TEXT else "assistant" if prompt else TEXT
+        chosen, rejected = (
+            [message_of_ids(arrays[side].tolist(), role, generated=True)] for side in ("chosen", "rejected")
+        )
     # Per-token values of a preference: nothing says which of the two answers they belong to.
     unused = [field for field in ("action_mask", *_RESPONSE) if field in arrays]
     if unused:

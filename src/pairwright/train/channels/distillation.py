@@ -140,6 +140,9 @@ class DistillChannel:
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
 
+    def teacher_trees(self, items: Array) -> list[Tree]:
+        return [_teacher_tree(self.data.items[item]) for item in items]
+
     def item_weights(self, items: Array) -> Array:
         return np.ones(len(items), np.float32)
 
