@@ -389,7 +389,7 @@ class TrainConfig(Named):
     prefix_sharing: bool = True
     """Compute what sequences begin with alike once for all of them, where the model can."""
     threads: Positive | None = None
-    """CPU threads; null takes the cores that are idle when the run starts."""
+    """CPU threads; null takes the cores that are idle when the run starts, and a resume the number of its start."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"

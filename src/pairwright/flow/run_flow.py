@@ -31,7 +31,16 @@ from pairwright.flow.stages import (
     tokens_stage,
     train_stage,
 )
-from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, lock_folder, place, stamp_of
+from pairwright.paths import (
+    ModelFolderError,
+    claim_folder,
+    find_model,
+    is_address,
+    is_hub_id,
+    lock_folder,
+    place,
+    stamp_of,
+)
 from pairwright.records.messages import Json, content_hash
 
 
@@ -82,7 +91,7 @@ class Flow:
 
         `resolved` is the configuration in the form that is written to the folder, once no other run is there.
         """
-        with lock_folder(self.folder, work="run"):
+        with claim_folder(self.folder, None, work="run"):
             # what another run did since this object was made
             self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)
             if resolved is not None:

@@ -36,7 +36,7 @@ from pairwright.pairs.strategies.strategies import IN_GROUPS, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.texts import PairTexts, num_slices
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
-from pairwright.paths import Place, build_folder, write_json
+from pairwright.paths import Place, build_folder, claim_folder, write_json
 from pairwright.store.table import Table
 
 # Planning: plan and spill each partition, then select among the drafts of all partitions.
@@ -214,7 +214,13 @@ def build_pairs(
     With an engine, its workers run the tasks of pairs/workers.py, and `progress` is called with the number of tasks
     done and in total.
     """
-    options = options or PairOptions()
+    with claim_folder(output, "pairs.parquet", work="pairs"):
+        return _build_pairs(tables, output, options or PairOptions(), engine, progress)
+
+
+def _build_pairs(
+    tables: Sequence[Table], output: Place, options: PairOptions, engine: Engine | None, progress: Progress
+) -> dict[str, Any]:
     with plain_memory(), build_folder(output, shared=engine is not None) as folder:
         plan = plan_pairs(tables, options, folder, engine=engine, progress=progress)
         # Reason 0 stands for a draft that is kept.

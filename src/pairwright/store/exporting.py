@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.paths import Place, is_address, write_atomic
+from pairwright.paths import Place, claim_folder, is_address, write_atomic
 from pairwright.records.json_text import encode
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
@@ -82,12 +82,13 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
     num_rows, num_kept = table.count(), table.count(where)
     if not num_kept:
         raise PairwrightError(f"{table.path}: the condition holds for none of {num_rows:,} rows; nothing was written")
-    # An empty table is taken: it may be left from a run that failed before it wrote anything.
-    if (output / MARKER).exists() and Table(output, create=False).count():
-        raise PairwrightError(f"{output} is a table already: choose another folder")
-    target = Table(output)
-    num_written = target.write_part(table.scan(where))
-    copy_labels(table.path, target.path)
+    with claim_folder(output, "table.json", work="filtered table"):
+        # An empty table is taken: it may be left from a run that failed before it wrote anything.
+        if (output / MARKER).exists() and Table(output, create=False).count():
+            raise PairwrightError(f"{output} is a table already: choose another folder")
+        target = Table(output)
+        num_written = target.write_part(table.scan(where))
+        copy_labels(table.path, target.path)
     return num_rows, num_written
 
 

@@ -4,7 +4,7 @@ Nothing is left out silently: what was refused by the tokens stage, or is unscor
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,7 +33,7 @@ from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
-from pairwright.tokens.stage.stage import encode_source, read_encoded
+from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.train.token_signals import TokenSignals
 
 # Signals of single tokens, read from a table.
@@ -229,6 +229,16 @@ class PolicyData:
     curriculum: Curriculum | None = None
     _recent: dict[int, Looked] = field(default_factory=dict)
 
+    @property
+    def left_out(self) -> str:
+        """What became of runs that are not here, before any word about those that are; empty where there are none."""
+        reasons = {FILTERED, Reason.EXCLUDED.value, "unscored"}
+        counts = {name: num for name, num in self.counts.items() if name.startswith("refused: ") or name in reasons}
+        num_runs = len(set(self.ids))
+        if not any(counts.values()):
+            return ""
+        return f"{sum(counts.values())} runs were left out ({list_reasons(counts)}); of the {num_runs} others, "
+
     def tree(self, position: int) -> Tree:
         """The run at a position."""
         return self._look(position)[0]
@@ -301,7 +311,7 @@ def load_pairs(
     if where is not None:
         counts[FILTERED] = int((~wanted).sum())
     if not (wanted & ~held).any():
-        why = ", ".join(f"{count} × {reason}" for reason, count in counts.items())
+        why = list_reasons(counts)
         way_out = f"see pairwright tokens check --tokenizer {options.tokenizer}"
         if not why:
             why = "all are in the validation split" if len(pairs.ids) else "the table is empty"
@@ -362,7 +372,11 @@ def load_policy_data(
         values.append(np.nan if reward is None else reward)
         groups.append(number_of.setdefault(group, len(number_of)))
     if not places:
-        raise DataError(f"{source}: no {'scored ' if scored else ''}run to train on: {dict(counts)}")
+        what = "scored run" if scored else "run"
+        raise DataError(
+            f"{source}: no {what} to train on ({list_reasons(counts) or 'the table is empty'}); see pairwright tokens "
+            f"check --tokenizer {options.tokenizer}"
+        )
     return PolicyData(
         ids=[cached.ids[place] for place in places],
         sequences=_Chosen(cached, places),
@@ -375,11 +389,16 @@ def load_policy_data(
     )
 
 
+def list_reasons(counts: Mapping[str, int]) -> str:
+    """Reasons with their counts, for a message; those that refused nothing are left out."""
+    return ", ".join(f"{count} × {reason}" for reason, count in counts.items() if count)
+
+
 def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is_encoded: bool) -> dict[str, Any]:
     """The manifest of the sequences of a table, which are encoded unless they are already."""
     if is_encoded:
         return read_encoded(source, tokens, options)
-    manifest = encode_source(source, tokens, options, progress=show)
+    manifest = encode_into(source, tokens, options, progress=show)
     stop_for_inputs(source, manifest["refused"])
     return manifest
 

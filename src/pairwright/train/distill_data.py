@@ -35,7 +35,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import load_tokenizer
-from pairwright.train.data import LOSSES, DataError, PolicyData, Show, find_left_out, stop_for_inputs
+from pairwright.train.data import LOSSES, DataError, PolicyData, Show, find_left_out, list_reasons, stop_for_inputs
 
 MANIFEST = "taught.json"
 NUM_AT_ONCE = 1024  # runs that are in memory while they are encoded
@@ -102,7 +102,7 @@ def load_distill_data(
     manifest = _read_manifest(output)
     if not manifest["num_items"]:
         what = "error turn with a hint and a recovery" if "hints" in settings.context else "run with something to read"
-        raise DataError(f"{source}: no {what} to distil: {manifest['counts']}")
+        raise DataError(f"{source}: no {what} to distil ({list_reasons(manifest['counts'])})")
     items = _Mapped(output)
     return DistillData(items.ids, items, items.num_tokens, manifest["counts"], manifest["refusals"])
 

@@ -20,7 +20,7 @@ from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import interrupt
 from pairwright.ledger.trained import write_trained
-from pairwright.paths import lock_folder
+from pairwright.paths import claim_folder
 from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.batch_schedule import even_parts
@@ -151,7 +151,7 @@ def train(
     ranks = Ranks.here(sharding=config.train.sharding == "full")
     stop = Stop(is_alone=ranks.size == 1)
     # only the first process writes, so only it locks
-    with lock_folder(output, work="training") if ranks.is_first else nullcontext():
+    with claim_folder(output, "train.json", work="training") if ranks.is_first else nullcontext():
         folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
         try:
             with stop:
@@ -190,9 +190,9 @@ class Training:
         self.config, self.settings, self.base = config, config.train, base
         self.folder, self.ranks, self.progress = folder, ranks, progress
         settings = self.settings
-        _set_threads(settings.threads)
+        torch.set_num_threads(self._num_threads())
         torch.manual_seed(config.seed)
-        folder.write_status(state="running", epochs=settings.epochs)
+        folder.write_status(state="running", epochs=settings.epochs, threads=torch.get_num_threads())
 
         # the model, the data, and the reference while the weights are still the initial ones
         self.policy = open_policy(base, settings, ranks)
@@ -218,6 +218,14 @@ class Training:
         else:
             folder.cut_metrics(0)  # of a run that ended before its first checkpoint
         self._tell()
+
+    def _num_threads(self) -> int:
+        """`train.threads`; else the number that the run began with; else the idle cores."""
+        # With other threads, matrix products are split at other places, and sums differ in their last bits.
+        wanted = self.settings.threads or self.folder.status.threads or idle_cores()
+        # All processes take the number of the first: it is the one that train.json keeps.
+        agreed, _ = self.ranks.sum_values({"threads": (float(wanted if self.ranks.is_first else 0), 0.0)})["threads"]
+        return int(agreed)
 
     def run(self, stop: Stop) -> TrainResult:
         """Update, log, validate and save until the last step, or until asked to stop."""
@@ -442,9 +450,9 @@ def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
     )
 
 
-def _set_threads(wanted: int | None) -> None:
+def idle_cores() -> int:
     """Threads that find an idle core: two on one core are far slower than one."""
     # Cores that this process may use, and how many of them were idle in the last minute.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle = cores - round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
-    torch.set_num_threads(wanted or max(1, min(cores, idle)))
+    return max(1, min(cores, idle))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from pairwright.errors import ConfigError
-from pairwright.ledger.run_status import FILE_NAME, RunError, Status
+from pairwright.ledger.run_status import FILE_NAME, RunError, Status, read_status
 from pairwright.paths import write_bytes, write_json
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
@@ -34,7 +34,9 @@ class RunFolder:
 
     def __init__(self, path: Path, *, is_writer: bool, resume: bool) -> None:
         self.path = path
-        self.status = Status(state="running", pid=os.getpid())
+        earlier = read_status(path, strict=False) if self.checkpoints else None
+        # Threads are those of the run that is resumed; 0 where none has begun.
+        self.status = Status(state="running", pid=os.getpid(), threads=earlier.threads if earlier else 0)
         self._is_writer = is_writer
         if is_writer:
             try:

@@ -65,9 +65,8 @@ class PolicyChannel:
         active = np.flatnonzero(is_active)
         self._active = set(active.tolist())  # for `list_held`, which asks item by item
         if not len(active):
-            raise PairwrightError(
-                f"grpo: {grouped.num_groups} groups, and in none do the rewards differ: nothing to learn from"
-            )
+            problem = f"{grouped.num_groups} groups, and in none do the rewards differ"
+            raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
         self.order = order(active)
         self.validation = np.zeros(0, np.int64)
         self.reference: ReferenceLogps | None = None

@@ -211,7 +211,10 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     """Which runs (N,) are desirable, which have a label at all, and the rule in words. NaN is neither."""
     rewards, is_scored = data.rewards, np.isfinite(data.rewards)
     if options.label_by == "threshold":
-        threshold = choose_threshold(rewards[is_scored], options.threshold, option="train.kto.threshold")
+        try:
+            threshold = choose_threshold(rewards[is_scored], options.threshold, option="train.kto.threshold")
+        except PairwrightError as error:
+            raise PairwrightError(f"kto: {data.left_out}{error}") from None
         return rewards >= threshold, is_scored, f"reward ≥ {threshold:g}"
     # Sums of each group over its scored runs, and its extremes.
     num_groups = int(data.groups.max(initial=-1)) + 1
@@ -223,7 +226,9 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     np.maximum.at(highest, scored_groups, scored_rewards)
     is_used = is_scored & (lowest < highest)[data.groups]
     if not is_used.any():
-        raise PairwrightError("kto: in no group do the rewards differ: set train.kto.label_by=threshold")
+        raise PairwrightError(
+            f"kto: {data.left_out}in no group do the rewards differ: set train.kto.label_by=threshold"
+        )
     if options.label_by != "group":
         # Several runs of a group may share its highest reward.
         is_best = rewards >= highest[data.groups]
