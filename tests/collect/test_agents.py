@@ -15,6 +15,8 @@ from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message, ToolCall
 
+pytestmark = pytest.mark.stress
+
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 TASKS = [{"id": f"t{number}", "question": f"{number} + 2?"} for number in range(2)]
 

@@ -15,6 +15,8 @@ from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
 
+pytestmark = pytest.mark.stress
+
 
 async def one_step(task, policy, recorder):
     async with recorder.step(f"task {task.id}") as s:

@@ -8,6 +8,8 @@ import pytest
 
 from pairwright.engines.event_loops import run_to_end
 
+pytestmark = pytest.mark.stress
+
 NAME = contextvars.ContextVar("NAME", default="nobody")
 
 

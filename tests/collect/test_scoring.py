@@ -17,6 +17,8 @@ from pairwright.config import ScorerConfig
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
 
+pytestmark = pytest.mark.stress
+
 TASK = Task("t", {"answer": "blue"}, seed=3)
 
 

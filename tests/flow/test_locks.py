@@ -16,6 +16,8 @@ from pairwright.train import read_status, train
 from pairwright.train.loop import Stop, Stopped
 from train.made_runs import make_model, make_pairs
 
+pytestmark = pytest.mark.stress
+
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -9,6 +9,8 @@ from generate.tiny_models import byte_tokenizer, llama
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
 from pairwright.generate.text_stream import TextStream
 
+pytestmark = pytest.mark.stress
+
 
 @pytest.fixture
 def engine() -> Engine:

@@ -30,6 +30,8 @@ from pairwright.tokens.stage.stage import encode_source
 from paths.made_traces import digests, trace_lines
 from train.made_runs import make_tokenizer
 
+pytestmark = pytest.mark.stress
+
 OPTIONS = PairOptions(max_pairs_per_task=4, max_pairs=60, weight="gap", validation=0.3)
 
 

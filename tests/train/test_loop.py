@@ -122,6 +122,7 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(model, pairs, tmp_
     ]
 
 
+@pytest.mark.stress
 def test_sigterm_finishes_the_step_saves_and_can_be_resumed(model, pairs, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("train: {batch_size: 2, epochs: 60, learning_rate: 0.001, threads: 1}\n")

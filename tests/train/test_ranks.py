@@ -20,6 +20,8 @@ from pairwright.train.model.sharded_tensors import write_tensors
 from train.cases_script import CASES, MODELS
 from train.made_runs import make_failed_runs, make_model, make_pairs
 
+pytestmark = pytest.mark.stress
+
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 OPTIONS = ["--batch-size", "5", "--epochs", "2", "--learning-rate", "1e-3", "--set", "train.threads=1", "--seed", "3"]

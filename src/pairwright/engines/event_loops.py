@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     pass
 
+from pairwright.interrupts import asyncio_interrupts
+
 Result = TypeVar("Result")
 
 
@@ -21,7 +23,8 @@ def run_to_end(coroutine: Coroutine[Any, Any, Result]) -> Result:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        with asyncio_interrupts():
+            return asyncio.run(coroutine)
     result: Future[Result] = Future()
     runner = asyncio.Runner()
     context = contextvars.copy_context()  # context variables of the caller hold in the other thread, too

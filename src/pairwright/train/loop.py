@@ -18,6 +18,7 @@ import torch
 
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
+from pairwright.interrupts import interrupt
 from pairwright.ledger.trained import write_trained
 from pairwright.paths import claim_folder
 from pairwright.records.messages import content_hash
@@ -79,8 +80,10 @@ class Stop:
             # The default action ends the process with the status that a supervisor expects of SIGTERM.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif is_second or not self.is_updating:
+        elif is_second:
             raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
+        elif not self.is_updating:
+            interrupt(frame)
 
     def check(self) -> None:
         """Called between batches of the reference: end here if a signal has come."""
