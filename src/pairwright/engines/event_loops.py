@@ -5,10 +5,7 @@ import contextvars
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, TypeVar
 
 from pairwright.interrupts import asyncio_interrupts
 
