@@ -14,7 +14,7 @@ from pairwright.config.user_code import installed
 
 READER = """
 from pairwright import Message
-from pairwright.sources import BadRecord, Format, build
+from pairwright.sources import BadRecord, Format, Parts
 
 def matches(value):
     return isinstance(value, dict) and "frage" in value
@@ -23,7 +23,7 @@ def read(value, origin, options):
     if not value["antworten"]:
         raise BadRecord("antworten: empty")
     for number, one in enumerate(value["antworten"]):
-        yield build("quiz", origin, task=value["frage"], run=number, prompt=[Message("user", value["frage"])],
+        yield Parts("quiz", origin, task=value["frage"], run=number, prompt=[Message("user", value["frage"])],
                     completion=[Message("assistant", one["text"])], reward=one["punkte"])
 
 FORMAT = Format(name="quiz", unit="record", matches=matches, read=read, summary="Our quiz")

@@ -6,6 +6,7 @@ bytes, and so are pairwright's own binary files and Parquet files, which store/i
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pairwright.sources.agents import (
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.inspect_log import read_eval
+from pairwright.sources.assemble import Parts, Reader
 from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
@@ -42,7 +44,7 @@ from pairwright.sources.datasets import (
 )
 from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Format, Options, Origin, build
+from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.frameworks import (
     adk_sessions,
     api_logs,
@@ -179,7 +181,9 @@ def find_format(name: str) -> tuple[Format, ...]:
     if name in READERS:
         return READERS[name]
     if is_own(name, FORMATS):
-        return (load_own(name, Format, group=FORMATS),)
+        own: Format = load_own(name, Format, group=FORMATS)
+        read: Any = own.read  # the user's may be a plain function
+        return (own if isinstance(read, Reader) else replace(own, read=Reader(read)),)
     raise ConfigError(f"--format {name!r}: expected auto, file.py:FORMAT or one of {', '.join(sorted(READERS))}")
 
 
@@ -196,7 +200,7 @@ __all__ = [
     "Format",
     "Options",
     "Origin",
+    "Parts",
     "all_formats",
-    "build",
     "find_format",
 ]

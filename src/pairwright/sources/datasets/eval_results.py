@@ -13,9 +13,10 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.traces import pick_reward
@@ -38,7 +39,7 @@ def is_lm_eval(value: Any) -> bool:
     return isinstance(value, dict) and {"doc_id", "arguments", "filtered_resps"} <= value.keys()
 
 
-def read_lm_eval(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_lm_eval(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each response to a document."""
     row = mapping(value, "row")
     asked = row.get("arguments")
@@ -60,14 +61,14 @@ def read_lm_eval(value: Any, origin: Origin, options: Options) -> Iterator[Recor
     numbers = {name: score(row.get(name)) for name in names if isinstance(name, str)}
     components = {name: number for name, number in numbers.items() if number is not None}
     for number, answer in enumerate(answers):
-        yield build(
+        yield Parts(
             LM_EVAL,
             origin,
             task=identifier(row.get("doc_id")),
             run=origin.ordinal * 128 + number if len(answers) > 1 else None,
             prompt=prompt,
             completion=[Message("assistant", answer)],
-            reward=pick_reward(components, options.reward) if len(answers) == 1 else None,
+            reward=pick_reward(components, None) if len(answers) == 1 else None,
             reward_components=components if len(components) > 1 or len(answers) > 1 else None,
             info=small_fields(row, known | components.keys()),
         )
@@ -87,7 +88,7 @@ def _promptfoo_rows(value: Any) -> list[Json]:
     return [row for row in rows if isinstance(row, dict) and {"response", "vars", "success"} <= row.keys()]
 
 
-def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each answer of a provider; one without an answer is rejected with its error."""
     for number, row in enumerate(_promptfoo_rows(value)):
         try:
@@ -96,7 +97,7 @@ def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Rec
             yield Rejected(origin.file, origin.line, f"results[{number}]: {error}", PROMPTFOO)
 
 
-def _promptfoo_row(row: Json, origin: Origin, options: Options) -> Record:
+def _promptfoo_row(row: Json, origin: Origin, options: Options) -> Parts:
     response = mapping(row["response"], "response")  # `_promptfoo_rows` has looked for it
     output = response.get("output")
     if output in (None, ""):
@@ -110,13 +111,13 @@ def _promptfoo_row(row: Json, origin: Origin, options: Options) -> Record:
     chosen = row.get("score") if row.get("score") is not None else row["success"]
     provider = row.get("provider")
     model = provider.get("label") or provider.get("id") if isinstance(provider, dict) else provider
-    return build(
+    return Parts(
         PROMPTFOO,
         origin,
         task=None,
         prompt=_prompt(raw, "prompt.raw"),
         completion=_answer(output),
-        reward=read_score(components.get(options.reward) if options.reward in components else chosen),
+        reward=read_score(chosen),
         reward_components={name: number for name, number in components.items() if number is not None} or None,
         info=small_fields(row, frozenset({"response", "prompt", "score", "namedScores", "provider"})),
         model_version=model if isinstance(model, str) else None,
@@ -137,17 +138,17 @@ def is_openai_item(value: Any) -> bool:
     return isinstance(value, dict) and value.get("object") == _ITEM
 
 
-def read_openai_item(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_openai_item(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of an output item; its reward is the score of its only grader, or of the named one."""
     row = mapping(value, "item")
     sample = mapping(row.get("sample"), "sample")
     results = [one for one in items(row.get("results", []), "results") if isinstance(one, dict)]
     scores = {str(one.get("name", number)): _grade(one) for number, one in enumerate(results)}
     components = {name: number for name, number in scores.items() if number is not None}
-    reward = pick_reward(components, options.reward)
-    if reward is None and options.reward is None and len(components) > 1:
+    reward = pick_reward(components, None)
+    if reward is None and len(components) > 1:
         reward = read_score(row.get("status"))  # "pass" if all graders passed
-    yield build(
+    yield Parts(
         OPENAI_EVALS,
         origin,
         task=identifier(row.get("datasource_item_id")),
@@ -172,7 +173,7 @@ def is_openai_log(value: Any) -> bool:
     return any(isinstance(event.get("data"), dict) and "sample_id" in event for event in events)
 
 
-def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each sampling event, scored by the events of the same sample."""
     by_sample: dict[Any, list[Json]] = {}
     for event in items(value, "events"):
@@ -192,13 +193,13 @@ def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Re
                 raise BadRecord(f"sample {sample!r}: {len(sampled)} sampling events, expected one")
             answers = sampled[0].get("sampled")
             answer = answers[0] if isinstance(answers, list) and answers else answers
-            yield build(
+            yield Parts(
                 OPENAI_EVALS,
                 origin.at(origin.line, number),
                 task=sample,
                 prompt=_prompt(sampled[0].get("prompt"), "prompt"),
                 completion=[Message("assistant", text(answer, "sampled"))],
-                reward=scores.get(options.reward or "correct", pick_reward(scores, options.reward)),
+                reward=scores.get("correct", pick_reward(scores, None)),
                 reward_components=scores if len(scores) > 1 else None,
             )
         except (BadRecord, RecordError) as error:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.row_names import words_of
 from pairwright.sources.fields import BadRecord, identifier, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 
 NAME = "slack"
 _GOOD = frozenset(("+1", "thumbsup", "white_check_mark", "heavy_check_mark", "heart", "tada", "100", "pray"))
@@ -53,7 +54,7 @@ def _reward(item: Json) -> float | None:
     return None if counts["good"] == counts["bad"] else float(counts["good"] > counts["bad"])
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each message of a bot that follows a message of somebody else."""
     listed = sorted(_messages(value), key=lambda item: score(item.get("ts")) or 0.0)
     if not any(map(_is_bot, listed)):
@@ -77,7 +78,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
             continue
         if waiting:
             info = small_fields(item, frozenset({"text", "reactions"}))
-            yield build(
+            yield Parts(
                 NAME,
                 origin.at(origin.line, origin.ordinal + number),
                 task=None,
