@@ -19,8 +19,6 @@ EXPECTED = {
     "TestDPOTrajectoryBuilderConfig::test_config_name",
     "TestNeMoCustomizerTrainerAdapterConfig::test_config_name",
     "TestNeMoCustomizerTrainerConfig::test_config_name",
-    "TestNIMDeploymentConfig::test_default_values",
-    "TestNeMoCustomizerHyperparameters::test_custom_values",
     "TestNeMoCustomizerTrainerAdapter::test_format_prompt_empty_messages",
     "TestNeMoCustomizerTrainerAdapter::test_is_healthy_failure",
 }

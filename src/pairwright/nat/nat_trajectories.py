@@ -5,6 +5,7 @@ its trajectory, under `pairwright`, and comes back whole; one of another builder
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,11 +146,11 @@ class Preferences:
     """The DPO items of a collection as preferences, with the place of each: group, trajectory, item."""
 
     experiences: list[Experience]
-    places: dict[str, tuple[int, int]]  # uid -> number of the group, position in it
+    places: dict[str, tuple[int, int, int]]  # uid -> number of the group, of the trajectory in it, of the item in that
     num_other: int
     """Episode items that are no DPOItem."""
     num_cut: int
-    """Prompts of which only the last message is left."""
+    """Prompts reduced to their last message."""
 
 
 def read_preferences(
@@ -163,11 +164,11 @@ def read_preferences(
         by_prompt: The task is the prompt; by default it is NAT's example, where there is one.
     """
     experiences: list[Experience] = []
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int, int]] = {}
     num_other = num_cut = 0
     for number, group in enumerate(collection.trajectories):
         for position, trajectory in enumerate(group):
-            for item in trajectory.episode:
+            for place, item in enumerate(trajectory.episode):
                 if not isinstance(item, DPOItem):
                     num_other += 1
                     continue
@@ -181,7 +182,7 @@ def read_preferences(
                 # The position makes ids unique: an example may have many pairs, even equal ones.
                 eid = EID(task=task, suffix=f"{len(experiences):08d}")
                 preference = _preference(eid, metadata, prompt, tools, (chosen, rejected))
-                places[preference.eid.uid] = (number, position)
+                places[preference.eid.uid] = (number, position, place)
                 experiences.append(preference)
     return Preferences(experiences, places, num_other, num_cut)
 
@@ -251,13 +252,23 @@ def select_trajectories(
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
     summary = build_pairs([table], folder / "pairs", pair_options(config))
-    # A trajectory stays if any of its items became a pair.
     places = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
-    groups = [
-        [trajectory for position, trajectory in enumerate(group) if (number, position) in places]
-        for number, group in enumerate(collection.trajectories)
-    ]
+    groups: list[list[Trajectory]] = []
+    for number, group in enumerate(collection.trajectories):
+        groups.append([])
+        for position, trajectory in enumerate(group):
+            items = enumerate(trajectory.episode)
+            if episode := [item for place, item in items if (number, position, place) in places]:
+                groups[-1].append(trajectory.model_copy(update={"episode": episode}))
     return TrajectoryCollection(trajectories=[group for group in groups if group], run_id=collection.run_id), summary
+
+
+def drops_of(funnel: Json) -> Counter[str]:
+    """Sum what a funnel dropped, by reason."""
+    drops: Counter[str] = Counter()
+    for stage in funnel["stages"]:
+        drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})
+    return drops
 
 
 def _row_uids(folder: Path) -> Iterator[str]:
