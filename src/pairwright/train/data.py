@@ -28,7 +28,7 @@ from pairwright.paths import Place
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence

@@ -99,7 +99,7 @@ def filter_rows(
 ) -> None:
     """Write the rows for which a condition holds into a new table."""
     from pairwright.paths import place
-    from pairwright.store.columns import parse_where
+    from pairwright.store.conditions import parse_where
     from pairwright.store.exporting import filter_table
     from pairwright.store.table import Table
 
@@ -152,7 +152,7 @@ def _target_of(output: "Place") -> Target:
 def _condition(where: str | None) -> "pl.Expr | None":
     if where is None:
         return None
-    from pairwright.store.columns import parse_where
+    from pairwright.store.conditions import parse_where
 
     return parse_where(where)
 
