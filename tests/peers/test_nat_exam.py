@@ -53,10 +53,12 @@ def test_the_tests_of_nats_plugin_pass_on_ours(nat_python, tmp_path):
 
 @pytest.mark.slow
 def test_the_tests_of_our_components_pass_where_nat_is_installed(nat_python, tmp_path):
-    options = ("-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={HERE}")
+    tests = HERE.parent
+    options = ("-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tests}")
+    files = ("peers/test_nat_plugin.py", "seeds/test_nat_builder_seed.py", "seeds/test_customizer_seed.py")
     done = subprocess.run(
-        [str(nat_python), "-m", "pytest", *options, str(HERE / "test_nat_plugin.py")],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")},
+        [str(nat_python), "-m", "pytest", *options, *(str(tests / name) for name in files)],
+        env={**os.environ, "PYTHONPATH": f"{tests.parent / 'src'}{os.pathsep}{tests}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
