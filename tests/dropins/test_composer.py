@@ -154,6 +154,19 @@ def test_what_is_too_long_is_cut_before_the_answer_or_counted(tokenizer):
     assert 0 not in batch.get("trace_index", torch.tensor([])).tolist()
 
 
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real tokenizers are not beside the project")
+def test_a_recovery_is_distilled_where_another_turn_cannot_be_trained():
+    """Llama's template drops the text beside a call: that turn cannot be trained, but the recovery after it can."""
+    hf = real_hf("llama3_1")
+    both = trace()
+    both["turns"][1]["content"] = "Looking."
+    collator, batch = collate(hf, [both], hint_generator="templates")
+    assert collator.counts == {"grpo: dropped": 1}
+    assert not batch["response_mask"].any()
+    index = batch["student_response_idx"][0][batch["student_response_valid"][0]]
+    assert hf.decode(batch["input_ids"][0][index]) == "Sorry, I mean apple.<|eot_id|>"
+
+
 def test_a_pad_id_in_the_text_stays_text(tokenizer):
     _, batch = collate(tokenizer, [plain()])
     pad = int(batch["input_ids"][0, 2])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, TypedDict
 
+import msgspec
 import numpy as np
 
 from pairwright.collect.user_code import load_function
@@ -176,26 +177,36 @@ class ComposerDataCollator:
             sequences = self._encoder.encode_trace(trace)
         except TokensError as error:
             self._count("grpo", error)
-            return []
+            # A recovery may be exact where another turn is not: such a row is distilled, and has no response for GRPO.
+            fitting = [item for item in map(self._fit, self._distill(trace)) if item is not None]
+            return [
+                (msgspec.structs.replace(item.student, mask=np.zeros(len(item.student), bool)), item)
+                for item in fitting
+            ]
         # By the turns that are trained: a template that rewrites history gives several sequences.
         hinted = {_turns_of(item.student): item for item in self._distill(trace)}
         rows: list[tuple[TokenSequence, Distillation | None]] = []
         for sequence in sequences:
             self.counts["grpo: dropped"] += len(sequence.report.dropped)
             item = hinted.pop(_turns_of(sequence), None)
-            try:
-                if item is not None:
-                    item = truncate_distillation(item, self.config.max_seq_len)
-                    rows.append((item.student, item))
-                    continue
-            except Refusal as error:
-                self._count("sdpo", error)
+            item = None if item is None else self._fit(item)
+            if item is not None:
+                rows.append((item.student, item))
+                continue
             try:
                 rows.append((truncate(sequence, self.config.max_seq_len), None))
             except Refusal as error:
                 self._count("grpo", error)
         self.counts["sdpo: context_differs"] += len(hinted)
         return rows
+
+    def _fit(self, item: Distillation) -> Distillation | None:
+        """A hinted row of at most `max_seq_len` tokens; None, and counted, where no recovery fits."""
+        try:
+            return truncate_distillation(item, self.config.max_seq_len)
+        except Refusal as error:
+            self._count("sdpo", error)
+            return None
 
     def _distill(self, trace: Experience) -> list[Distillation]:
         options = _read_generator(self.config.hint_generator)
