@@ -234,6 +234,15 @@ def test_the_selection_drops_duplicates_and_contradictions_of_runs(tmp_path):
     assert drops == {"duplicate pair": 1, "contradiction: the opposite was also seen": 2}
 
 
+def test_of_equal_pairs_the_first_one_stays(tmp_path):
+    scores = {"chosen_score": 0.3, "rejected_score": 0.1}, {"chosen_score": 0.9, "rejected_score": 0.1}
+    item = DPOItem(prompt="p", chosen_response="a", rejected_response="b")
+    groups = [[Trajectory(episode=[item], reward=1.0, metadata={"example_id": "z", **some})] for some in scores]
+    left, _ = select_trajectories(TrajectoryCollection(trajectories=groups, run_id="run"), tmp_path)
+    ((trajectory,),) = left.trajectories
+    assert trajectory.metadata["chosen_score"] == 0.3
+
+
 def test_a_trajectory_of_several_items_keeps_those_that_became_pairs(tmp_path):
     items = [DPOItem(prompt="p", chosen_response=chosen, rejected_response="b") for chosen in ("a", "a", "c")]
     collection = TrajectoryCollection(trajectories=[[Trajectory(episode=items, reward=1.0)]], run_id="run")

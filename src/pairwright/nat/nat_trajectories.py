@@ -6,7 +6,7 @@ its trajectory, under `pairwright`, and comes back whole; one of another builder
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
 from pairwright.pairs.build import build_pairs
+from pairwright.pairs.container import Pairs
 from pairwright.pairs.options import pair_options
 from pairwright.records.experience import EID, Experience, Kind, Pair, Side
-from pairwright.records.messages import Json, Message, prompt_hash, to_chat_message
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash, to_chat_message
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.store.table import Table
 
@@ -252,7 +253,18 @@ def select_trajectories(
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
     summary = build_pairs([table], folder / "pairs", pair_options(config))
-    places = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
+    # Of equal pairs the funnel keeps the one with the largest gap; the first one stays here, as in NAT.
+    firsts: dict[str, str] = {}
+    for record in preferences.experiences:
+        assert record.chosen is not None
+        assert record.rejected is not None
+        key = _content_key(record.prompt, record.tools, record.chosen.messages, record.rejected.messages)
+        firsts.setdefault(key, record.eid.uid)
+    places = set()
+    for pair in Pairs(folder / "pairs"):
+        # With the strategy `imported`, the id of the chosen side is that of the preference.
+        first = firsts[_content_key(pair.prompt, pair.tools, pair.chosen, pair.rejected)]
+        places.add(preferences.places[first if config.pairs.dedupe else pair.chosen_eid.uid])
     groups: list[list[Trajectory]] = []
     for number, group in enumerate(collection.trajectories):
         groups.append([])
@@ -271,10 +283,7 @@ def drops_of(funnel: Json) -> Counter[str]:
     return drops
 
 
-def _row_uids(folder: Path) -> Iterator[str]:
-    """Yield the ids of the preferences that became pairs."""
-    from pairwright.pairs.container import Pairs
-
-    for pair in Pairs(folder):
-        # With the strategy `imported`, this is the id of the preference itself.
-        yield pair.chosen_eid.uid
+def _content_key(
+    prompt: Sequence[Message], tools: Sequence[Json], chosen: Sequence[Message], rejected: Sequence[Message]
+) -> str:
+    return content_hash(prompt_hash(prompt, tools), canonical_messages(chosen), canonical_messages(rejected))

@@ -215,7 +215,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return dict(turns)
 
     def _generate_preference_pairs(self, candidates_by_turn: Candidates) -> list[PreferencePair]:
-        """Build pairs with our funnel; those of a turn are ordered by difference, the largest first."""
+        """Build pairs with our funnel; those of a turn are in NAT's order, the largest difference first."""
         listed = [candidate for turn in candidates_by_turn.values() for candidate in turn]
         experiences = [candidate.experience or _experience(candidate, candidates_by_turn) for candidate in listed]
         by_uid = {record.eid.uid: candidate for record, candidate in zip(experiences, listed, strict=True)}
@@ -232,8 +232,17 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             self._read_funnel(summary)
             self._count_skipped(candidates_by_turn, config.pairs)
             pairs = [_preference(pair, by_uid, candidates_by_turn) for pair in Pairs(folder / "pairs")]
-        order = {key: number for number, key in enumerate(candidates_by_turn)}
-        return sorted(pairs, key=lambda pair: (order[f"{pair.example_id}::{pair.turn_id}"], -pair.score_diff))
+        turns = {key: number for number, key in enumerate(candidates_by_turn)}
+        places = {uid: number for number, uid in enumerate(by_uid)}
+
+        def order(one: PreferencePair) -> tuple[float, ...]:
+            # Of equal differences, first that of the better chosen candidate, then of the better rejected one.
+            assert one.pair is not None
+            chosen, rejected = -one.chosen_score, -one.rejected_score
+            sides = (chosen, places[one.pair.chosen_eid.uid], rejected, places[one.pair.rejected_eid.uid])
+            return (turns[f"{one.example_id}::{one.turn_id}"], -one.score_diff, *sides)
+
+        return sorted(pairs, key=order)
 
     def _build_trajectories(self, pairs: list[PreferencePair]) -> list[Trajectory]:
         by_difference = self.config.reward_from_score_diff
