@@ -15,6 +15,8 @@ import pytest
 from pairwright.engines import listening
 from pairwright.engines.listening import _AcceptErrors, is_foreign
 
+pytestmark = pytest.mark.stress
+
 SERVER = """
 import sys
 from pairwright.engines import listening

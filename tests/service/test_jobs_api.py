@@ -9,7 +9,7 @@ from service_process import CONFIG, job_body
 from pairwright.jobs.job import TRANSITIONS, JobState, states_before
 from pairwright.service.request_models import Hyperparameters
 from pairwright.service.rows import job_rows as jobs
-from pairwright.service.run.base_models import train_section
+from pairwright.service.run.hyperparameters import train_section
 
 GOOD = {"prompt": "a", "chosen_response": "b", "rejected_response": "c"}
 

@@ -14,6 +14,8 @@ from viewed_run import HOSTILE, ask_all, make_viewed_run
 from pairwright.pairs.decisions import VoteFile
 from pairwright.view.static_copy import Selection, export_view
 
+pytestmark = pytest.mark.stress
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -11,12 +11,12 @@ import msgspec
 import pyarrow as pa
 
 from pairwright.config.config_file import adjust_config
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.funnel import read_funnel
+from pairwright.pairs.lineage import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.options import pair_options
-from pairwright.pairs.outcomes import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.pair_stats import Finding, lint_pairs, pair_statistics
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, count_pairs, pair_batches, pairs_of_batch, write_pairs
 from pairwright.paths import Place, place, write_json

@@ -33,7 +33,8 @@ from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, find_errors, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
-from pairwright.store.arrow import column_array, from_arrow, list_column, numbers_of, to_batch
+from pairwright.store.arrow import from_arrow, list_column, to_batch
+from pairwright.store.arrow_arrays import column_array, numbers_of
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import ARRAY_TYPES, SCHEMA
 from pairwright.store.segments import hidden_part, write_hidden_part

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from pairwright.collect.policies import Ask, make_policy, one_line
+from pairwright.collect.policies import Ask
+from pairwright.collect.run_failures import one_line
+from pairwright.collect.run_policy import make_policy
 from pairwright.collect.user_code import load_function
 from pairwright.config import PolicyConfig
 from pairwright.errors import PairwrightError
