@@ -101,7 +101,7 @@ def customizer_sft_lines(context: Context) -> Layout:
         "completion": Part(write_side_text, "chosen"),
     }
     if context.history:
-        fields = {"messages": Part(_write_conversation, "prompt", "chosen")} | _tools(context)
+        fields = {"messages": Part(_write_conversation, "prompt", "chosen"), **_tools(context)}
     return [*_CUT, *json_line(fields)]
 
 
