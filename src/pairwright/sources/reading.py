@@ -8,7 +8,7 @@ import csv
 import io
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -22,9 +22,9 @@ from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.paths import Place, local_copy
 from pairwright.paths.paths import parquet_batches, parquet_metadata
 from pairwright.records.experience import Experience
-from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 from pairwright.sources import BINARY_READERS, OWN_PREFIXES, READERS
+from pairwright.sources.assemble import Assembler, Found, num_characters_of, raw_text
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.rows import NAME as ROWS
 from pairwright.sources.field_map import FieldMap, missing_fields
@@ -41,11 +41,10 @@ from pairwright.sources.files import (
     open_bytes,
     value_units,
 )
-from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Record, Rejected
+from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.rollouts.trinity import NAME as TRINITY
 from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
 from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
-from pairwright.sources.shapes.plain_rows import find_errors
 
 # Rows of tabular files as JSON objects: CSV, TSV, Parquet, Arrow (IPC file or stream, Feather), SQLite tables.
 #
@@ -196,10 +195,8 @@ def _delimited_rows(file: IO[bytes], separator: str) -> Iterator[Json | BadRecor
         text.detach()  # the file is closed by whoever opened it
 
 
-__all__ = ["NO_OPTIONS", "Layout", "binary_units", "detect", "file_units", "find_errors", "read_file", "read_units"]
-# Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
-_SAMPLE = 64
-_RAW_CHARACTERS = 2000
+_SAMPLE = 64  # units that a format is detected from
+_RECORDS_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 2**22  # assembled together
 NO_OPTIONS = Options()
 NOTHING_READ = "its reader found neither a record nor a reason to refuse one"
 
@@ -267,42 +264,45 @@ def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experie
     else:
         units = file_units(path, layout, options=options, by_type=True)
     for record in read_units(units, layout, options):
-        if isinstance(record, Experience | Rejected):  # no ReadyRow, since `as_row` is not set
+        if not isinstance(record, PartOfAnother):
             yield record
 
 
 def read_units(
-    units: Iterable[Unit | Experience | Rejected],
-    layout: Layout,
-    options: Options,
-    finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
-) -> Iterator[Record | Rejected | PartOfAnother]:
-    """Read experiences from units, converting BadRecord and RecordError to Rejected.
-
-    `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
-    already are experiences) and returns the experience to yield, or raises BadRecord.
-    """
-    read, name = layout.reader.read, layout.format
+    units: Iterable[Unit | Experience | Rejected], layout: Layout, options: Options, assembler: Assembler | None = None
+) -> Iterator[Experience | Rejected | PartOfAnother]:
+    """Read the records of units, many at a time; what cannot be used is yielded as Rejected."""
+    assembler = assembler or Assembler(options)
+    found: list[tuple[Origin, Found, Any]] = []
+    num_characters = 0
     for unit in units:
-        if isinstance(unit, Experience | Rejected):
-            try:
-                yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None, None)
-            except BadRecord as error:
-                file = unit.source.file if isinstance(unit, Experience) and unit.source else "a payload"
-                yield Rejected(file, None, str(error), name)
+        if isinstance(unit, Experience | Rejected):  # of a binary file
+            source = unit.source if isinstance(unit, Experience) else None
+            found.append((Origin("a payload" if source is None else source.file), unit, None))
             continue
-        origin, value = unit
-        try:
-            is_empty = True
-            for record in read(value, origin, options):
-                is_empty = False
-                yield finish(record, value, origin) if finish and isinstance(record, Experience) else record
-            if is_empty:
-                raise BadRecord(NOTHING_READ)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
-        except RecursionError:
-            yield Rejected(origin.file, origin.line, "nested too deep to read", name, _raw(value))
+        for one in _parts_of(unit, layout, options):
+            found.append((unit[0], one, unit[1]))
+            num_characters += num_characters_of(one)
+            if num_characters > _CHARACTERS_AT_ONCE or len(found) >= _RECORDS_AT_ONCE:
+                yield from assembler.assemble_all(found)
+                found, num_characters = [], 0
+    yield from assembler.assemble_all(found)
+
+
+def _parts_of(unit: Unit, layout: Layout, options: Options) -> Iterator[Found]:
+    """Yield what the reader finds in a unit; BadRecord and RecordError are turned into Rejected."""
+    origin, value = unit
+    is_empty = True
+    try:
+        for one in layout.reader.read.parts(value, origin, options):
+            is_empty = False
+            yield one
+        if is_empty:
+            raise BadRecord(NOTHING_READ)
+    except (BadRecord, RecordError) as error:
+        yield Rejected(origin.file, origin.line, str(error), layout.format, raw_text(value))
+    except RecursionError:
+        yield Rejected(origin.file, origin.line, "nested too deep to read", layout.format, raw_text(value))
 
 
 def file_units(
@@ -465,10 +465,3 @@ def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit 
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         reason = str(error).replace(str(file), str(path)).removeprefix(f"{path}: ")
         yield Rejected(str(path), None, reason, layout.format)
-
-
-def _raw(value: Any) -> str | None:
-    try:
-        return encode(value).decode()[:_RAW_CHARACTERS]
-    except (TypeError, ValueError, RecursionError):
-        return None

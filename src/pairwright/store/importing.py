@@ -93,12 +93,10 @@ def import_files(
     Raises:
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
-    expression, reward = None, options.reward
+    reward = options.reward
     check_identity(options)
-    # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
-    if options.reward is not None and not options.reward.isidentifier():
-        parse_reward(options.reward)
-        expression, options = options.reward, msgspec.structs.replace(options, reward=None)
+    if reward is not None and not reward.isidentifier():
+        parse_reward(reward)
     known_scores = None if scores is None else read_scores(scores)
     refused: list[Rejected] = []
     with claim_folder(table.path, "table.json", work="import"), with_stdin(paths) as files_or_folders:
@@ -108,7 +106,7 @@ def import_files(
         earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
         maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
         tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
-        asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
+        asked = {"redact": redact, "scores": known_scores, "keep_uids": update}
         tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
         ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
         for rejected in [*refused, *unreadable]:

@@ -16,24 +16,15 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import PARENTS
 from pairwright.sources.datasets.row_names import MODELS, plain_name
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import BadRecord, identifier, items, score, small_fields
-from pairwright.sources.format import (
-    Format,
-    Options,
-    Origin,
-    Record,
-    Rejected,
-    build,
-    guarded,
-    session_run,
-    split_at_first_answer,
-)
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.identity import session_run
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.row_fields import TASK_KEYS, reward_of, task_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "message-rows"
 
@@ -84,7 +75,7 @@ def matches_transcript(value: Any) -> bool:
     return any(_role(row) in _FROM_MODEL for row in value)
 
 
-def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Parts | Rejected]:
     """Yield an experience for each conversation."""
     rows = items(value, "rows")
     key = _shared_key(rows, _CONVERSATIONS)
@@ -110,13 +101,13 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
             yield Rejected(origin.file, line, f"{where}{error}", name)
 
 
-def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     return read(value, origin, options, "openai-chat")
 
 
 def _read_conversation(
     name: str, conversation: int | str | None, branch: int, rows: list[Json], origin: Origin, options: Options
-) -> Record:
+) -> Parts:
     if conversation is None and sum(_role(row) == "system" for row in rows) > 1:
         raise BadRecord("several system messages, and no field that says which conversation a message is of")
     messages = read_turns([_chat_turn(row, number) for number, row in enumerate(rows)], "rows")
@@ -142,7 +133,7 @@ def _read_conversation(
         **{key: value for key, value in shared.items() if key not in read_keys},
         "message_fields": leftovers if any(leftovers) else None,
     }
-    return build(
+    return Parts(
         name,
         origin,
         task=task,
@@ -152,7 +143,6 @@ def _read_conversation(
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, result_error_kind),
         info=small_fields(info, frozenset()),
         model_version=next(iter(models)) if len(models) == 1 else None,
     )

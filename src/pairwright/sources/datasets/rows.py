@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
 from pairwright.sources.datasets.row_layout import Answer, Layout, arrange, is_answer_name, turns_in
@@ -34,7 +35,7 @@ from pairwright.sources.datasets.row_names import (
 from pairwright.sources.datasets.sharegpt import turns_of_values
 from pairwright.sources.field_map import REQUIRED, FieldMap, remove_paths
 from pairwright.sources.fields import BadRecord, kind_of, mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
 from pairwright.sources.shapes.row_fields import (
@@ -48,7 +49,6 @@ from pairwright.sources.shapes.row_fields import (
     task_of,
     tools_of,
 )
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
@@ -98,7 +98,7 @@ def refuse(rows: list[Any], options: Options) -> str | None:
     return None
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
     layout = arrange(row)
@@ -141,7 +141,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         if options.reward is None and (layout.best is not None or layout.is_tie):
             # Of several answers the preferred one has 1 and the others 0; equal ones share it.
             reward = 0.5 if layout.is_tie else float(number == layout.best)
-        yield build(
+        yield Parts(
             NAME,
             origin,
             task=task,
@@ -152,7 +152,6 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
             tools=tools,
             reward=reward,
             reward_components=components,
-            errors=error_sites([*prompt, *completion], tools, result_error_kind),
             info={**info, **_info_of(answer)},
             model_version=_model(row, answer),
         )

@@ -125,7 +125,9 @@ def reward_in(row: Json, names: Names | None = None) -> tuple[str, float] | None
     return None
 
 
-def reward_of(row: Json, options: Options, names: Names | None = None) -> tuple[float | None, Json | None]:
+def reward_of(
+    row: Json, options: Options | None = None, names: Names | None = None
+) -> tuple[float | None, Json | None]:
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
@@ -135,7 +137,7 @@ def reward_of(row: Json, options: Options, names: Names | None = None) -> tuple[
             # A reward that is an object holds components; those under their own key override it.
             components = {**row[key], **(components or {})}
             break
-    if options.reward is not None:
+    if options is not None and options.reward is not None:
         named = score((components or {}).get(options.reward))
         if named is None:
             value = row.get(options.reward)
