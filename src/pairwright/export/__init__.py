@@ -20,6 +20,7 @@ EXPORTERS: dict[str, Exporter] = {
     "nemo-rl-preference": jsonl_exporter("nemo-rl-preference", nemo.preference_lines),
     "nemo-rl-binary": jsonl_exporter("nemo-rl-binary", nemo.binary_lines),
     "customizer": jsonl_exporter("customizer", nemo.customizer_lines),
+    "customizer-sft": jsonl_exporter("customizer-sft", nemo.customizer_sft_lines),
     "nemo-platform": jsonl_exporter("nemo-platform", nemo.platform_lines),
     "nemo-platform-text": jsonl_exporter("nemo-platform-text", nemo.platform_text_lines),
     "openai-preference": jsonl_exporter("openai-preference", openai_export.preference_lines),

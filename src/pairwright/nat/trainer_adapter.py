@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,9 +32,10 @@ from pairwright.jobs.customizer import service_status
 from pairwright.jobs.job import follow_status
 from pairwright.jobs.local import model_of_job
 from pairwright.nat.nat_options import PairwrightTrainerAdapterConfig
-from pairwright.nat.nat_trajectories import read_preferences, store_preferences
+from pairwright.nat.nat_trajectories import drops_of, read_preferences, store_preferences
 from pairwright.nat.trajectory_builder import DEFAULT_DIR, check_name
 from pairwright.pairs.build import build_pairs
+from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.options import pair_options
 from pairwright.paths import append_synced
 from pairwright.records.messages import Json, prompt_hash
@@ -217,6 +219,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
                 "output_model": self._output_model(folder, job),
                 "dataset_name": config.dataset_name if self.backend == "nemo-customizer" else str(root / "pairs"),
                 "folder": str(folder),
+                "pairs": _count_pairs(root / "pairs", job),
             },
         )
 
@@ -330,6 +333,16 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         if self.adapter_config.output_dir is not None:
             return self.adapter_config.output_dir
         return (DEFAULT_DIR if self.run_config is None else Path(self.run_config.output_dir)) / "pairwright"
+
+
+def _count_pairs(pairs: Path, job: Job) -> Json:
+    """Pairs for training and validation, and those that were removed on the way there, by reason."""
+    funnel, files = read_funnel(pairs), job.details.get("files") or {}
+    removed = drops_of(funnel) + Counter(files.get("refused") or {})
+    trained, held_out = (
+        int(files.get(f"num_{split}", funnel[name])) for split, name in (("training", "train"), ("validation",) * 2)
+    )
+    return {"trained": trained, "validation": held_out, "removed": dict(removed)}
 
 
 def _describe(status: Status) -> str:
