@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from pairwright.config.sections import Section
+from pairwright.config.user_code import BACKENDS, check_name
 
 # Names that are safe in URLs and paths
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -435,16 +436,24 @@ class NemoRlConfig(Section):
         return self
 
 
+BACKEND_NAMES = ("local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl")  # those of jobs.BACKENDS
+
+
 class BackendConfig(Section):
     """Where jobs train."""
 
-    name: Literal["local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl"] = "local"
-    """Where to train: on this machine, on a Ray cluster, with NeMo Customizer, NeMo Platform, NeMo RL or TRL."""
+    name: str = "local"
+    """Where to train: local, ray, nemo-customizer, nemo-platform, nemo-rl, trl, or your own as file.py:BACKEND."""
     local: LocalConfig = LocalConfig()
     nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
     nemo_platform: NemoPlatformConfig = NemoPlatformConfig()
     nemo_rl: NemoRlConfig = NemoRlConfig()
     trl: TrlConfig = TrlConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _name_exists(cls, name: str) -> str:
+        return check_name(name, BACKEND_NAMES, BACKENDS)
 
     @property
     def is_followed(self) -> bool:

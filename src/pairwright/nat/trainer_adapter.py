@@ -27,7 +27,7 @@ from nat.finetuning.interfaces.trainer_adapter import TrainerAdapter
 from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
-from pairwright.jobs import BACKENDS, BackendError, Job, JobRequest, JobState, Status, is_submitted, read_job
+from pairwright.jobs import BackendError, Job, JobRequest, JobState, Status, find_backend, is_submitted, read_job
 from pairwright.jobs.customizer import service_status
 from pairwright.jobs.job import follow_status
 from pairwright.jobs.local import model_of_job
@@ -197,7 +197,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         """Store the pairs and hand the job to its backend; a job that was submitted before is found again."""
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
-        folder, backend = root / "train", BACKENDS[self.backend]
+        folder, backend = root / "train", find_backend(self.backend)
         # A job that ended without a model makes way for a new one; any other is found again.
         if is_submitted(folder) and read_job(folder).state in (JobState.FAILED, JobState.CANCELLED):
             folder.rename(folder.with_name(f"train-{read_job(folder).id}"))  # its log stays
@@ -271,7 +271,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         """Ask the backend; without a job file here, the service by the id of the job."""
         if is_submitted(folder):
             config = self.adapter_config.job_config()
-            status = BACKENDS[self.backend].status(folder, read_job(folder), config)
+            status = find_backend(self.backend).status(folder, read_job(folder), config)
             return status, follow_status(folder, read_job(folder), status)
         if self.backend != "nemo-customizer" or job_id is None:
             raise BackendError(f"{folder}: no job here")
@@ -304,7 +304,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             return status
         deployment = None
         if self.adapter_config.deploy_on_completion:
-            backend, config = BACKENDS[self.backend], self.adapter_config.job_config()
+            backend, config = find_backend(self.backend), self.adapter_config.job_config()
             deployment = await asyncio.to_thread(backend.deploy, folder, read_job(folder), config, logger.info)
         elif not is_submitted(folder):  # a job of the service, known by its id alone
             return status
