@@ -22,8 +22,8 @@ from typing import Any, Protocol, TypedDict
 import msgspec
 import numpy as np
 
-from pairwright.collect.user_code import load_function
 from pairwright.composer.stub_encoder import StubEncoder, TokenizerLike
+from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.arrays import Array, to_torch
 from pairwright.records.experience import EID, Experience, Kind

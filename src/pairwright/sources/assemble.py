@@ -26,13 +26,13 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
 from pairwright.records.messages import ErrorSite, Json, Message, canonical_messages, content_hash
-from pairwright.sources.fields import BadRecord, score, value_at
+from pairwright.sources.fields import BadRecord, value_at
 from pairwright.sources.format import Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.identity import identify, label_of
 from pairwright.sources.rewards import chosen_reward, reward_by_name, reward_names
 from pairwright.sources.roles import CALLS, ROLES, usual_messages
+from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.chat_messages import SHARED_MARK
-from pairwright.sources.shapes.row_fields import label_of as verdict_of
 from pairwright.sources.shapes.tool_errors import (
     ErrorKind,
     error_sites,
@@ -440,10 +440,7 @@ def _named_reward(name: str, parts: Parts, draft: _Draft) -> float | None:
     default = None if parts.reward is UNSET else parts.reward
     scores = {"reward": default, **(parts.reward_components or {})}
     for fields in (scores, parts.row, draft.unit, parts.info, draft.metrics):
-        value = value_at(fields, name)
-        number = score(value)
-        if number is None and isinstance(value, str):
-            number = verdict_of(value)
+        number = read_score(value_at(fields, name))
         if number is not None:
             return number
     return None

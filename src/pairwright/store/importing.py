@@ -22,11 +22,12 @@ from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, claim_folder, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.paths import read_parquet
 from pairwright.records.arrays import Array
-from pairwright.sources.field_map import FieldMap, parse_map, parse_reward
+from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names, with_stdin
 from pairwright.sources.format import Options, Rejected, read_compaction_prompt
 from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
+from pairwright.sources.reward_expressions import parse_reward
 from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import key_of, label_files, put_hidden_part, read_maps, write_maps

@@ -26,7 +26,7 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
-from pairwright.sources.datasets.row_names import SYSTEMS, system_of
+from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import task_of, tools_of
@@ -50,7 +50,11 @@ def matches(value: Any) -> bool:
     if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
         return False
     if "chosen" in value and "rejected" in value:
-        return _is_side(value["chosen"]) and _is_side(value["rejected"])
+        # Two texts whose prompt has another name (`input`, `query`) are read by `rows`.
+        sides = (value["chosen"], value["rejected"])
+        has_prompt = any(key in value for key in ("prompt", "question", "instruction"))
+        is_elsewhere = not has_prompt and any(plain_name(key) in PROMPTS for key in value)
+        return all(map(_is_side, sides)) and not (is_elsewhere and all(isinstance(side, str) for side in sides))
     if not _is_side(value.get("prompt")):
         return False
     if "completion" in value and "label" in value:
