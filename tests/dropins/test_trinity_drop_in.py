@@ -293,6 +293,13 @@ def test_legacy_pickles_are_read_as_trinity_reads_them(number):
     assert kinds == [exp.experience_type for exp in expected]
 
 
+@pytest.mark.parametrize("name", FIELDS)
+def test_pickles_of_our_own_class_are_read(name):
+    exp = build(ours, name)
+    assert ours.Experience.deserialize(pickle.dumps(exp)) == exp
+    assert ours.Experience.deserialize_many(pickle.dumps([exp, exp])) == [exp, exp]
+
+
 def test_ids_that_only_look_alike_are_not_one_group():
     exps = [
         ours.Experience(tokens=[1, 2], eid=ours.EID(batch=batch, task=task))
