@@ -179,6 +179,11 @@ def test_batches_and_groups_are_the_same():
         ours.group_by(one, "day")
 
 
+def test_values_that_require_a_gradient_are_gathered():
+    exps = [ours.Experience(tokens=[1, 2, 3], logprobs=torch.ones(2, requires_grad=True)) for _ in range(2)]
+    assert ours.gather_response_attrs(exps, "logprobs", 3).tolist() == [[1.0, 1.0, 0.0]] * 2
+
+
 def test_a_batch_has_all_that_its_experiences_have():
     batch = ours.Experiences.gather_experiences(
         [build(ours, "several")] * 2, custom_fields=build(ours, "several").custom_fields
