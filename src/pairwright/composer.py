@@ -31,6 +31,7 @@ from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.tokens.batch.collate import IGNORE_INDEX, make_attention_mask, pad_rows
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.hints import HINT_FUNCTIONS, HINTS, Hint, find_hints
+from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence as TokenSequence
@@ -122,7 +123,7 @@ class ComposerDataCollator:
         self, trace: Experience, example: TraceExample
     ) -> list[tuple[TokenSequence, Distillation | None]]:
         try:
-            sequences = encode_experience(self.tokenizer, trace, boundaries="split")
+            sequences = encode_experience(self.tokenizer, trace)
         except TokensError as error:
             self._count("grpo", error)
             return []
@@ -214,9 +215,8 @@ class ComposerDataCollator:
         ]
         encoded: list[EncodedPair] = []
         trace_index: list[int] = []
-        results = encode_pairs(
-            self.tokenizer, (pair for _, pair in numbered_pairs), max_length=self.config.max_dpo_length
-        )
+        options = EncodeOptions(max_length=self.config.max_dpo_length)
+        results = encode_pairs(self.tokenizer, (pair for _, pair in numbered_pairs), options)
         for (number, _), item in zip(numbered_pairs, results, strict=True):
             if isinstance(item, TokensError):
                 self._count("dpo", item)

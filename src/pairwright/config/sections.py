@@ -123,9 +123,9 @@ class SequenceTerms(Section):
     """What to keep of what is longer; the two sides of a pair are cut alike, no trained turn is cut through."""
     keep_first: int = Field(default=0, ge=0)
     """Tokens at the start that are never cut, such as a BOS token or the system prompt."""
-    missing_reasoning: Literal["close", "refuse"] = "close"
-    """A turn without reasoning after a prompt that opens a thinking block: close the block at once, as the chat
-    template writes an empty one, or refuse the conversation."""
+    missing_reasoning: Literal["refuse", "close"] = "refuse"
+    """A turn without reasoning after a prompt that opens a thought: refuse the conversation, or close the thought at
+    once; the tokens that close it are not trained, and are counted as added."""
     allow_dropped: bool = False
     """Train turns of which the chat template does not render everything that the model generated (tool calls,
     reasoning, text beside calls). By default they are refused."""

@@ -26,6 +26,7 @@ from pairwright.config import TokensConfig
 from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json
 from pairwright.records.tool_texts import to_chat_tool
+from pairwright.tokens.declared_rows import Row
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
@@ -153,6 +154,7 @@ class ChatTokenizer:
         variables: Mapping[str, Any] | None = None,
         stop_tokens: tuple[str, ...] | None = None,
         clock: Clock = datetime.now,
+        grammar: tuple[Row, ...] = (),
     ) -> None:
         self.backend = _without_truncation(backend)
         self.special_tokens = dict(special_tokens or {})
@@ -166,7 +168,7 @@ class ChatTokenizer:
         self.is_control[list(self.added.values())] = True
         eos = self.special_tokens.get("eos_token")
         self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
-        self.stops_are_known = stop_tokens is not None
+        self.grammar = grammar  # declared rows that are tried before those of the package
         self.learnt: dict[Any, Any] = {}  # what was found out once: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}

@@ -33,6 +33,7 @@ from pairwright.tokens.hints import Aid, Hint, Hinter, format_message
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
+from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import load_tokenizer
 from pairwright.train.data import LOSSES, DataError, PolicyData, Show, find_left_out, stop_for_inputs
@@ -173,15 +174,7 @@ def _encode(
     aids = (
         _HintAids(settings, counts) if "hints" in settings.context else _RunAids(table, settings, counts, set(left_out))
     )
-    encode = partial(
-        distill_experience,
-        tokenizer,
-        recorded=options.recorded,
-        record_kwargs=options.record_kwargs,
-        missing_reasoning=options.missing_reasoning,
-        allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
-    )
+    encode = partial(distill_experience, tokenizer, options=EncodeOptions.of(options))
     # Only so many runs, and their rows, are in memory at a time.
     records = table.records()
     while part := list(islice(records, NUM_AT_ONCE)):

@@ -106,6 +106,7 @@ def show(
     from pairwright.config import load_config
     from pairwright.paths import local_folder, place
     from pairwright.tokens.hints import Hinter
+    from pairwright.tokens.options import EncodeOptions
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
 
@@ -121,8 +122,7 @@ def show(
             name=name,
             num=num,
             hints=hinter,
-            allow_dropped=allow_dropped,
-            allow_images=allow_images,
+            options=EncodeOptions(allow_dropped=allow_dropped, allow_images=allow_images),
             refused=lambda title, reason: refused.append((title, reason)),
         )
         if hinter is not None:

@@ -34,6 +34,7 @@ from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
+from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, name_record, truncate, weigh_turns
@@ -170,21 +171,7 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
 
 
 def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experience, options: TokensConfig) -> list[Json]:
-    sequences = encode_experience(
-        tokenizer,
-        experience,
-        recorded=options.recorded,
-        record_kwargs=options.record_kwargs,
-        train_turns=options.train_turns,
-        tools_as_text=options.tools_as_text,
-        boundaries=options.boundaries,
-        control_tokens=options.control_tokens,
-        require_stop=options.require_stop,
-        verify=options.verify,
-        missing_reasoning=options.missing_reasoning,
-        allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
-    )
+    sequences = encode_experience(tokenizer, experience, EncodeOptions.of(options))
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
     if options.max_length is not None:
@@ -200,20 +187,7 @@ def _encode_pairs(
         PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut)
         for item in items
     )
-    return encode_pairs(
-        tokenizer,
-        compared,
-        recorded=options.recorded,
-        max_length=options.pair_length,
-        truncation=options.truncation,
-        keep_first=options.keep_first,
-        control_tokens=options.control_tokens,
-        require_stop=options.require_stop,
-        verify=options.verify,
-        missing_reasoning=options.missing_reasoning,
-        allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
-    )
+    return encode_pairs(tokenizer, compared, EncodeOptions.of(options, max_length=options.pair_length))
 
 
 def _refusal_row(item: Item, error: TokensError) -> Json:

@@ -16,6 +16,7 @@ from jinja2 import nodes
 from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.refusals import WAY_OUT, Limits, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.render import Template
@@ -88,7 +89,6 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     dropped    (message, field) that the template does not render, of trained turns
     unstopped  turns that end without a stop token
-    rewritten  turns that the template renders differently once others follow
     """
 
     name: str
@@ -99,7 +99,6 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped: tuple[tuple[int, str], ...] = ()
     prompt_dropped: tuple[tuple[int, str], ...] = ()
     unstopped: tuple[int, ...] = ()
-    rewritten: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()
 
     @property
@@ -162,7 +161,7 @@ def try_cases(tokenizer: ChatTokenizer) -> tuple[CaseCheck, ...]:
 def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]) -> CaseCheck:
     tools = [TOOL] if any(message.tool_calls for message in messages) else None
     try:
-        sequences = encode_turns(tokenizer, messages, tools, allow_dropped=True)
+        sequences = encode_turns(tokenizer, messages, tools, EncodeOptions(allow_dropped=True))
     except TokensError as error:
         if not isinstance(error, Refusal):
             return CaseCheck(name=name, reason="template_error", detail=str(error))
@@ -170,7 +169,7 @@ def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]
     reports = [sequence.report for sequence in sequences]
     unions: dict[str, Any] = {
         field: tuple(sorted({item for report in reports for item in getattr(report, field)}))
-        for field in ("dropped", "unstopped", "rewritten", "stops")
+        for field in ("dropped", "unstopped", "stops")
     }
     # A turn that one sequence trains is context in the next: what is lost there is said once.
     prompt = {item for report in reports for item in report.prompt_dropped if not _is_trained(item[0], messages)}
