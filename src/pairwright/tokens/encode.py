@@ -140,8 +140,8 @@ def encode_located(
     encoder: PrefixEncoder | None = None,
     painter: "PrefixPainter | None" = None,
 ) -> Sequence:
-    """Encode `chat`, the conversation or its beginning, whose regions are known. A turn that was joined to its prompt is
-    encoded apart from it."""
+    """Encode `chat`, the conversation or its beginning, whose regions are known. A turn that was joined to its prompt
+    is encoded apart from it."""
     rendered, regions = located.rendered, located.regions
     encoded, num_controls = encode_text(
         prepared.tokenizer,
@@ -192,7 +192,7 @@ def build_report(
 
 
 def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
-    """Tokens that nobody generated: those of thoughts that were closed before a turn, and stops that no render shows."""
+    """Added tokens: those of thoughts that were closed before a turn, and stops that no render shows."""
     added = sum(region.end_added for region in regions)
     for region, low in zip(regions, spans[0], strict=True):
         if region.start > region.prompt:

@@ -249,7 +249,10 @@ def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOpt
             detail = "a completion starts with a message that the model generated"
             raise Refusal("not_generated", detail, message=first)
         where = prepared.tokenizer, prepared.chat, prepared.tools
-        groups = locate_groups(*where, turns, options.terms, verify=options.verify)
+        try:
+            groups = locate_groups(*where, turns, options.terms, verify=options.verify)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, f"{name}: {refusal.detail}", message=refusal.message) from None
         if len(groups) > 1:
             raise Refusal("context_differs", _REWRITES, message=first)
         chat, located = groups[0]
@@ -290,7 +293,7 @@ def _records(messages: Messages) -> list[Message]:
 def _split_parts(tokenizer: ChatTokenizer, located: Located, options: EncodeOptions) -> tuple[Part, Part]:
     """The prompt and the rest, each with the control tokens that are meant as text."""
     # The first region starts where the prompt ends; positions in the rest count from there.
-    text, cut = located.rendered.text, located.regions[0].start
+    text, cut = located.rendered.text, located.regions[0].prompt
     escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, options.control_tokens)
     before = tuple((start, end) for start, end in escaped if start < cut)
     after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
@@ -304,7 +307,7 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
         located = side.located
         (prompt_ids, prompt_offsets), (tail_ids, tail_offsets) = prompts[side.prompt], tails[side.tail]
         # Offsets (N, 2) of the completion count from its own start: shift them to positions in the whole text.
-        start, size = located.regions[0].start, len(prompt_ids)
+        start, size = located.regions[0].prompt, len(prompt_ids)
         encoded = index_tokens(
             tokenizer,
             np.concatenate([prompt_ids, tail_ids]),

@@ -16,6 +16,7 @@ from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.grouping import Conversation, conversation_of
 from pairwright.records.messages import Json, Message, canonical_messages
 from pairwright.records.tool_texts import write_tools_as_text
+from pairwright.tokens.clock import time_of
 from pairwright.tokens.encode import Messages, Prepared, paint_tokens, prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.options import DEFAULT, EncodeOptions
@@ -67,6 +68,7 @@ def encode_experience(tokenizer: Any, experience: Experience, options: EncodeOpt
         ready = chat_tokenizer(tokenizer)
         if options.record_kwargs == "use":
             ready = ready.with_variables(record_variables(experience.info))
+        ready = ready.at(time_of(experience.info))
         messages = as_context(messages, left_out)
         if options.tools_as_text == "off":
             sequences = encode_turns(ready, messages, tools, options, train_from=len(prompt))

@@ -36,18 +36,18 @@ Reason = Literal[
 
 WAY_OUT = {
     "context_differs": "use encode_turns: one sequence for each group of turns, in the context that inference has",
-    "two_forms": "declare which one the model samples: a row with `prefer` in tokens.grammar, --grammar FILE; or set the "
-    "mode that it was sampled in: tokens.chat_template_kwargs",
-    "no_stop": "name the stop in generation_config.json or with stop_tokens; or pass require_stop=False to train without "
-    "one",
-    "no_reasoning": "set the mode without thinking in tokens.chat_template_kwargs, or close the thought at once, untrained: "
+    "two_forms": "declare which one the model samples (`prefer` of a row in tokens.grammar, --grammar FILE), or set "
+    "the mode that it was sampled in: tokens.chat_template_kwargs",
+    "no_stop": "name the stop in generation_config.json or with stop_tokens; or train without one: "
+    "tokens.require_stop=false",
+    "no_reasoning": "set the mode without thinking in tokens.chat_template_kwargs, or close the thought, untrained: "
     "tokens.missing_reasoning=close, --missing-reasoning close",
     "template_error": "use a template that takes it: tokens.chat_template, --chat-template FILE",
     "text_differs": "use a template that does not mark text as safe HTML",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",
-    "dropped": "use a template that renders it, declare how a thought is written (a row in tokens.grammar, --grammar FILE), "
-    "or train without it: tokens.allow_dropped, --allow-dropped",
+    "dropped": "use a template that renders it, declare how a thought is written (a row in tokens.grammar, --grammar "
+    "FILE), or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "template_variables": "to leave out those of records: tokens.record_kwargs=ignore, --record-kwargs ignore",

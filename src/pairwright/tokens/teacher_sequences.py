@@ -17,6 +17,7 @@ import numpy as np
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
+from pairwright.tokens.clock import time_of
 from pairwright.tokens.encode import Prepared, encode_located, prepare_chat
 from pairwright.tokens.hints import Aid, Hint, add_text, aid_of
 from pairwright.tokens.options import DEFAULT, EncodeOptions
@@ -188,6 +189,7 @@ def distill_experience(
     refuse_media_inputs(experience, allow=options.allow_images)
     if options.record_kwargs == "use":
         tokenizer = tokenizer.with_variables(record_variables(experience.info))
+    tokenizer = tokenizer.at(time_of(experience.info))
     encode = partial(
         encode_distillations, tokenizer, experience.messages, hints, list(experience.tools) or None, options
     )
@@ -210,7 +212,7 @@ def _build_item(
     aid: Aid,
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
-    """Student and teacher of one sequence; `hinted` is the teacher's conversation, of which `size` messages are read."""
+    """Student and teacher of one sequence; `hinted` is the teacher's conversation, `size` its messages to read."""
     turns = [region.message for region in located.regions]
     # The teacher continues with the ids of the student: recorded, or those of its rendered sequence.
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}

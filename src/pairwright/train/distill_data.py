@@ -30,10 +30,10 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.hints import Aid, Hint, Hinter, format_message
+from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
-from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import load_tokenizer
 from pairwright.train.data import LOSSES, DataError, PolicyData, Show, find_left_out, stop_for_inputs

@@ -1,9 +1,9 @@
 """What is known about a template beside its renders of a conversation: the tokens that end a turn, how thoughts are
 opened and closed, and the declared row of its family.
 
-Ends are the tokenizer's own (EOS, those of generation_config.json) and the row's; where none of them follows a turn, the
-last special token that two renders of a small conversation have in common after it. Tags of thoughts are those of the
-declared rows that stand in the template's source, and those between which a render shows reasoning.
+Ends are the tokenizer's own (EOS, those of generation_config.json) and the row's; where none of them follows a turn,
+the last special token that two renders of a small conversation have in common after it. Tags of thoughts are those of
+the declared rows that stand in the template's source, and those between which a render shows reasoning.
 """
 
 import itertools
@@ -69,7 +69,7 @@ class Grammar(NamedTuple):
     is_shown: bool
     tags: tuple[Tags, ...]
     prompts: tuple[Tags, ...]
-    ends: frozenset[str]
+    ends: frozenset[str] = frozenset()
     header: str = ""  # what the generation prompt adds after a user's message, without a thought
     opener: str = ""  # the first special token of that
     reasoning_key: str = ""  # a key that reasoning is needed under beside those that transformers gives
@@ -156,20 +156,28 @@ def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
         row, is_shown = _find_row(tokenizer, source, shown)
         rows = [*([row] if row else []), *tokenizer.grammar, *own_rows()]
         # Longer openings first: one may be the end of another.
-        tags = {Tags(item.opening.strip(), item.closing.strip()) for item in rows if item.opening and item.closing}
+        tags = {
+            Tags(item.opening.strip(), item.closing.strip())
+            for item in rows
+            if item.opening.strip() and item.closing.strip()
+        }
         known = sorted(
-            (pair for pair in tags if pair.closing in source or (row and pair.opening == row.opening.strip())),
+            (pair for pair in tags if pair.opening in source or pair.closing in source or _is_of(row, pair)),
             key=lambda pair: (-len(pair.opening), pair),
         )
         prompts = tuple(dict.fromkeys(item for item in map(_find_prompt, shown) if item is not None))
-        ends = _learn_ends(tokenizer, renderer, row)
-        grammar = Grammar(row, is_shown, tuple(known), prompts, ends, reasoning_key=key_shown)
+        grammar = Grammar(row, is_shown, tuple(known), prompts, reasoning_key=key_shown)
         header = _find_header(renderer, grammar)
-        opener = next((item for item in split_symbols(tokenizer, header) if item in tokenizer.special), "")
-        opener = opener or _find_user_header(tokenizer, renderer)
-        tokenizer.learnt[key] = grammar._replace(header=header, opener=opener)
+        openers = [item for item in split_symbols(tokenizer, header) if item in tokenizer.special]
+        openers = openers or _find_user_header(tokenizer, renderer)
+        ends = _learn_ends(tokenizer, renderer, row, header, openers)
+        tokenizer.learnt[key] = grammar._replace(ends=ends, header=header, opener=next(iter(openers), ""))
     found: Grammar = tokenizer.learnt[key]
     return found
+
+
+def _is_of(row: Row | None, pair: Tags) -> bool:
+    return row is not None and pair == (row.opening.strip(), row.closing.strip())
 
 
 # Renders of small conversations. Words that begin with zq are in no template.
@@ -184,12 +192,12 @@ def _find_header(renderer: Renderer, grammar: Grammar) -> str:
     return ""
 
 
-def _find_user_header(tokenizer: ChatTokenizer, renderer: Renderer) -> str:
-    """The first of several special tokens right before a user's text: it opens every message (Command R)."""
+def _find_user_header(tokenizer: ChatTokenizer, renderer: Renderer) -> list[str]:
+    """The special tokens right before a user's text, or the last one before it: such a token opens a message."""
     rendered = try_render(renderer, [_USER]) or try_render(renderer, [_USER], _TOOLS)
     before = split_symbols(tokenizer, rendered.text.rpartition("zqu")[0]) if rendered is not None else []
-    run = [*itertools.takewhile(tokenizer.special.__contains__, reversed(before))]
-    return run[-1] if len(run) > 1 else ""
+    run = [*itertools.takewhile(tokenizer.special.__contains__, reversed(before))][::-1]
+    return run or [item for item in before if item in tokenizer.special][-1:]
 
 
 class _Shown(NamedTuple):
@@ -239,7 +247,7 @@ def _find_row(tokenizer: ChatTokenizer, source: str, shown: list[_Shown]) -> tup
     for row in (*tokenizer.grammar, *own_rows()):
         if not all(word in source for word in row.match):
             continue
-        if not row.opening:
+        if not row.opening.strip():
             return row, False
         fault = next((item for item in shown if not _agrees(row, item)), None)
         if fault is None:
@@ -268,7 +276,9 @@ def _find_prompt(shown: _Shown) -> Tags | None:
     return Tags(added, closing) if is_inside and added.strip() and closing else None
 
 
-def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None) -> frozenset[str]:
+def _learn_ends(
+    tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, header: str, openers: list[str]
+) -> frozenset[str]:
     ends = set(tokenizer.eos)
     if row is not None:
         ends |= {end for end in (row.end_text, row.end_call) if end in tokenizer.added}
@@ -278,22 +288,25 @@ def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None) -
             continue
         last, common = tails[0], _common_prefix(*tails)
         specials = [item for item in common if item in tokenizer.special]
+        while specials and specials[-1] in openers:  # the header of whatever follows
+            specials.pop()
         if not ends.isdisjoint(common):
             if turns is not _CALLERS:
                 break  # a token that is known ends turns: what else closes a call is not one
             continue
-        # After a call the render must end there: a token that closes the call is not the end of the turn.
+        # After a call, and where the generation prompt is always there, the render must end with it: else a token that
+        # closes the call, or opens the next message, would be taken for the end of the turn.
         is_whole = not tokenizer.special.intersection(last[len(common) :])
-        if specials and (turns is not _CALLERS or is_whole):
-            ends.add(specials[-1])
+        if not specials or not (is_whole or (header and turns is not _CALLERS)):
+            break
+        ends.add(specials[-1])
     return frozenset(ends)
 
 
 def _find_tails(
     tokenizer: ChatTokenizer, renderer: Renderer, turn: Json, result: Json
 ) -> tuple[list[str], list[str]] | None:
-    """What follows a turn where it is last, and where `result` follows it; None where it is not rendered, or where the
-    template adds the generation prompt, asked or not."""
+    """What follows a turn where it is last, and where `result` follows it; None where it is not rendered."""
     for tools in (None, _TOOLS):
         for form in (lambda message: message, _as_parts):
             chat = [form(_USER), form(turn), form(result)]
@@ -303,10 +316,7 @@ def _find_tails(
             )
             if last is None or following is None or not own:
                 continue
-            tail = _tail(tokenizer, last)
-            header = [item for item in split_symbols(tokenizer, last.text[: own[0]]) if item in tokenizer.special]
-            always = try_render(renderer, chat[:1], tools) == try_render(renderer, chat[:1], tools, prompt=True)
-            return None if always and header[-1:] and header[-1] in tail else (tail, _tail(tokenizer, following))
+            return _tail(tokenizer, last), _tail(tokenizer, following)
     return None
 
 

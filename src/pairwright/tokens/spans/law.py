@@ -1,8 +1,8 @@
 """The law of masks: which text of a generated turn is trained, witnessed by the template's own renders.
 
     prompt   P(i): the conversation before the turn, with the generation prompt: what inference was given
-    next     P(i+1): the same before the next turn of the model; after the last one, before a probe (a result for each of
-             its calls, or a message of the user)
+    next     P(i+1): the same before the next turn of the model; after the last one, after a probe (a result for each
+             of its calls, or a message of the user)
     last     L(i): the conversation up to the turn
 
 A render witnesses a turn if it begins with P(i) and shows, before the first token that ends a turn, everything that the
@@ -199,7 +199,7 @@ def judge(case: Case, terms: Terms) -> Verdict | Fault:
         following = witness(case, case.next, len(prompt), terms)
     prefer = case.grammar.row.prefer if case.grammar.row else ""
     if isinstance(following, Shown):
-        if not isinstance(last, Shown):
+        if not isinstance(last, Shown) or (last.stop is None and following.stop is not None):
             return Verdict(1, "next", following, following, continues=True)
         if last.written == following.written:  # the render without a probe serves as well
             return Verdict(1, "last", last, following, continues=True)
@@ -229,12 +229,13 @@ def witness(case: Case, rendered: Rendered, begin: int, terms: Terms) -> Shown |
     own, limit = _find_own(case, rendered, begin)
     if any(piece.message == case.turn and piece.end > piece.start and piece.end <= begin for piece in rendered.pieces):
         return Fault("two_forms", "the template also renders text of this turn before it")
-    dropped = tuple(find_dropped_fields(rendered, own, case.message, limit))
-    block = [rendered.pieces[number] for number in _cut_block(case, rendered, own)]
-    if dropped and not (terms.allow_dropped or terms.is_recorded):
-        return Fault("dropped", _describe_dropped(case, dropped))
+    numbers = _cut_block(case, rendered, own)
+    block = [rendered.pieces[number] for number in numbers]
     text_end = max(block[-1].end, begin) if block else begin
     end, stop = _find_end(case, text, text_end, limit)
+    dropped = tuple(find_dropped_fields(rendered, numbers, case.message, limit if stop is None else end))
+    if dropped and not (terms.allow_dropped or terms.is_recorded):
+        return Fault("dropped", _describe_dropped(case, dropped))
     if stop is None and terms.require_stop:
         return Fault("no_stop", "no render shows a token that ends the turn")
     if stop is None:
@@ -264,16 +265,19 @@ def _find_own(case: Case, rendered: Rendered, begin: int) -> tuple[list[int], in
 
 
 def _cut_block(case: Case, rendered: Rendered, own: list[int]) -> list[int]:
-    """The pieces that the model generated: up to the first end after which nothing new stands. Later ones repeat some
-    (a call's name in the header of its result)."""
-    fields = [rendered.pieces[number].field for number in own]
-    missing = None
+    """The pieces that the model generated: up to the first end after which only text stands that was there before (a
+    call's name in the header of its result)."""
+    pieces = [rendered.pieces[number] for number in own]
     for size in range(1, len(own)):
-        left, right = rendered.pieces[own[size - 1]].end, rendered.pieces[own[size]].start
-        if _find_end(case, rendered.text, left, right)[1] is None or not {*fields[size:]} <= {*fields[:size], CALL_ID}:
+        if _find_end(case, rendered.text, pieces[size - 1].end, pieces[size].start)[1] is None:
             continue
-        missing = find_dropped_fields(rendered, own, case.message) if missing is None else missing
-        if find_dropped_fields(rendered, own[:size], case.message) == missing:
+        shown: dict[int, str] = {}
+        for piece in pieces[:size]:
+            shown[piece.field] = shown.get(piece.field, "") + "\n" + rendered.text[piece.start : piece.end]
+        if all(
+            piece.field == CALL_ID or rendered.text[piece.start : piece.end] in shown.get(piece.field, "")
+            for piece in pieces[size:]
+        ):
             return own[:size]
     return own
 
@@ -324,7 +328,7 @@ def _check_space(case: Case, text: str, start: int, first: int, text_end: int) -
 
 
 def _contradiction(case: Case, last: Shown) -> str:
-    """What `next` shows in the place of the end that `last` shows; "" where it shows the same, or not the turn's end."""
+    """What `next` shows in the place of the end that `last` shows; "" where it shows the same, or no end."""
     if case.next is None or last.stop is None or not last.own:
         return ""
     own = [piece for piece in case.next.pieces if piece.message == case.turn]
@@ -456,7 +460,7 @@ def _join(
 def _declare(case: Case, terms: Terms) -> Verdict | None:
     """The turn with its thought as the row writes it; None where no row says how."""
     row, thought = case.grammar.row, case.thought
-    if row is None or not row.opening or (thought is not None and not thought.is_open):
+    if row is None or not row.opening.strip() or (thought is not None and not thought.is_open):
         return None
     reasoning, chat = reasoning_of(case.message), case.chat
     if not reasoning and (parts := case.grammar.split_thought(case.message)) is not None:

@@ -1,9 +1,9 @@
 """The regions of a conversation: for each turn that is trained, from the end of what inference was given to its stop.
 
-Linear in the number of turns: each turn is judged by the law on a skeleton, once for each shape, and found in one render
-of the conversation by the literals around it; of some turns, the first and the last among them, the prompts are rendered
-and compared. A template that counts turns has all of them rendered. What does not match is judged on the conversation
-itself.
+Linear in the number of turns: each turn is judged by the law on a skeleton, once for each shape, and found in one
+render of the conversation by the literals around it; of some turns, the first and the last among them, the prompts are
+rendered and compared. A template that counts turns has all of them rendered. What does not match is judged on the
+conversation itself.
 
 Turns whose next prompt continues theirs (rule 1) share a sequence. A turn of another rule is the last of its sequence.
 """
@@ -26,6 +26,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _VERIFIED = 4  # turns of a sequence whose prompts are rendered, the first and the last among them
 _MAX_LEARNT = 20_000  # shapes of turns
+_MAX_NAMED = 5  # turns that a refusal names
 _EXCHANGES = 20  # of the conversation on which a template is tried at every turn
 
 
@@ -99,7 +100,7 @@ def locate_groups(
     renderer = tokenizer.renderer(tools)
     finder = Finder(tokenizer, renderer, chat, tools, terms)
     if not turns:
-        return [(chat, finder.finish(finder.render(len(chat)), []))]
+        return [(chat, finder.finish(finder.render(len(chat)), [], len(chat)))]
     try:
         return finder.locate_by_shapes(turns, verify=verify)
     except _UnlikeShape:
@@ -198,11 +199,14 @@ class Finder:
     def locate_by_shapes(self, turns: list[int], *, verify: Verify) -> list[Group]:
         """Groups by what skeletons say; raises _UnlikeShape where the conversation says otherwise."""
         plans: dict[int, _Plan] = {}
-        for turn in turns:
+        for number, turn in enumerate(turns):
             plan = self.plan(turn)
             if isinstance(plan, Fault):
                 self.render(len(self._chat))  # a conversation that the template rejects is refused for that
-                plan = _describe(self.judge(turn), turn)  # the conversation itself says why not
+                try:
+                    plan = _describe(self.judge(turn), turn)  # the conversation itself says why not
+                except Refusal as refusal:
+                    raise self._name_others(refusal, turns[number + 1 :]) from None
             plans[turn] = plan
         groups: list[Group] = []
         for members in self._split(turns, plans):
@@ -219,9 +223,18 @@ class Finder:
                 self._place(rendered, own, turn, plans[turn], is_inner=turn < last or size > last + 1)
                 for turn in members
             ]
-            groups.append((self._chat[:size], self.finish(rendered, regions)))
+            groups.append((self._chat[:size], self.finish(rendered, regions, size)))
         self._verify(groups, verify=verify)
         return groups
+
+    def _name_others(self, refusal: Refusal, turns: list[int]) -> Refusal:
+        """A refusal that names the later turns with the same reason."""
+        plans = ((turn, self.plan(turn)) for turn in turns)
+        others = [turn for turn, plan in plans if isinstance(plan, Fault) and plan.reason == refusal.reason]
+        if not others:
+            return refusal
+        more = ", ".join(map(str, others[:_MAX_NAMED])) + (", ..." if len(others) > _MAX_NAMED else "")
+        return Refusal(refusal.reason, f"{refusal.detail}; the same in message {more}", message=refusal.message)
 
     def _split(self, turns: list[int], plans: dict[int, _Plan]) -> list[list[int]]:
         """Turns that share a sequence: each but the last of them is continued by the next prompt."""
@@ -273,7 +286,7 @@ class Finder:
         if verdict.source == "next" and not verdict.is_joined:  # what follows the turn there is a probe
             pieces = [piece for piece in rendered.pieces if piece.end <= shown.end and piece.message <= last]
             rendered = Rendered(rendered.text[: shown.end], pieces)
-        located = self.finish(rendered, [*regions, _note(region, verdict)])
+        located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1)
         return located._replace(is_joined=verdict.is_joined)
 
     def locate_by_definition(self, turns: list[int]) -> list[Group]:
@@ -297,13 +310,13 @@ class Finder:
             members = []
         return groups
 
-    def finish(self, rendered: Rendered, regions: list[Region]) -> Located:
-        """Regions in their order, with what the template leaves out."""
+    def finish(self, rendered: Rendered, regions: list[Region], size: int) -> Located:
+        """Regions in their order, with what the template leaves out of the first `size` messages."""
         for left, right in itertools.pairwise(regions):
             if right.prompt < left.end:
                 raise _UnlikeShape
         turns = {region.message: region.end for region in regions}
-        left_out = find_left_out(rendered, self._chat, self._tools, turns)
+        left_out = find_left_out(rendered, self._chat[:size], self._tools, turns)
         return Located(rendered, regions, left_out.dropped, self._probed, left_out.prompt_dropped, left_out.num_images)
 
     def _verify(self, groups: list[Group], *, verify: Verify) -> None:

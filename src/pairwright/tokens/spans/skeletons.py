@@ -2,8 +2,8 @@
 
 What a template writes around a turn depends on roles, on which fields are there, on neighbours, on being first or last,
 and hardly ever on the text. So each turn is judged on a skeleton of constant size, and skeletons repeat. Strings that
-the template itself looks for (`</think>`) stay in the placeholder. Where this guess is wrong the literals around the turn
-do not match the conversation, and `regions` judges the conversation itself.
+the template itself looks for (`</think>`) stay in the placeholder. Where this guess is wrong the literals around the
+turn do not match the conversation, and `regions` judges the conversation itself.
 """
 
 import re

@@ -33,6 +33,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
+from pairwright.tokens.clock import FIXED
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ITEMS_PER_TASK = 256  # items that a worker encodes at a time
-_VERSION = 5  # of what is written for an item: a new one makes old rows unknown
+_VERSION = 6  # of what is written for an item: a new one makes old rows unknown
 
 
 def encode_source(
@@ -66,8 +67,10 @@ def encode_source(
     """
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
-    # Fails before anything is read if the tokenizer is broken, and replaces one that was loaded earlier.
-    _loaded[_loaded_key(options)] = load_tokenizer(options)
+    # Fails before anything is read if the tokenizer is broken.
+    tokenizer = load_tokenizer(options)
+    options = fix_clock(source, tokenizer, options)
+    _loaded[_loaded_key(options)] = load_tokenizer(options)  # replaces one that was loaded earlier
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
     if read.is_pairs and options.train_turns == "after-error":
@@ -94,6 +97,14 @@ def encode_source(
     return manifest
 
 
+def fix_clock(source: Place, tokenizer: ChatTokenizer, options: TokensConfig) -> TokensConfig:
+    """The options with the time that the template is given; nothing is set where it prints none."""
+    if options.clock is not None or not tokenizer.reads_clock:
+        return options
+    imported = Source(source, salt="", use_recorded=False).imported_at()
+    return options.model_copy(update={"clock": (imported or FIXED).isoformat()})
+
+
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
     """The items of a table, with the keys that they have for this tokenizer and these options."""
     return Source(
@@ -109,9 +120,9 @@ def hash_tokenizer(options: TokensConfig) -> str:
     """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
     folder = str(options.tokenizer)
     digest = folder_hash(find_folder(folder))
-    if options.chat_template is None:
-        return digest
-    return content_hash(digest, choose_template(folder, options.chat_template))
+    more = [] if options.chat_template is None else [choose_template(folder, options.chat_template)]
+    more += [] if options.grammar is None else [Path(options.grammar).read_text(encoding="utf-8")]
+    return content_hash(digest, *more) if more else digest
 
 
 def folder_hash(folder: Path) -> str:
@@ -141,7 +152,8 @@ _loaded: dict[str, ChatTokenizer] = {}
 
 
 def _loaded_key(options: TokensConfig) -> str:
-    return content_hash(options.tokenizer, options.chat_template, options.chat_template_kwargs)
+    named = options.tokenizer, options.chat_template, options.grammar, options.clock
+    return content_hash(*named, options.chat_template_kwargs)
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:

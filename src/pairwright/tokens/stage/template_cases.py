@@ -89,6 +89,7 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     dropped    (message, field) that the template does not render, of trained turns
     unstopped  turns that end without a stop token
+    added      tokens that nobody generated, and turns that a declared row writes
     """
 
     name: str
@@ -99,11 +100,12 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped: tuple[tuple[int, str], ...] = ()
     prompt_dropped: tuple[tuple[int, str], ...] = ()
     unstopped: tuple[int, ...] = ()
+    added: int = 0
     stops: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
-        return self.num_sequences > 0 and not self.dropped and not self.unstopped
+        return self.num_sequences > 0 and not (self.dropped or self.unstopped or self.added)
 
     def list_problems(self) -> Iterator["Problem"]:
         """Why it is not one exact sequence."""
@@ -120,6 +122,8 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             yield Problem(f"{name} of the prompt not rendered", where, "--chat-template FILE that renders it")
         if self.unstopped:
             yield Problem("no stop token follows", self.unstopped[0], "generation_config.json with eos_token_id")
+        if self.added:
+            yield Problem("tokens that no render shows are added", None, "generation_config.json, or another template")
         if self.num_sequences > 1:
             yield Problem("earlier turns look different later", None, "none needed: a sequence for each context")
 
@@ -171,6 +175,7 @@ def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]
         field: tuple(sorted({item for report in reports for item in getattr(report, field)}))
         for field in ("dropped", "unstopped", "stops")
     }
+    unions["added"] = sum(report.added_tokens + len(report.declared) for report in reports)
     # A turn that one sequence trains is context in the next: what is lost there is said once.
     prompt = {item for report in reports for item in report.prompt_dropped if not _is_trained(item[0], messages)}
     return CaseCheck(name=name, num_sequences=len(sequences), prompt_dropped=tuple(sorted(prompt)), **unions)

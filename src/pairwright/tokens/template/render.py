@@ -11,12 +11,12 @@ TemplateError; a template that runs or allocates without end raises TemplateLimi
 
 import hashlib
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import jinja2
 
 from pairwright.records.messages import Json
+from pairwright.tokens.clock import FIXED
 from pairwright.tokens.refusals import SECONDS, Limits, TemplateError, TemplateLimit
 from pairwright.tokens.template.environment import ChatEnvironment, Clock
 from pairwright.tokens.template.tracked_str import (
@@ -59,7 +59,7 @@ class Template:
         source: str,
         *,
         variables: Mapping[str, Any] | None = None,
-        clock: Clock = datetime.now,
+        clock: Clock = lambda: FIXED,
         seconds: float = SECONDS,
     ) -> None:
         if len(source) > _MAX_SOURCE:
