@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
 
-.PHONY: help demo example quickstart test test-all check lint types docs docs-serve reference picture web bench clean
+.PHONY: help demo example quickstart test test-all stress check lint types docs docs-serve reference picture web bench clean
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -35,6 +35,9 @@ check: $(READY) lint types docs ## Lint, types, tests, documentation
 
 test-all: $(READY) lint types docs ## The same with the slow tests
 	$(PYTEST) -q -n 2
+
+stress: $(READY) ## Tests with browsers, signals, servers and time limits: 30 times alone, 30 times beside a load of 8 (hours)
+	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m tools.stress $(STRESS)
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check src tests bench examples tools

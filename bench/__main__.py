@@ -17,6 +17,11 @@ def main() -> None:
     if sys.argv[1:2] == ["templates"]:
         templates.main()
         return
+    if sys.argv[1:2] == ["law"]:
+        from bench import law  # needs transformers
+
+        law.main()
+        return
     names = sys.argv[1:] or list(BENCHMARKS)
     for name in names:
         if name not in BENCHMARKS:

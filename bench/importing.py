@@ -148,7 +148,7 @@ def measure_inside() -> None:
     """Import and decoding in turns in this process, the least CPU time of each."""
     import orjson
 
-    from pairwright.engines.engine import without_blas_threads
+    from pairwright.engines.blas_threads import without_blas_threads
 
     with without_blas_threads():  # as the command does
         from pairwright import Table

@@ -20,12 +20,12 @@ import sqlalchemy as sa
 from safetensors.numpy import save_file
 
 from pairwright.service import Settings
+from pairwright.service.context import Context
+from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.rows.database import Database, facets_of, job_facets, jobs
-from pairwright.service.rows.entities import new_id
-from pairwright.service.rows.repositories import Blobs
+from pairwright.service.rows.names import new_id
 from pairwright.service.run.base_models import add_target
 from pairwright.service.service_server import tidy
-from pairwright.service.settings import Context
 
 NUM_JOBS = int(os.environ.get("BENCH_JOBS", "20000"))
 NUM_CLIENTS = int(os.environ.get("BENCH_CLIENTS", "200"))

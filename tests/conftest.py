@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from engines.ray_cluster import cluster, ray_engine, two_nodes
 from paths.s3_server import bucket, s3, s3_server
@@ -15,6 +16,11 @@ __all__ = ["bucket", "cluster", "ray_engine", "s3", "s3_server", "two_nodes"]
 # Some virtual machines announce AMX and do not allow it: bf16 products would end in an illegal instruction. Read by
 # torch when it is first used, here and in the processes that tests start.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+# The same examples in every run, and no limits of time: a test must not fail by chance or on a busy machine.
+settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fixed")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

@@ -15,6 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # Folder order is data order: a module imports what stands before it here, or its own package.
 ORDER = [
     "errors",
+    "interrupts",
     "paths",
     "records",
     "config",
@@ -41,6 +42,7 @@ ORDER = [
     "flow",
     "nat",
     "cli",
+    "__main__",
 ]
 # The same inside a package: a sub-package imports those of its siblings that stand before it.
 SUB_ORDER = {

@@ -15,7 +15,7 @@ from typing import Any
 import pairwright as pw
 from pairwright.config import Config, load_config
 from pairwright.evaluate.comparison import CompareOptions, Metric, compare
-from pairwright.evaluate.evaluation import holdout_scores, play_holdout
+from pairwright.evaluate.held_out_runs import holdout_scores, play_holdout
 from pairwright.evaluate.scores import Scores
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options

@@ -33,18 +33,16 @@ if TYPE_CHECKING:
     from pairwright.export import ExportSummary, HubSummary, export_pairs, pull, push
     from pairwright.pairs.container import Pairs, make_pairs
     from pairwright.records.experience import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
-    from pairwright.records.grouping import (
+    from pairwright.records.grouping import group_by, split_preference, split_preferences
+    from pairwright.records.messages import ErrorSite, Message, ToolCall, prompt_hash
+    from pairwright.records.rectangles import (
         gather_action_masks,
         gather_attention_masks,
         gather_custom_fields,
         gather_multi_modal_inputs,
         gather_response_attr,
         gather_token_ids,
-        group_by,
-        split_preference,
-        split_preferences,
     )
-    from pairwright.records.messages import ErrorSite, Message, ToolCall, prompt_hash
     from pairwright.sources.rollouts.trinity import loads_trinity
     from pairwright.sources.shapes.chat_messages import message_from_chat
     from pairwright.store.arrow import from_arrow, from_dataset, to_arrow, to_dataset
@@ -59,16 +57,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "config": ["Config", "load_config"],
     "errors": ["CodecError", "ConfigError", "PairwrightError", "RecordError", "SourceError", "TableError"],
-    "records.grouping": [
+    "records.grouping": ["group_by", "split_preference", "split_preferences"],
+    "records.rectangles": [
         "gather_action_masks",
         "gather_attention_masks",
         "gather_custom_fields",
         "gather_multi_modal_inputs",
         "gather_response_attr",
         "gather_token_ids",
-        "group_by",
-        "split_preference",
-        "split_preferences",
     ],
     "records.messages": ["ErrorSite", "Message", "ToolCall", "prompt_hash"],
     "export": ["ExportSummary", "HubSummary", "export_pairs", "pull", "push"],

@@ -137,6 +137,7 @@ def test_what_was_exported_is_imported_to_the_same_records(folder, tmp_path, nam
     assert list(Table(tmp_path / "back").records()) == list(Table(folder).records())
 
 
+@pytest.mark.stress
 def test_a_thread_inside_torch_does_not_change_the_exit_code():
     code = """
 import atexit, sys, threading, time, torch

@@ -109,7 +109,7 @@ def test_the_help_of_a_group_has_the_options_of_its_default_command_and_its_comm
         (("experience", "export", "--to", "p"), ["parquet"]),
         (("serve", "model", "--dtype", "b"), ["bfloat16"]),
         (("evaluate", "--missing", ""), ["refuse", "leave_out"]),
-        (("run", "c.yaml", "--set", "train.dpo.l"), ["train.dpo.loss=", "train.dpo.loss_type=", "train.dpo.label_smoothing=", "train.dpo.ld_alpha="]),
+        (("run", "c.yaml", "--set", "train.dpo.l"), ["train.dpo.loss=", "train.dpo.loss_type=", "train.dpo.label_smoothing="]),
         (("run", "c.yaml", "--set", "pairs.strategy=be"), ["pairs.strategy=best-worst"]),
         (("run", "c.yaml", "seed=3", "--set", "pairs.dedupe="), ["pairs.dedupe=true", "pairs.dedupe=false"]),
         (("pairs", "--strat"), ["--strategy"]),

@@ -15,6 +15,8 @@ from pairwright import EID, Experience, Message, Table
 from pairwright.cli.output import describe_stop
 from train.made_runs import make_model, make_pairs
 
+pytestmark = pytest.mark.stress
+
 DEADLINE_SECONDS = 120
 
 
@@ -40,10 +42,26 @@ def table(tmp_path_factory):
     return folder
 
 
-def start(*words, cwd=None):
-    command = [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)]
+# A program that presses Ctrl-C, for all its processes, at the n-th operation on a path: before it is done.
+PRESS = """
+import os, re, signal, sys
+left = {number}
+def press(event, arguments):
+    global left
+    if event == "{event}" and any(re.search(r"{pattern}$", str(path)) for path in arguments):
+        left -= 1
+        if not left:
+            os.killpg(0, signal.SIGINT)
+sys.addaudithook(press)
+from pairwright.cli import run_program
+run_program()
+"""
+
+
+def start(*words, program="from pairwright.cli import run_program; run_program()"):
+    command = [sys.executable, "-c", program, *map(str, words)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,
         # a shell in the background has its programs ignore Ctrl-C
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -59,10 +77,15 @@ def stop(process, is_under_way):
             assert time.monotonic() < deadline, "never got under way"
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+        return lines_of(process)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def lines_of(process):
+    """The lines of stderr of a process that was stopped."""
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert "Traceback" not in errors, errors
     assert process.returncode == 130, errors
     lines = errors.splitlines()
@@ -104,8 +127,14 @@ def write_chats(folder: Path) -> Path:
 def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
     (tmp_path / "chats").mkdir()
     words = ("import", write_chats(tmp_path / "chats"), "-o", tmp_path / "table", "--workers", workers)
-    lines = stop(start(*words), has_file(tmp_path / "table", "**/*"))
-    assert lines == ["pairwright: stopped; what was read so far is in the table, and the same command adds the rest"]
+    # when the second part is published, the first one is there
+    lines = lines_of(
+        start(*words, program=PRESS.format(event="os.rename", pattern=r"/table/[^./]+\.parquet", number=2))
+    )
+    num_rows = Table(tmp_path / "table").count()
+    assert 0 < num_rows < 24_000
+    way = "the same command adds what is not in the table yet"
+    assert lines == [f"pairwright: stopped; {way}; {tmp_path / 'table'} has {num_rows:,} experiences now"]
     finish(*words)
     assert Table(tmp_path / "table").count() == 24_000
 
@@ -114,9 +143,49 @@ def test_pairs_begin_again(table, tmp_path):
     words = ("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all")
     lines = stop(start(*words), (tmp_path / "pairs").exists)
     assert lines == ["pairwright: stopped; nothing was finished, and the same command begins again"]
-    assert [path for path in (tmp_path / "pairs").iterdir() if not path.is_dir()] == []
+    assert not (tmp_path / "pairs/pairs.parquet").exists()
     finish(*words)
     assert (tmp_path / "pairs/pairs.parquet").exists()
+
+
+def test_an_import_that_was_stopped_before_its_first_rows_does_not_claim_any(tmp_path):
+    (tmp_path / "chats").mkdir()
+    words = ("import", write_chats(tmp_path / "chats"), "-o", tmp_path / "table", "--workers", 1)
+    lines = lines_of(
+        start(*words, program=PRESS.format(event="os.rename", pattern=r"/table/[^./]+\.parquet", number=1))
+    )
+    assert lines[-1].endswith(f"; {tmp_path / 'table'} has 0 experiences now")
+    assert Table(tmp_path / "table").count() == 0
+
+
+PRESSED_INSIDE_POLARS = """
+import os, signal, polars
+parse = polars.datatypes.parse_into_dtype
+def press(dtype):  # Rust calls this for the types of lists, and panics if it raises
+    polars.datatypes.parse_into_dtype = parse
+    os.kill(os.getpid(), signal.SIGINT)
+    return parse(dtype)
+polars.datatypes.parse_into_dtype = press
+from pairwright.cli import run_program
+run_program()
+"""
+PRESSED_WHILE_MODULES_LOAD = """
+import os, signal, sys
+class Press:
+    def find_spec(self, name, path, target=None):
+        if name == "pairwright.pairs.build":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from pairwright.__main__ import run_program
+run_program()
+"""
+
+
+@pytest.mark.parametrize("program", [PRESSED_INSIDE_POLARS, PRESSED_WHILE_MODULES_LOAD], ids=["polars", "import"])
+def test_ctrl_c_does_not_surface_inside_a_library(program, table, tmp_path):
+    lines = lines_of(start("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all", program=program))
+    assert lines == ["pairwright: stopped; nothing was finished, and the same command begins again"]
+    assert list(tmp_path.rglob("*.parquet")) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -8,12 +8,14 @@ import pytest
 from openai import OpenAI
 
 from pairwright.collect import Completion, collect
-from pairwright.collect.policies import PolicyError
 from pairwright.collect.proxy import agent_endpoint
+from pairwright.collect.run_failures import PolicyError
 from pairwright.collect.tasks import Task
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message, ToolCall
+
+pytestmark = pytest.mark.stress
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 TASKS = [{"id": f"t{number}", "question": f"{number} + 2?"} for number in range(2)]

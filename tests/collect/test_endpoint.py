@@ -8,10 +8,14 @@ import pytest
 from collect.failing_endpoint import FailingEndpoint
 from pairwright import Table
 from pairwright.collect import Ask, PolicyError, collect
-from pairwright.collect.endpoint import EndpointPolicy, RateLimit, backoff, completions_of_chat, retry_after
+from pairwright.collect.chat_completions import completions_of_chat
+from pairwright.collect.endpoint_policy import EndpointPolicy
+from pairwright.collect.rate_limits import RateLimit, backoff, retry_after
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
+
+pytestmark = pytest.mark.stress
 
 
 async def one_step(task, policy, recorder):
@@ -165,8 +169,8 @@ def test_a_rate_limit_spaces_requests_and_waits_for_tokens_that_were_spent(monke
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    monkeypatch.setattr("pairwright.collect.endpoint.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("pairwright.collect.endpoint.asyncio.sleep", sleep)
+    monkeypatch.setattr("pairwright.collect.rate_limits.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pairwright.collect.rate_limits.asyncio.sleep", sleep)
     requests, tokens = RateLimit(requests_per_minute=30), RateLimit(tokens_per_minute=60)
     for _ in range(3):
         asyncio.run(requests.wait())

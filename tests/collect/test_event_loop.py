@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from pairwright.engines.engine import run_to_end
+from pairwright.engines.event_loops import run_to_end
+
+pytestmark = pytest.mark.stress
 
 NAME = contextvars.ContextVar("NAME", default="nobody")
 

@@ -10,7 +10,7 @@ from generate.tiny_models import byte_tokenizer, llama, save_model
 from pairwright import Table
 from pairwright.cli import main
 from pairwright.collect import Ask, PolicyError, collect
-from pairwright.collect.policies import LocalPolicy
+from pairwright.collect.local_policy import LocalPolicy
 from pairwright.config import Config
 from pairwright.generate import Engine
 from pairwright.records.messages import Message

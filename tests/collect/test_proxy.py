@@ -25,6 +25,8 @@ from pairwright.collect.proxy.exchange import Exchanges, NotRecorded, Place, dec
 from pairwright.collect.proxy.proxy import Proxy
 from pairwright.errors import TableError
 
+pytestmark = pytest.mark.stress
+
 
 class Recording:
     """A proxy before an upstream; `records` after it has ended."""

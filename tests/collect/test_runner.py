@@ -20,6 +20,8 @@ from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
 
+pytestmark = pytest.mark.stress
+
 SCRIPT = Path(__file__).with_name("killed_script.py")
 
 
@@ -126,7 +128,7 @@ def test_every_kind_of_failure_is_reported_with_its_place(tmp_path):
     async def boom():
         raise RuntimeError("deep")
 
-    collected = collect(settings(num_tasks=6, task_timeout_seconds=0.3), output=tmp_path, workflow=work, policy=Echo())
+    collected = collect(settings(num_tasks=6, task_timeout_seconds=2), output=tmp_path, workflow=work, policy=Echo())
     assert collected.status.failures == {"workflow": 3, "timeout": 1, "record": 1}
     told = {entry.task: entry.message for entry in collected.errors}
     assert told[0].startswith("KeyError: 'missing field' (test_runner.py:")

@@ -12,7 +12,7 @@ from generate.tiny_models import byte_tokenizer, llama
 from pairwright import Table
 from pairwright.cli import main
 from pairwright.collect import Ask, Completion, Recorder, Task, collect
-from pairwright.collect.policies import LocalPolicy
+from pairwright.collect.local_policy import LocalPolicy
 from pairwright.collect.proxy.proxy import Proxy
 from pairwright.config import Config
 from pairwright.generate import Engine

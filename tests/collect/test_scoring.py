@@ -11,10 +11,13 @@ import pytest
 
 from collect.test_runner import Echo, rows, settings
 from pairwright.collect import Completion, Recorder, ScorerError, Task, collect
-from pairwright.collect.scoring import Judge, as_score, make_scorer
+from pairwright.collect.judge import Judge
+from pairwright.collect.scoring import as_score, make_scorer
 from pairwright.config import ScorerConfig
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
+
+pytestmark = pytest.mark.stress
 
 TASK = Task("t", {"answer": "blue"}, seed=3)
 

@@ -22,8 +22,10 @@ SDPO = {
     "sdpo_loss_mask",
     "student_response_idx",
     "teacher_response_idx",
+    "student_response_valid",
+    "teacher_response_valid",
 }
-POLICY = {"input_ids", "attention_mask", "response_mask", "trace_index"}
+POLICY = {"input_ids", "attention_mask", "response_mask", "rewards", "trace_index"}
 DPO = {
     f"dpo_{side}_{name}" for side in ("chosen", "rejected") for name in ("input_ids", "attention_mask", "response_mask")
 }
@@ -44,14 +46,14 @@ def trace(name="t", *, error="not_found", **more):
                 "error_meta": {"available_tools": ["look"]},
             },
         ],
-        "reward": 1.0,
+        "final_reward": 1.0,
         **more,
     }
 
 
 def plain(name="p", **more):
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-    return {"trace_id": name, "turns": turns, "reward": 0.0, **more}
+    return {"trace_id": name, "turns": turns, "final_reward": 0.0, **more}
 
 
 @pytest.fixture
@@ -69,14 +71,18 @@ def text_at(tokenizer, ids, positions):
 
 
 def test_a_batch_has_the_documented_keys_shapes_and_dtypes(tokenizer):
-    pairs = [{"prompt": "Say hi", "chosen": "Hi there, friend.", "rejected": "No."}, {"chosen": "a", "rejected": "b"}]
+    pairs = [
+        {"state_messages": [{"role": "user", "content": "Say hi"}], "chosen": "Hi there, friend.", "rejected": "No."},
+        {"chosen": "a", "rejected": "b"},
+    ]
     _, batch = collate(tokenizer, [trace(dpo_pairs=pairs), plain()], hint_generator=lambda kind, meta: HINT)
-    assert set(batch) == POLICY | SDPO | DPO | {"rewards", "dpo_trace_index"}
+    assert set(batch) == POLICY | SDPO | DPO | {"dpo_trace_index"}
     shape = batch["input_ids"].shape
     assert shape[0] == 2
     for name in ("attention_mask", "response_mask", "ctx_teacher_input_ids", "sdpo_loss_mask"):
         assert batch[name].shape == shape, name
-    assert all(value.dtype == (torch.float32 if name == "rewards" else torch.int64) for name, value in batch.items())
+    dtypes = {"rewards": torch.float32, "student_response_valid": torch.bool, "teacher_response_valid": torch.bool}
+    assert all(value.dtype == dtypes.get(name, torch.int64) for name, value in batch.items())
     assert batch["rewards"].tolist() == [1.0, 0.0]
     assert (batch["trace_index"].tolist(), batch["dpo_trace_index"].tolist()) == ([0, 1], [0, 0])
     widths = {batch[name].shape for name in DPO}
@@ -111,7 +117,6 @@ def test_the_student_is_trained_on_whole_turns_and_the_teacher_reads_the_hint(to
 @pytest.mark.parametrize(
     ("generator", "text"),
     [
-        (lambda turn: f"after {turn['tool_error']}", "after not_found"),
         ("templates", "does not exist. Look up the right name"),
         ({"not_found": "{tool} knows {tools}, not this."}, "look knows look, not this."),
         ("dropins_hints:hint", "from a function by its name"),
@@ -129,38 +134,45 @@ def test_hints_come_from_a_function_from_templates_or_by_name(tokenizer, generat
 )
 def test_without_hints_there_are_no_keys_of_sdpo(tokenizer, options):
     _, batch = collate(tokenizer, [trace()], **options)
-    assert set(batch) == POLICY | {"rewards"}
+    assert set(batch) == POLICY
 
 
-def test_channels_can_be_off_and_rewards_are_all_or_none(tokenizer):
-    pairs = [{"chosen": "a", "rejected": "b"}]
-    _, batch = collate(tokenizer, [trace(dpo_pairs=pairs)], enable_grpo=False, enable_sdpo=False)
-    assert set(batch) == DPO | {"dpo_trace_index"}
-    _, batch = collate(tokenizer, [trace(reward=None), plain(reward=None)])
-    assert "rewards" not in batch
-    with pytest.raises(RecordError, match=r"examples\[1\]\.reward"):
-        collate(tokenizer, [trace(), plain(reward=None)])
-    _, batch = collate(tokenizer, [trace(score=0.25)], reward_key="score")
-    assert batch["rewards"].tolist() == [0.25]
+def test_rewards_have_to_be_finite_numbers(tokenizer):
+    for reward in (float("nan"), "good", [1]):
+        with pytest.raises(RecordError, match=r"examples\[1\]\.final_reward"):
+            collate(tokenizer, [trace(), plain(final_reward=reward)])
 
 
 def test_what_is_too_long_is_cut_before_the_answer_or_counted(tokenizer):
     long = [{"role": "user", "content": "word " * 400}, *trace()["turns"]]
-    collator, batch = collate(tokenizer, [trace(turns=long), plain()], max_seq_length=120, hint_generator="templates")
+    collator, batch = collate(tokenizer, [trace(turns=long), plain()], max_seq_len=120, hint_generator="templates")
     assert batch["input_ids"].shape[1] <= 120
     written = text_at(tokenizer, batch["input_ids"][0], torch.nonzero(batch["response_mask"][0]).flatten())
     assert "Sorry, I mean apple.<|im_end|>" in written, "the response is not cut away"
-    collator, batch = collate(tokenizer, [trace(turns=long), plain()], max_seq_length=9)
+    collator, batch = collate(tokenizer, [trace(turns=long), plain()], max_seq_len=9)
     assert sum(collator.counts.values()) >= 1
     assert 0 not in batch.get("trace_index", torch.tensor([])).tolist()
 
 
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real tokenizers are not beside the project")
+def test_a_recovery_is_distilled_where_another_turn_cannot_be_trained():
+    """Llama's template drops the text beside a call: that turn cannot be trained, but the recovery after it can."""
+    hf = real_hf("llama3_1")
+    both = trace()
+    both["turns"][1]["content"] = "Looking."
+    collator, batch = collate(hf, [both], hint_generator="templates")
+    assert collator.counts == {"grpo: dropped": 1}
+    assert not batch["response_mask"].any()
+    index = batch["student_response_idx"][0][batch["student_response_valid"][0]]
+    assert hf.decode(batch["input_ids"][0][index]) == "Sorry, I mean apple.<|eot_id|>"
+
+
 def test_a_pad_id_in_the_text_stays_text(tokenizer):
-    collator = ComposerDataCollator(tokenizer, CollatorConfig())
-    collator.pad_id = int(collator([plain()])["input_ids"][0, 2])
-    batch = collator([plain(), trace()])
+    _, batch = collate(tokenizer, [plain()])
+    pad = int(batch["input_ids"][0, 2])
+    _, batch = collate(tokenizer, [plain(), trace()], pad_token_id=pad)
     length = int(batch["attention_mask"][0].sum())
-    assert batch["input_ids"][0, length:].unique().tolist() == [collator.pad_id]
+    assert batch["input_ids"][0, length:].unique().tolist() == [pad]
     assert batch["attention_mask"][0, :length].all()
 
 
@@ -170,8 +182,8 @@ def test_a_config_of_the_original_serves_and_other_names_are_refused(tokenizer):
         ignore_index: int = -7
 
     collator = ComposerDataCollator(tokenizer, Theirs())
-    assert (collator.config.ignore_index, collator.config.max_seq_length) == (-7, 4096)
-    with pytest.raises(ConfigError, match="unknown speed; known: max_seq_length"):
+    assert (collator.config.ignore_index, collator.config.max_seq_len) == (-7, 4096)
+    with pytest.raises(ConfigError, match="unknown speed; known: max_seq_len,"):
         ComposerDataCollator(tokenizer, {"speed": 1})
     with pytest.raises(ConfigError, match="hint_generator"):
         ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=7))
@@ -184,7 +196,6 @@ def test_a_tokenizer_of_transformers_serves_and_its_template_is_followed():
     hf = real_hf("qwen3")
     collator = ComposerDataCollator(hf, CollatorConfig(hint_generator="templates"))
     batch = collator([trace(), plain()])
-    assert collator.pad_id == hf.pad_token_id
     turns = trace()["turns"]
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"word": "zebra"}'}}
     chat = [

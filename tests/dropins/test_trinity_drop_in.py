@@ -3,14 +3,16 @@ theirs that are not ours."""
 
 import inspect
 import pickle
+import random
 import sqlite3
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 theirs = pytest.importorskip("trinity.common.experience")
 
-from pairwright import Table, import_traces  # noqa: E402
+from pairwright import Table, import_traces, loads_trinity  # noqa: E402
 from pairwright import trinity as ours  # noqa: E402
 from pairwright.errors import CodecError, RecordError  # noqa: E402
 
@@ -24,6 +26,8 @@ FIELDS = {
     },
     "preference": {"tokens": [1, 2], "chosen": [3, 4], "rejected": torch.tensor([5]), "reward": 1.0,
                    "chosen_messages": CHAT, "rejected_messages": [CHAT[0], {"role": "assistant", "content": "No"}]},
+    "ids": {"tokens": [1, 2], "chosen": [3, 4], "rejected": [5]},
+    "ids_of_answers": {"tokens": [1, 2], "chosen": [3, 4], "rejected": [5], "messages": CHAT[:1]},
     "images": {"tokens": [1, 2], "prompt_length": 1, "multi_modal_inputs": {"pixels": [[0.5, 1.0]]}, "truncate_status": "response_truncated"},
 }  # fmt: skip
 COMMON = {
@@ -107,9 +111,51 @@ def test_rows_with_different_keys_stay_as_they_are_in_a_dataset():
     pytest.importorskip("datasets")
     rows = [ours.Experience(tokens=[1, 2], info={"a": 1}), ours.Experience(tokens=[1, 2, 3], info={"b": {"c": [1]}})]
     assert [row.info for row in ours.from_hf_datasets(ours.to_hf_datasets(rows))] == [{"a": 1}, {"b": {"c": [1]}}]
-    rows[1].info = {"a": "text"}
-    with pytest.raises(RecordError, match="one type in all rows"):
+    rows.insert(1, ours.Experience(tokens=[1, 2], info={}))
+    rows[2].info = {"a": "text"}
+    with pytest.raises(RecordError, match=r"info of rows 0 and 2: .* one type in all rows"):
         ours.to_hf_datasets(rows)
+    rows[2].info = {"a": object()}
+    with pytest.raises(RecordError, match=r"row 2 \(///?.*\): info\.a"):
+        ours.to_hf_datasets(rows)
+
+
+def test_columns_have_a_common_type_and_rows_come_back_as_they_were():
+    pytest.importorskip("datasets")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Look"}]}]
+    rows = [
+        ours.Experience(tokens=[1, 2], eid=ours.EID(batch=1, task="t"), reward=1, messages=CHAT),
+        ours.Experience(tokens=[1, 2], eid=ours.EID(batch="b", task=2), reward=0.5, messages=parts),
+        ours.Experience(tokens=[1, 2], eid=ours.EID(), reward=True),
+        ours.Experience(tokens=[1, 2], multi_modal_inputs={"pixels": torch.zeros(0, 3)}),
+    ]
+    data = ours.to_hf_datasets(rows)
+    assert ours.from_hf_datasets(data) == rows
+    # What Trinity reads: ids are text, rewards floats, and every content is a list of parts.
+    assert [row["batch"] for row in data["eid"]] == ["1", "b", "", ""]
+    assert list(data["reward"]) == [1.0, 0.5, 1.0, None]
+    assert data["messages"][0][0]["content"] == [{"type": "text", "text": "Hi"}]
+    assert [exp.reward for exp in theirs.from_hf_datasets(data)] == [1.0, 0.5, 1.0, None]
+
+
+def test_experiences_with_nan_are_equal_after_a_round_trip():
+    pytest.importorskip("datasets")
+    nan = float("nan")
+    field = ours.CustomField("w", "weight", torch.bfloat16)
+    exp = ours.Experience(
+        tokens=[1, 2, 3], reward=nan, logprobs=[nan, 1.0], info={"w": nan, "l": [nan]}, custom_fields=[field]
+    )
+    assert ours.from_hf_datasets(ours.to_hf_datasets([exp])) == [exp]
+    assert ours.Experience.deserialize(exp.serialize()) == exp
+    assert exp != ours.Experience(tokens=[1, 2, 3], eid=exp.eid, reward=1.0, logprobs=[nan, 1.0], info=exp.info, custom_fields=[field])  # fmt: skip
+
+
+def test_a_mask_that_was_set_on_a_single_turn_stays_in_a_dataset():
+    pytest.importorskip("datasets")
+    exp = ours.Experience(tokens=[1, 2, 3])
+    exp.action_mask = torch.tensor([True, False])
+    (back,) = ours.from_hf_datasets(ours.to_hf_datasets([exp]))
+    assert (back.experience_type, back.action_mask.tolist()) == ("single_turn", [True, False])
 
 
 def test_batches_and_groups_are_the_same():
@@ -177,6 +223,74 @@ def test_nothing_of_a_payload_is_run(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(RecordError, match=r"info\.x"):
         ours.Experience(tokens=[1, 2], info={"x": object()}).serialize()
+
+
+def random_view(rng, length, dtypes):
+    """A tensor of this length, often a view of a larger one."""
+    dtype = rng.choice(dtypes)
+    source = torch.randint(0, 2 if dtype is torch.bool else 100, (3, 2 * length + 2), generator=torch.manual_seed(rng.random() * 1e6)).to(dtype)  # fmt: skip
+    shapes = (
+        lambda: source[0, :length].clone(),
+        lambda: source[1, 1 : 2 * length + 1 : 2],
+        lambda: source.t()[:length, 2],
+        lambda: source[2, :1].expand(length),
+    )
+    return rng.choice(shapes)()
+
+
+def random_experience(rng):
+    floats = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+    ids = [torch.int32, torch.int64, torch.int16, torch.uint8]
+    prompt, response = rng.randint(1, 5), rng.randint(1, 7)
+    fields = {
+        "eid": theirs.EID(batch=rng.choice([0, "b"]), task=rng.choice(["t", 3]), run=rng.randrange(4)),
+        "reward": rng.choice([None, 1, 0.5, float("nan"), np.float32(0.25), torch.tensor(0.5)]),
+        "info": {"w": rng.choice([np.int64(4), "t", None, (1, 2), torch.tensor(1.5), torch.tensor([[1, 2]]), {"n": [1]}])},
+        "metrics": {"m": np.float64(rng.random())},
+        "custom_fields": [theirs.CustomField("w", "weight", rng.choice(floats))] if rng.random() < 0.5 else None,
+        "messages": CHAT if rng.random() < 0.5 else None,
+        "multi_modal_inputs": {"px": torch.randn(2, 3).t()} if rng.random() < 0.3 else None,
+    }  # fmt: skip
+    if rng.random() < 0.25:
+        sides = {"chosen": random_view(rng, response, ids), "rejected": random_view(rng, response + 1, ids)}
+        return theirs.Experience(tokens=random_view(rng, prompt, ids), **sides, **fields)
+    fields |= {"tokens": random_view(rng, prompt + response, ids), "prompt_length": prompt}
+    if rng.random() < 0.2:
+        fields |= {"truncate_status": "prompt_truncated", "logprobs": random_view(rng, response, floats)}
+        return theirs.Experience(**fields)
+    for name in ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs"):
+        if rng.random() < 0.5:
+            fields[name] = random_view(rng, response, floats)
+    if rng.random() < 0.5:
+        fields["action_mask"] = random_view(rng, response, [torch.bool])
+    return theirs.Experience(**fields)
+
+
+def plain(value):
+    """What is left of a value of `info` or `metrics` in plain types."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.tolist() if isinstance(value, torch.Tensor | np.generic) else value
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_legacy_pickles_are_read_as_trinity_reads_them(number):
+    rng = random.Random(number)
+    written = [random_experience(rng) for _ in range(rng.randint(1, 4))]
+    payload = pickle.dumps(written if number % 2 else written[0], protocol=rng.randint(2, 5))
+    expected = theirs.Experience.deserialize_many(payload)
+    read = ours.Experience.deserialize_many(payload)
+    for one, two in zip(read, expected, strict=True):
+        for name in ("reward", "info", "metrics"):
+            # as text, since NaN is not equal to itself
+            assert repr(getattr(one, name)) == repr(plain(getattr(two, name)))
+            setattr(two, name, getattr(one, name))
+        one.reward = two.reward = None
+        assert_same(one, two)
+    kinds = [record.kind.value.replace("preference", "dpo") for record in loads_trinity(payload)]
+    assert kinds == [exp.experience_type for exp in expected]
 
 
 def test_ids_that_only_look_alike_are_not_one_group():

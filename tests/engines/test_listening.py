@@ -8,22 +8,30 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pairwright.engines import listening
 from pairwright.engines.listening import _AcceptErrors, is_foreign
 
+pytestmark = pytest.mark.stress
+
 SERVER = """
 import sys
 from pairwright.engines import listening
 
-listening.HEAD_SECONDS, listening.MAX_CONNECTIONS = float(sys.argv[2]), 40
+listening.HEAD_SECONDS, listening.WRITE_SECONDS, listening.MAX_CONNECTIONS = float(sys.argv[2]), float(sys.argv[3]), 40
+ended = []
 
 async def app(scope, receive, send):
-    if scope["type"] == "http":
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+    body = b"x" * 50_000_000 if scope["path"] == "/large" else b"%d ended" % len(ended)
+    length = b"%d" % len(body)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": body})
+    if scope["path"] == "/large":
+        await receive()
+        ended.append(scope["path"])
 
 listener = listening.listen("127.0.0.1", 0)
 print(listening.url_of(listener), flush=True)
@@ -44,18 +52,53 @@ def address(request):
 
 
 @pytest.fixture(params=PARSERS)
+def strict_address(request):
+    """A server that waits a second for clients to read."""
+    yield from serve(request.param, head_seconds=600, write_seconds=1)
+
+
+@pytest.fixture(params=PARSERS)
 def patient_address(request):
     """A server that does not end a connection for its slow head."""
     yield from serve(request.param, head_seconds=600)
 
 
-def serve(parser: str, *, head_seconds: float):
-    words = [sys.executable, "-c", SERVER, parser, str(head_seconds)]
+def serve(parser: str, *, head_seconds: float, write_seconds: float = 600):
+    words = [sys.executable, "-c", SERVER, parser, str(head_seconds), str(write_seconds)]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     host, port = re.fullmatch(r"http://(.*):(\d+)\n", server.stdout.readline()).groups()
     yield host, int(port)
     server.terminate()
     server.communicate()
+
+
+class Transport:
+    """What the protocols use of a transport; `unread` bytes wait for the client."""
+
+    written, is_closed, unread = b"", False, 0
+
+    def __init__(self, address="127.0.0.1"):
+        self.address = address
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self):
+        return self.is_closed
+
+    def get_extra_info(self, name):
+        return (self.address, 1) if name == "peername" else None
+
+    def get_write_buffer_size(self):
+        return self.unread
+
+    def set_write_buffer_limits(self, high):
+        assert high == 0
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -126,18 +169,6 @@ def test_a_head_without_an_end_is_bounded_whatever_the_parser_does(monkeypatch):
         def data_received(self, data):
             pass
 
-    class Transport:
-        written, is_closed = b"", False
-
-        def write(self, data):
-            self.written += data
-
-        def close(self):
-            self.is_closed = True
-
-        def is_closing(self):
-            return self.is_closed
-
     monkeypatch.setattr(listening, "_protocol", lambda http: Parser)
     connection, transport = listening._bounded("any", 10)(), Transport()
     connection.loop = asyncio.new_event_loop()
@@ -163,6 +194,102 @@ def test_more_connections_than_fit_drop_the_oldest_that_is_idle(patient_address)
     assert read_to_end(idle[0]) == b""
     for connection in idle:
         connection.close()
+
+
+def test_a_client_that_does_not_read_is_ended(strict_address):
+    with socket.create_connection(strict_address) as deaf:
+        deaf.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        deadline = time.monotonic() + 30
+        while b"1 ended" not in ask(strict_address):
+            assert time.monotonic() < deadline, "the answer still waits for its client"
+            time.sleep(0.05)
+        assert len(read_to_end(deaf)) < 50_000_000
+
+
+def test_clients_that_send_requests_and_read_nothing_give_way_to_others(patient_address):
+    deaf = []
+    for _ in range(60):
+        deaf.append(socket.create_connection(patient_address))
+        deaf[-1].sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+    assert ask(patient_address).startswith(b"HTTP/1.1 200")
+    for connection in deaf:
+        connection.close()
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    """Make connections of a server that takes four, each with its address; `is_busy` ones are being answered."""
+
+    class Parser:
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def pause_writing(self):
+            pass
+
+    loop = asyncio.new_event_loop()
+    monkeypatch.setattr(listening, "_protocol", lambda http: Parser)
+    protocol, made = listening._bounded("any", 4), []
+
+    def connect(address, *, is_busy=False):
+        connection = protocol()
+        connection.loop, connection.cycle = loop, None
+        connection.connection_made(Transport(address))
+        if is_busy and not connection.transport.is_closed:
+            connection.cycle = SimpleNamespace(response_complete=False)
+            connection._stop_waiting()
+        made.append(connection)
+        return connection
+
+    yield connect
+    for connection in made:
+        connection._forget()
+    loop.close()
+
+
+def test_an_address_has_half_of_the_connections(connect):
+    first, second, third = (connect("10.0.0.1") for _ in range(3))
+    assert [one.transport.is_closed for one in (first, second, third)] == [True, False, False]
+    other = connect("10.0.0.2", is_busy=True)
+    busy = [connect("10.0.0.1", is_busy=True) for _ in range(2)]
+    assert (second.transport.is_closed, third.transport.is_closed) == (True, True)
+    refused = connect("10.0.0.1")
+    assert refused.transport.written.startswith(b"HTTP/1.1 503")
+    assert refused.transport.is_closed
+    assert not any(one.transport.is_closed for one in (other, *busy))
+    assert not connect("10.0.0.3").transport.is_closed
+
+
+def test_proxies_have_all_of_the_connections(monkeypatch, connect):
+    local = [connect("127.0.0.1", is_busy=True) for _ in range(4)]
+    assert not any(one.transport.is_closed for one in local)
+    assert connect("10.0.0.1").transport.written.startswith(b"HTTP/1.1 503")
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.1.0.0/16, 10.2.0.1, localhost")
+    is_proxy = listening._proxies()
+    addresses = ("127.0.0.1", "::1", "::ffff:127.0.0.1", "", "10.1.2.3", "10.2.0.1", "10.2.0.2", "2001:db8::1")
+    assert [is_proxy(address) for address in addresses] == [True] * 6 + [False] * 2
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    assert listening._proxies()("10.2.0.2")
+
+
+def test_a_client_that_reads_slowly_keeps_its_connection(connect):
+    connection = connect("10.0.0.1", is_busy=True)
+    connection.transport.unread = 100_000
+    connection.pause_writing()
+    for unread, is_closed in ((80_000, False), (60_000, False), (59_000, True)):
+        connection.transport.unread = unread
+        connection._check_reading()
+        assert connection.transport.is_closed == is_closed
+
+
+def test_a_request_that_says_two_lengths_is_refused(address):
+    body = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(address) as connection:
+        connection.sendall(head + body)
+        answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_accept_errors_are_logged_once_a_minute(caplog):

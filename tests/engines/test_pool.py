@@ -11,6 +11,8 @@ from pairwright.config import EngineConfig
 from pairwright.engines import ENGINES, EngineError, Pool, open_pool
 from pairwright.errors import ConfigError
 
+pytestmark = pytest.mark.stress
+
 
 def test_results_come_in_the_order_of_the_tasks():
     assert list(Pool(2).map(doubled, range(20))) == list(range(0, 40, 2))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import pairwright.engines.engine as engine_module
+import pairwright.engines.ray_engine as engine_module
 from engines.mapped import Dying, always_dies, badly_pickled, broken, doubled, folder_of, process_of, refused
 from pairwright.config import Config, EngineConfig, load_config
 from pairwright.engines import EngineError, RayEngine, open_ray

@@ -8,8 +8,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from pairwright.evaluate import bootstrap_intervals, comparison, mcnemar_test, sign_test
-from pairwright.evaluate.comparison import _bca_levels
+from pairwright.evaluate import bootstrap_intervals, mcnemar_test, paired_statistics, sign_test
+from pairwright.evaluate.paired_statistics import _bca_levels
 
 
 def interval(values, **options):
@@ -37,7 +37,7 @@ def test_the_sign_test_counts_outcomes(wins, losses, expected):
 def test_the_sign_test_of_many_tasks_is_the_sum_of_whole_numbers(monkeypatch):
     exact = float(Fraction(2 * sum(math.comb(5000, k) for k in range(2400 + 1)), 2**5000))
     assert sign_test(2600, 2400) == exact
-    monkeypatch.setattr(comparison, "MAX_INTEGER_TRIALS", 100)
+    monkeypatch.setattr(paired_statistics, "MAX_INTEGER_TRIALS", 100)
     assert sign_test(2600, 2400) == pytest.approx(exact, rel=1e-10)
     assert sign_test(100_000, 0) == 0.0
 
@@ -95,7 +95,7 @@ def test_rows_are_drawn_with_the_same_tasks():
 def test_a_seed_gives_the_same_interval_in_whatever_pieces_it_is_drawn(monkeypatch):
     values = np.random.default_rng(3).normal(size=50)
     whole = interval(values, seed=7)
-    monkeypatch.setattr(comparison, "MAX_DRAWS_AT_ONCE", 1000)
+    monkeypatch.setattr(paired_statistics, "MAX_DRAWS_AT_ONCE", 1000)
     assert interval(values, seed=7) == whole
     assert interval(values, seed=8) != whole
 

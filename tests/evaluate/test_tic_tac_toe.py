@@ -12,7 +12,7 @@ import pytest
 from pairwright import Table
 from pairwright.config import load_config
 from pairwright.errors import ConfigError
-from pairwright.evaluate.evaluation import evaluate_models, holdout_config
+from pairwright.evaluate.held_out_runs import evaluate_models, holdout_config
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tic_tac_toe"
 sys.path.insert(0, str(EXAMPLE))

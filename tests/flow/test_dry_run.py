@@ -11,7 +11,7 @@ from pairwright.cli.main import app
 from pairwright.config import load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed
-from pairwright.flow.run_flow import plan_rows
+from pairwright.flow.dry_run import plan_rows
 from train.made_runs import make_model
 
 STAGES = ("collect", "pairs", "tokens", "train", "evaluate")

@@ -15,7 +15,7 @@ from pairwright.cli.main import app
 from pairwright.config import load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed, View
-from pairwright.flow.run_flow import plan_rows
+from pairwright.flow.dry_run import plan_rows
 from pairwright.flow.stages import tokens_stage
 from pairwright.generate import Engine, Request, Sampling
 from pairwright.ledger import build_ledger, train_folders

@@ -16,6 +16,8 @@ from pairwright.train import read_status, train
 from pairwright.train.loop import Stop, Stopped
 from train.made_runs import make_model, make_pairs
 
+pytestmark = pytest.mark.stress
+
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -59,7 +61,7 @@ def test_a_second_run_is_one_line_and_exit_code_1_and_touches_nothing(model, tmp
         done = command("run", changed, "-o", folder)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
-            f"pairwright: {folder}: process {process.pid} has a run here: wait for it, end it, or give another -o\n"
+            f"pairwright: {folder}: in use by process {process.pid}, so no run here: wait for it, end it, or give another -o\n"
         )
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"} == before
     # the other process was killed: its lock is gone with it, and the run goes on
@@ -71,7 +73,7 @@ def test_a_training_that_is_resumed_is_refused_while_another_process_is_there(mo
     pairs = make_pairs(tmp_path / "pairs", num=4)
     config = Config.model_validate({"train": {"batch_size": 4, "threads": 1, "max_steps": 1}})
     train(config, model=model, pairs=pairs, output=tmp_path / "train")
-    with held(tmp_path / "train"), pytest.raises(FolderInUse, match="has a training here"):
+    with held(tmp_path / "train"), pytest.raises(FolderInUse, match="so no training here"):
         train(config, model=model, pairs=pairs, output=tmp_path / "train", resume=True)
     train(config, model=model, pairs=pairs, output=tmp_path / "train", resume=True)
 

@@ -7,7 +7,7 @@ from pairwright.cli.output import CollectView, figures
 from pairwright.collect import Completion, collect
 from pairwright.collect.counters import Status
 from pairwright.config import Config, base_folder, load_config, printable_config
-from pairwright.evaluate.evaluation import holdout_config
+from pairwright.evaluate.held_out_runs import holdout_config
 from pairwright.flow import Flow
 from pairwright.flow.example import EXAMPLES, prepare
 from pairwright.flow.stages import View

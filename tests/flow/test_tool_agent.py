@@ -11,7 +11,7 @@ import pytest
 from pairwright import EID, Experience, Message, Table
 from pairwright.collect import collect
 from pairwright.config import load_config
-from pairwright.evaluate.evaluation import holdout_scores, play_holdout
+from pairwright.evaluate.held_out_runs import holdout_scores, play_holdout
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
 from pairwright.pairs.pair_table import read_pairs

@@ -7,7 +7,9 @@ import pytest
 
 from generate.tiny_models import byte_tokenizer, llama
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
-from pairwright.generate.requests import TextStream
+from pairwright.generate.text_stream import TextStream
+
+pytestmark = pytest.mark.stress
 
 
 @pytest.fixture

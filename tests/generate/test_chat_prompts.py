@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from generate.tiny_models import byte_tokenizer
 from pairwright.generate import GenerateError
-from pairwright.generate.requests import ChatEncoder
+from pairwright.generate.prompt_encoding import ChatEncoder
 from pairwright.records.messages import Message, ToolCall
 from pairwright.tokens import encode_chat
 from pairwright.tokens.message_dialect import adapt_chat

@@ -30,6 +30,8 @@ from pairwright.jobs import (
 )
 from pairwright.jobs.job import silent
 
+pytestmark = pytest.mark.stress
+
 JOBS = "/v1/customization/jobs"
 STATUS = f"{JOBS}/cust-0/status"
 backend = BACKENDS["nemo-customizer"]

@@ -14,6 +14,8 @@ from pairwright.jobs import BACKENDS, BackendError, JobRequest, JobState, Servic
 from pairwright.jobs.job import silent
 from service.service_process import CONFIG, Service
 
+pytestmark = pytest.mark.stress
+
 backend = BACKENDS["nemo-customizer"]
 
 

@@ -297,6 +297,7 @@ def test_a_launch_without_a_checkout_or_its_program_is_refused(tmp_path, model, 
         prepared(tmp_path, model, config_of({"batch_size": 4}, directory=str(checkout)), launch=True)
 
 
+@pytest.mark.stress
 def test_a_running_launch_is_cancelled(tmp_path, model, checkout):
     _program(tmp_path / "bin" / "uv", f"exec {sys.executable} -c 'import time; time.sleep(600)'")
     config = config_of({"batch_size": 4}, directory=str(checkout))

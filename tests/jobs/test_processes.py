@@ -11,6 +11,8 @@ import pytest
 from pairwright.jobs import BackendError, process
 from pairwright.ledger.run_status import last_lines
 
+pytestmark = pytest.mark.stress
+
 SLEEP = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pairwright.losses import logps as module
-from pairwright.losses.logps import masked_logps, masked_logps_stats, sum_by_sequence
+from pairwright.losses.logps import masked_logps, sum_by_sequence
 
 torch.set_num_threads(1)
 
@@ -66,21 +66,6 @@ def test_a_bias_is_not_needed():
     torch.testing.assert_close(masked_logps(hidden, weight, None, targets), plain(hidden, weight, None, targets)[0])
 
 
-def test_statistics_are_those_of_the_same_distribution_and_have_no_gradient():
-    hidden, weight, bias, targets = inputs()
-    targets[2] = (hidden @ weight.T + bias)[2].argmax()
-    logps, stats = masked_logps_stats(hidden.requires_grad_(), weight, bias, targets, chunk_size=3, temperature=0.7)
-    expected_logps, expected_entropy = plain(hidden, weight, bias, targets, temperature=0.7)
-    logits = ((hidden @ weight.T + bias) / 0.7).detach()
-    torch.testing.assert_close(logps, expected_logps)
-    torch.testing.assert_close(stats.entropy_N, expected_entropy.detach())
-    torch.testing.assert_close(stats.mean_logit_N, logits.mean(-1))
-    assert stats.is_top1_N.tolist() == (logits.argmax(-1) == targets).double().tolist()
-    assert 0 < stats.is_top1_N.sum() < 7
-    assert logps.requires_grad
-    assert not stats.entropy_N.requires_grad
-
-
 def test_a_second_backward_pass_gives_the_same_gradient():
     """The block that the forward pass keeps is overwritten by the first backward pass."""
     hidden, weight, bias, targets = inputs()
@@ -101,8 +86,8 @@ def test_nothing_is_kept_when_no_gradient_is_wanted():
 def test_no_position_gives_nothing_and_a_zero_gradient():
     hidden, weight, bias, targets = inputs(n=0)
     weight.requires_grad_()
-    logps, stats = masked_logps_stats(hidden, weight, bias, targets)
-    assert logps.shape == stats.entropy_N.shape == (0,)
+    logps = masked_logps(hidden, weight, bias, targets)
+    assert logps.shape == (0,)
     logps.sum().backward()
     assert torch.equal(weight.grad, torch.zeros_like(weight))
 
@@ -132,21 +117,19 @@ def test_bfloat16_is_as_close_to_the_truth_as_the_plain_computation():
 def test_extreme_logits_give_finite_values_and_gradients():
     hidden = torch.tensor([[1e4], [-1e4], [3e38]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
-    logps, stats = masked_logps_stats(hidden, weight, None, torch.tensor([0, 0, 0]), chunk_size=2)
+    logps = masked_logps(hidden, weight, None, torch.tensor([0, 0, 0]), chunk_size=2)
     assert logps.tolist() == [0.0, -2e4, 0.0]
-    assert stats.entropy_N.tolist() == [0.0, 0.0, 0.0]
     logps.sum().backward()
     # d/dw of the second: (1 - p0) h = -1e4 for the target, (0 - p1) h = 1e4 for the other.
     assert weight.grad.flatten().tolist() == [-1e4, 1e4]
     assert hidden.grad.flatten().tolist() == [0.0, 2.0, 0.0]
 
 
-def test_a_forbidden_token_has_no_share_in_the_entropy():
+def test_a_forbidden_token_has_no_share():
     """A bias of -inf, as padded vocabularies have it."""
     bias = torch.tensor([0.0, 0.0, -torch.inf])
-    logps, stats = masked_logps_stats(torch.zeros(1, 2), torch.zeros(3, 2), bias, torch.tensor([1]))
+    logps = masked_logps(torch.zeros(1, 2), torch.zeros(3, 2), bias, torch.tensor([1]))
     torch.testing.assert_close(logps, torch.tensor([0.5]).log())
-    torch.testing.assert_close(stats.entropy_N, torch.tensor([2.0]).log())
 
 
 def test_autocast_computes_in_its_dtype_and_gives_gradients_in_that_of_the_parameters():

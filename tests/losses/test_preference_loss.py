@@ -14,22 +14,14 @@ from pairwright.losses import (
     PairLogps,
     PreferenceOptions,
     check_preference,
-    length_weights,
-    match_partners,
-    policy_weights,
     preference_loss,
     sft_loss,
-    sum_by_sequence,
 )
 
 torch.set_num_threads(1)
 
 NAMES = sorted(PREFERENCE_LOSSES)
 LN2, LN3 = math.log(2), math.log(3)
-
-
-def options_for(name, **changes):
-    return PreferenceOptions(**({"label_smoothing": 0.1} if name == "exo_pair" else {}) | changes)
 
 
 def one_pair(**changes):
@@ -70,7 +62,7 @@ def rows(logps, index):
         for field in fields(logps)
         if isinstance(value := getattr(logps, field.name), torch.Tensor) and value.ndim
     }
-    return replace(logps, **taken, partners={name: one.at(index) for name, one in logps.partners.items()})
+    return replace(logps, **taken)
 
 
 def with_gradient(logps):
@@ -80,7 +72,7 @@ def with_gradient(logps):
 
 # β = ln 3 / 5 makes z = β (2 - -3) = ln 3, so σ(z) = 3/4 and σ(-z) = 1/4.
 BETA = LN3 / 5
-HALF = 1 / (2 * BETA)  # the target of ipo and sppo
+HALF = 1 / (2 * BETA)  # the target of ipo
 
 
 def sigma(x):
@@ -104,12 +96,6 @@ HAND = [
     ("apo_zero", {}, sigma(-2 * BETA) + sigma(-3 * BETA)),
     # σ(β·2) + σ(-z)
     ("apo_down", {}, sigma(2 * BETA) + 1 / 4),
-    ("sppo_hard", {}, (2 - HALF) ** 2 + (-3 + HALF) ** 2),
-    ("nca_pair", {}, -math.log(sigma(2 * BETA)) - 0.5 * math.log(sigma(-2 * BETA)) - 0.5 * math.log(sigma(3 * BETA))),
-    # KL of (3/4, 1/4) from (0.9, 0.1)
-    ("exo_pair", {"label_smoothing": 0.1}, 0.75 * math.log(0.75 / 0.9) + 0.25 * math.log(0.25 / 0.1)),
-    # KL of (σ(g), σ(-g)) from (3/4, 1/4) with g = 0.5 · 2 ln 2 = ln 2: (2/3, 1/3)
-    ("rpo", {"margin_scale": 2 * LN2}, 2 / 3 * math.log((2 / 3) / (3 / 4)) + 1 / 3 * math.log((1 / 3) / (1 / 4))),
     # Averaged log π: -2 and -3, no reference. z = β (-2 - -3) - γ.
     ("simpo", {"gamma": 0.0}, -math.log(sigma(BETA))),
     ("simpo", {}, -math.log(sigma(BETA - 0.5))),
@@ -120,19 +106,6 @@ HAND = [
     ("kto", {}, 0.5 * sigma(-BETA) + 0.5 * sigma(-4 * BETA)),
     # Averaged scores 1 and -1, as sigmoid with preference_average_log_probs.
     ("sigmoid_norm", {}, -math.log(sigma(2 * LN3 / 5))),
-    ("bco_pair", {}, -math.log(sigma(2 * BETA)) - math.log(sigma(3 * BETA))),
-    # z = ln 3, m = σ(ln 3 / ln 3) with τ = ln 3: (1 - m) · ln(4/3) + m · 1/3
-    ("discopop", {"discopop_tau": LN3}, (1 - sigma(1)) * math.log(4 / 3) + sigma(1) / 3),
-    # A pair alone is its own partner: what is left is DPO.
-    ("aot", {}, -math.log(3 / 4)),
-    ("aot_unpaired", {"label_smoothing": 0.2}, -0.8 * math.log(3 / 4) - 0.2 * math.log(1 / 4)),
-    # f' of scores 2 and -3: forward KL 1 - e^-2 and 1 - e^3.
-    ("sigmoid", {"f_divergence": "forward_kl"}, -math.log(sigma(BETA * (math.exp(3) - math.exp(-2))))),
-    # Jensen-Shannon: log σ(2) - log σ(-3), the ln 2 cancels.
-    ("sigmoid", {"f_divergence": "js_divergence"}, -math.log(sigma(BETA * (math.log(sigma(2)) - math.log(sigma(-3)))))),
-    # α = 2: u - 1.
-    ("hinge", {"f_divergence": "alpha_divergence", "f_alpha": 2.0}, max(0.0, 1 - BETA * (math.exp(2) - math.exp(-3)))),
-    ("sigmoid", {"f_divergence": "alpha_divergence", "f_alpha": 1.0}, -math.log(3 / 4)),
     ("kto", {"desirable_weight": 2.0, "undesirable_weight": 3.0}, sigma(-BETA) + 1.5 * sigma(-4 * BETA)),
 ]  # fmt: skip
 
@@ -182,22 +155,15 @@ def test_the_sft_term_is_added_with_its_weight():
     averaged = preference_loss("sigmoid", one_pair(), options.model_copy(update={"sft_average_log_probs": True}))
     assert averaged.loss_B.item() == pytest.approx(-0.5 * math.log(3 / 4) + 0.2)
     assert averaged.sft_B.item() == pytest.approx(2.0)
-    # A desensitised sum of chosen does not change its likelihood.
-    given = preference_loss("sigmoid", one_pair(chosen_nll_B=7.0), options)
-    assert given.loss_B.item() == pytest.approx(-0.5 * math.log(3 / 4) + 0.7)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_passes_gradcheck(name):
     logps, leaves = with_gradient(random_pairs())
-    options = options_for(name, sft_loss_weight=0.3)
-    # The two halves of a term of aot_unpaired belong to different pairs: only their sum is a function's gradient.
-    is_summed = name == "aot_unpaired"
-    logps = replace(logps, weight_B=None) if is_summed else logps
+    options = PreferenceOptions(sft_loss_weight=0.3)
 
     def compute(chosen, rejected):
-        losses = preference_loss(name, replace(logps, chosen_B=chosen, rejected_B=rejected), options).loss_B
-        return losses.sum() if is_summed else losses
+        return preference_loss(name, replace(logps, chosen_B=chosen, rejected_B=rejected), options).loss_B
 
     assert torch.autograd.gradcheck(compute, leaves)
 
@@ -205,8 +171,8 @@ def test_the_gradient_passes_gradcheck(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_pairs_changes_nothing(name):
     logps, order = random_pairs(), torch.tensor([3, 1, 5, 0, 4, 2])
-    there = preference_loss(name, logps, options_for(name))
-    here = preference_loss(name, rows(logps, order), options_for(name))
+    there = preference_loss(name, logps, PreferenceOptions())
+    here = preference_loss(name, rows(logps, order), PreferenceOptions())
     assert torch.equal(here.loss_B, there.loss_B[order])
     assert torch.equal(here.chosen_rewards_B, there.chosen_rewards_B[order])
 
@@ -216,16 +182,14 @@ def test_the_order_of_pairs_changes_nothing(name):
 def test_micro_batches_give_the_update_of_the_whole_batch(name, cuts):
     """Weighted mean over all pairs, however they are cut: Σ w ℓ / Σ w."""
     whole, leaves = with_gradient(random_pairs())
-    losses = preference_loss(name, whole, options_for(name, sft_loss_weight=0.3))
+    losses = preference_loss(name, whole, PreferenceOptions(sft_loss_weight=0.3))
     (losses.loss_B.sum() / losses.weight_B.sum()).backward()
 
     parts, part_leaves = with_gradient(random_pairs())
-    # Partners are of the whole update, found before it is cut.
-    parts = replace(parts, partners=match_partners(check_preference(name, options_for(name)), parts))
     total_weight, start = parts.weight_B.sum(), 0
     for size in cuts:
         piece = rows(parts, torch.arange(start, start + size))
-        (preference_loss(name, piece, options_for(name, sft_loss_weight=0.3)).loss_B.sum() / total_weight).backward()
+        (preference_loss(name, piece, PreferenceOptions(sft_loss_weight=0.3)).loss_B.sum() / total_weight).backward()
         start += size
     for ours, expected in zip(part_leaves, leaves, strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-12, atol=1e-14)
@@ -250,20 +214,20 @@ def test_a_pair_with_an_empty_side_is_a_counted_zero_without_gradient(name, side
     empty = {side: logps.num_chosen_B.clone(), "chosen_B": logps.chosen_B.clone()}
     empty[side][1], empty["chosen_B"][1] = 0.0, value
     logps, leaves = with_gradient(replace(logps, **empty))
-    losses = preference_loss(name, logps, options_for(name, sft_loss_weight=1.0))
+    losses = preference_loss(name, logps, PreferenceOptions(sft_loss_weight=1.0))
     assert losses.num_empty == 1
     assert losses.loss_B[1] == losses.weight_B[1] == losses.preference_B[1] == losses.chosen_rewards_B[1] == 0
     losses.loss_B.sum().backward()
     assert all(leaf.grad[1] == 0 and leaf.grad.isfinite().all() for leaf in leaves)
     assert leaves[1].grad[0] != 0 or name == "hinge"
-    others = preference_loss(name, rows(logps, torch.tensor([0, 2])), options_for(name, sft_loss_weight=1.0))
+    others = preference_loss(name, rows(logps, torch.tensor([0, 2])), PreferenceOptions(sft_loss_weight=1.0))
     assert torch.equal(losses.loss_B[[0, 2]], others.loss_B)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_pair_at_all_is_a_clean_zero(name):
     logps, leaves = with_gradient(rows(random_pairs(), torch.tensor([], dtype=torch.long)))
-    losses = preference_loss(name, logps, options_for(name))
+    losses = preference_loss(name, logps, PreferenceOptions())
     assert losses.loss_B.sum() == losses.weight_B.sum() == losses.num_empty == 0
     losses.loss_B.sum().backward()
     assert leaves[0].grad.shape == (0,)
@@ -276,7 +240,7 @@ def test_extreme_scores_have_finite_losses_and_gradients_in_float32(name, far):
     logps, leaves = with_gradient(
         replace(logps, chosen_B=torch.full((4,), min(far, 0.0)), rejected_B=torch.full((4,), min(-far, 0.0)))
     )
-    losses = preference_loss(name, logps, options_for(name))
+    losses = preference_loss(name, logps, PreferenceOptions())
     losses.loss_B.sum().backward()
     assert losses.loss_B.isfinite().all()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
@@ -305,22 +269,18 @@ def test_the_reference_point_of_kto_has_no_gradient():
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("dpo", {}, "loss: got 'dpo', expected one of aot, aot_unpaired, apo_down"),
+        ("dpo", {}, "loss: got 'dpo', expected one of apo_down, apo_zero, hinge"),
         (
             "ipo",
             {"label_smoothing": 0.1},
-            "label_smoothing: got 0.1, but ipo does not use it: it is for aot, aot_unpaired, exo_pair, robust",
+            "label_smoothing: got 0.1, but ipo does not use it: it is for robust, sigmoid, sigmoid_norm, simpo",
         ),
-        ("orpo", {"ld_alpha": 0.5}, "ld_alpha: got 0.5, but orpo does not use it"),
         ("sigmoid", {"gamma": 1.0}, "gamma: got 1.0, but sigmoid does not use it: it is for simpo"),
-        ("exo_pair", {}, "above 0"),
         ("robust", {"label_smoothing": 0.5}, "label_smoothing: got 0.5, expected below 0.5"),
         ("sigmoid", {"beta": 0.0}, "beta: got 0.0, expected above 0"),
         ("sigmoid", {"label_smoothing": -0.1}, "label_smoothing: got -0.1, expected at least 0"),
         ("sigmoid", {"betta": 0.1}, "unknown key 'betta'; did you mean 'beta'?"),
-        ("nca_pair", {"use_margin": True}, "use_margin"),
-        ("nca_pair", {"f_divergence": "forward_kl"}, "f_divergence: got 'forward_kl', but nca_pair does not use it"),
-        ("aot", {"preference_average_log_probs": True}, "aot and aot_unpaired compare sums"),
+        ("apo_zero", {"use_margin": True}, "use_margin: got True, but apo_zero does not use it"),
         ({"apo_zero": 1.0, "ipo": 1.0}, {"gamma": 1.0}, "gamma: got 1.0, but apo_zero + ipo do not use it"),
         ({"sigmoid": 1.0, "sft": 1.0}, {}, "loss: got 'sft'"),
     ],
@@ -335,7 +295,6 @@ def test_what_a_loss_cannot_do_is_refused(name, changes, words):
     ("name", "field", "changes"),
     [
         ("sigmoid", "ref_chosen_B", {}),
-        ("rpo", "margin_B", {}),
         ("hinge", "margin_B", {"use_margin": True}),
         ("kto", "reference_point", {}),
     ],
@@ -363,26 +322,6 @@ def test_sft_loss_is_weighted_and_leaves_empty_sequences_out():
     assert (loss.tolist(), weight.tolist()) == ([2.0, 1.5, 0.0], [1.0, 0.5, 0.0])
 
 
-def test_length_weights_lower_what_a_side_has_beyond_the_other():
-    # Two pairs: sides of 3 and 2 tokens, then of 1 and 4; the tokens of the last two sequences are mixed.
-    sequence = torch.tensor([0, 0, 0, 1, 1, 3, 2, 3, 3, 3])
-    weights = length_weights(sequence, torch.tensor([2, 2, 1, 1]), 0.25)
-    assert weights.tolist() == [1, 1, 0.25, 1, 1, 1, 1, 0.25, 0.25, 0.25]
-    sums, _ = sum_by_sequence(weights * -torch.ones(10), sequence, 4)
-    assert sums.tolist() == [-2.25, -2.0, -1.0, -1.75]
-    assert length_weights(sequence[:0], torch.tensor([2, 2]), 0.25).tolist() == []
-
-
-def test_length_weights_know_the_order_of_many_mixed_tokens():
-    sequence = torch.randint(0, 7, (5000,), generator=torch.Generator().manual_seed(0))
-    shared = torch.tensor([0, 1, 10, 100, 500, 700, 5000])
-    seen, expected = [0] * 7, []
-    for number in sequence.tolist():
-        expected.append(1.0 if seen[number] < shared[number] else 0.5)
-        seen[number] += 1
-    assert length_weights(sequence, shared, 0.5).tolist() == expected
-
-
 def test_every_loss_has_its_line_on_the_page():
     page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "losses.md"
     listed = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8").split("## Policy")[0], re.M)
@@ -391,39 +330,7 @@ def test_every_loss_has_its_line_on_the_page():
 
 def test_a_mixture_is_the_weighted_sum_of_its_losses():
     logps, options = random_pairs(), PreferenceOptions(beta=0.2)
-    both = preference_loss({"sigmoid": 0.8, "bco_pair": 0.2}, logps, options)
-    first, second = (preference_loss(name, logps, options) for name in ("sigmoid", "bco_pair"))
+    both = preference_loss({"sigmoid": 0.8, "apo_zero": 0.2}, logps, options)
+    first, second = (preference_loss(name, logps, options) for name in ("sigmoid", "apo_zero"))
     torch.testing.assert_close(both.loss_B, 0.8 * first.loss_B + 0.2 * second.loss_B)
     assert torch.equal(both.chosen_rewards_B, first.chosen_rewards_B)
-
-
-def test_aot_compares_ranks_and_not_pairs():
-    """Log-ratios of the policy are 3 and 1, of the reference 0 and 2: sorted, 1 stands against 0 and 3 against 2."""
-    values = {
-        "chosen_B": [3.0, 1.0],
-        "rejected_B": [0.0, 0.0],
-        "ref_chosen_B": [0.0, 2.0],
-        "ref_rejected_B": [0.0, 0.0],
-    }
-    logps = PairLogps(**{name: torch.tensor(value) for name, value in values.items()}, num_chosen_B=torch.ones(2), num_rejected_B=torch.ones(2))  # fmt: skip
-    losses = preference_loss("aot", logps, PreferenceOptions(beta=1.0))
-    assert losses.loss_B.tolist() == pytest.approx([-math.log(sigma(1)), -math.log(sigma(1))])
-    # Scores of chosen 3 and -1, of rejected 0 and 0.
-    losses = preference_loss("aot_unpaired", logps, PreferenceOptions(beta=1.0))
-    assert losses.loss_B.sum().item() == pytest.approx(-math.log(sigma(3)) - math.log(sigma(-1)))
-
-
-def test_the_weights_of_wpo_are_geometric_means_of_aligned_probabilities():
-    # Chosen: p / Σp² of 2 and 1/2, mean 1. Rejected: 1/4. Their product is 1/4.
-    logps, squares = torch.tensor([0.5, 0.25, 0.1]).log(), torch.tensor([0.25, 0.5, 0.4]).log()
-    weights = policy_weights(logps.requires_grad_(), squares, torch.tensor([0, 0, 1]), 1)
-    assert weights.tolist() == pytest.approx([0.25])
-    assert not weights.requires_grad
-    options = PreferenceOptions(beta=BETA, use_weighting=True, sft_loss_weight=1.0)
-    losses = preference_loss("sigmoid", one_pair(policy_weight_B=0.25), options)
-    assert losses.loss_B.item() == pytest.approx(-0.25 * math.log(3 / 4) + 4)  # the likelihood is not weighted
-
-
-def test_weights_of_wpo_that_are_not_there_are_refused():
-    with pytest.raises(ConfigError, match="policy_weight_B: use_weighting needs it and the batch has none"):
-        preference_loss("sigmoid", one_pair(), PreferenceOptions(use_weighting=True))

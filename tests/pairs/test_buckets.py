@@ -11,12 +11,12 @@ from made_tables import candidate, made, several
 
 from pairwright import Message, Table
 from pairwright.errors import PairwrightError, TableError
-from pairwright.pairs import PairOptions, build, build_pairs, texts
+from pairwright.pairs import PairOptions, buckets, build, build_pairs, fetch_texts
 from pairwright.pairs import build as plan
-from pairwright.pairs import spill as buckets
+from pairwright.pairs.buckets import bucket_of, num_buckets
 from pairwright.pairs.candidates import candidates as rows
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.spill import Spill, bucket_of, num_buckets
+from pairwright.pairs.spill import Spill
 from pairwright.paths import build_folder
 from pairwright.store import table as parquet
 
@@ -75,7 +75,7 @@ def test_the_number_of_buckets_and_slices_changes_not_one_byte(tmp_path_factory,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "num_buckets", lambda *_: number)
         patch.setattr(build, "num_slices", lambda *_, **__: slices)
-        patch.setattr(texts, "_PIECE_BYTES", 500)
+        patch.setattr(fetch_texts, "_PIECE_BYTES", 500)
         build_pairs(tables[::-1], folder / "parted", asked)
     assert files_of(folder / "parted") == files_of(folder / "whole")
     assert {path.name for path in (folder / "parted").iterdir()} == {*FILES, "lineage.json"}, "nothing is left behind"
@@ -115,9 +115,9 @@ def test_only_the_chosen_rows_bring_their_prompts(tmp_path):
         chosen_at=pl.lit(None, pl.Int64),
         rejected_at=pl.lit(None, pl.Int64),
     )
-    some = texts.PairTexts(3, 1, None)
+    some = fetch_texts.PairTexts(3, 1, None)
     some.add(drafts, np.arange(3))
-    ((number, found),) = texts.fetch_texts_of(table, some.columns, some.take_wanted())
+    ((number, found),) = fetch_texts.fetch_texts_of(table, some.columns, some.take_wanted())
     assert number == 0
     assert found["row"].to_pylist() == [0, 1, 2]
     assert [prompt is None for prompt in found["prompt"].to_pylist()] == [False, False, True]

@@ -10,9 +10,9 @@ from made_tables import built, dropped, several
 
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions
+from pairwright.pairs.curriculum import shares, stage_of_epoch, stages
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import pair_batches
-from pairwright.pairs.selection import shares, stage_of_epoch, stages
 
 
 def ten_tasks():

@@ -493,7 +493,7 @@ def test_an_export_that_fails_leaves_the_file_before_it(tmp_path):
 
 
 def test_memory_is_bounded_by_a_row_group(tmp_path, monkeypatch, peak_memory):
-    monkeypatch.setattr("pairwright.pairs.pair_table.BYTES_PER_GROUP", 2**18)
+    monkeypatch.setattr("pairwright.pairs.row_groups.BYTES_PER_GROUP", 2**18)
     many = pairs_to_batch([CASES["plain"]] * 8)
     chats = [json.dumps([{"role": "user", "content": chr(97 + number) * 2**14}]) for number in range(8)]
     many = many.set_column(many.schema.get_field_index("prompt"), "prompt", pa.array(chats, "large_string"))

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from pairwright import Message
 from pairwright.pairs.funnel import Reason
+from pairwright.pairs.near_duplicates import near_duplicates, signature
 from pairwright.pairs.pair_stats import pair_statistics
-from pairwright.pairs.selection import near_duplicates, signature
 
 
 def twice(first, second):

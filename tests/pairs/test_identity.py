@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairwright.pairs.candidates.pair_ids import hex_digits, pair_key, pair_keys, seeded_draws, words_of
-from pairwright.pairs.pair_table import first_uses
+from pairwright.pairs.row_groups import first_uses
 
 hashes = st.integers(0, 2**128 - 1).map("{:032x}".format)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairwright import EID, Message, Pair, TableError, ToolCall, prompt_hash
-from pairwright.pairs import pair_table as row_groups
+from pairwright.pairs import row_groups
 from pairwright.pairs.pair_table import (
     FILE_NAME,
     PAIR_SCHEMA,

@@ -264,7 +264,9 @@ options = st.fixed_dictionaries(
 
 
 @given(tables(), options, st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_every_pair_is_comparable_the_funnel_adds_up_and_order_does_not_matter(tmp_path_factory, rows, chosen, rng):
     folder = tmp_path_factory.mktemp("p")
     pairs, summary = built(folder, rows, **chosen)

@@ -4,7 +4,7 @@ import pytest
 from made_tables import built, candidate, dropped, made, rewards_of
 
 from pairwright import Message
-from pairwright.engines.engine import Pool
+from pairwright.engines.process_pool import Pool
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason

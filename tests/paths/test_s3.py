@@ -23,12 +23,14 @@ from pairwright.paths import place
 from pairwright.sources.format import Options
 from pairwright.store.arrow import to_batch
 from pairwright.store.exporting import EXPORTERS as TABLE_EXPORTERS
-from pairwright.store.exporting import table_statistics
 from pairwright.store.importing import import_files
+from pairwright.store.table_stats import table_statistics
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.stage import encode_source
 from paths.made_traces import digests, trace_lines
 from train.made_runs import make_tokenizer
+
+pytestmark = pytest.mark.stress
 
 OPTIONS = PairOptions(max_pairs_per_task=4, max_pairs=60, weight="gap", validation=0.3)
 

@@ -7,6 +7,8 @@ from made_run import make_run
 
 from pairwright.report import write_report
 
+pytestmark = pytest.mark.stress
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )

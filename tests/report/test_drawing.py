@@ -5,25 +5,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pairwright.report.plots import (
-    Bar,
-    Line,
-    Markup,
-    Plot,
-    Span,
-    bar_chart,
-    escape,
-    file_name,
-    format_count,
-    format_number,
-    histogram,
-    interval_chart,
-    join,
-    line_chart,
-    tag,
-    ticks,
-    write_plots,
-)
+from pairwright.report.page_sections import Bar, Line, Span, bar_chart, histogram, interval_chart, line_chart, ticks
+from pairwright.report.plots import Markup, escape, format_count, format_number, join, tag
+from pairwright.report.style_sheets import Plot, file_name, write_plots
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

@@ -14,8 +14,9 @@ from pairwright import EID, Experience, Message, Table
 from pairwright.errors import PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.report import make_report, write_report
-from pairwright.report.outcome import MAX_POINTS, MAX_TRANSCRIPTS
+from pairwright.report.outcome import MAX_TRANSCRIPTS
 from pairwright.report.pairs_section import MAX_CHARACTERS, MAX_PAIRS, count_common, count_same_turns
+from pairwright.report.training_section import MAX_POINTS
 
 HOSTILE = "\"'><script>document.title='owned'</script><img src=x onerror=alert(1)></style></pre>\u202e{{7*7}}javascript:alert(1)&lt;"
 ALL = ["outcome", "funnel", "pairs", "tokens", "training", "settings"]

@@ -10,6 +10,8 @@ import pytest
 from pairwright.serve import limited_chat, model_app
 from serve.served_models import served, tiny_engine
 
+pytestmark = pytest.mark.stress
+
 MESSAGES = [{"role": "user", "content": "the cat"}]
 LOOPING = (
     "{% for i in range(rounds or 1) %}{% for j in range(rounds or 1) %}{% endfor %}{% endfor %}"

@@ -9,6 +9,8 @@ import pytest
 from generate.test_batching import count_steps
 from serve.served_models import served, tiny_engine
 
+pytestmark = pytest.mark.stress
+
 LONG = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 100_000, "seed": 0}
 
 

@@ -16,6 +16,8 @@ from generate.tiny_models import save_model
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.serve.model_server import check_address, vllm_command
 
+pytestmark = pytest.mark.stress
+
 COMMAND = [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", "serve", "model"]
 
 

@@ -10,11 +10,11 @@ from service_process import CONFIG, plain_model
 
 from pairwright.service import Settings
 from pairwright.service.api.app import create_app
+from pairwright.service.context import Context
+from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.rows.database import Database
-from pairwright.service.rows.repositories import Blobs
 from pairwright.service.run.base_models import add_target
 from pairwright.service.service_server import tidy
-from pairwright.service.settings import Context
 
 
 @contextmanager

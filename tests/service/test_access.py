@@ -13,6 +13,8 @@ from pairwright.errors import ConfigError
 from pairwright.service.access import check_binding
 from pairwright.service.rows.api_tokens import create_token, list_tokens, revoke_token
 
+pytestmark = pytest.mark.stress
+
 
 @pytest.fixture
 def app(tmp_path):

@@ -10,6 +10,8 @@ from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import create_token
 from pairwright.service.rows.database import deployments
 
+pytestmark = pytest.mark.stress
+
 
 @pytest.fixture
 def app(tmp_path):

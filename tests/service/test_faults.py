@@ -17,6 +17,8 @@ from service_trainer import CRASH, FAIL, HANG, STUBBORN
 
 from pairwright.jobs.process import is_alive
 
+pytestmark = pytest.mark.stress
+
 
 @pytest.fixture
 def fresh(tmp_path, model_folder):

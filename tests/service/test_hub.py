@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pairwright.service.api_errors import Refusal
 from pairwright.service.hub.commit_body import Change, read_change
-from pairwright.service.rows.repositories import Blobs
+from pairwright.service.rows.blob_store import Blobs
 
 FILES = "/v1/hf/datasets/default/pairs/resolve"
 API = "/v1/hf/api/datasets/default/pairs"
@@ -140,7 +140,9 @@ def test_paths_are_looked_up(client):
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b/c", "b/d"]), st.binary(max_size=40)), max_size=6))
 def test_what_goes_into_a_commit_comes_out(tmp_path_factory, files):
     folder = tmp_path_factory.mktemp("commit")

@@ -17,6 +17,8 @@ from pairwright.service.run import queue
 from pairwright.service.run.queue import JobQueue
 from pairwright.service.service_server import lock_data
 
+pytestmark = pytest.mark.stress
+
 
 @pytest.fixture
 def app(tmp_path):

@@ -8,6 +8,8 @@ import pytest
 from service_process import Service, plain_model, until
 from service_trainer import CRASH
 
+pytestmark = pytest.mark.stress
+
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

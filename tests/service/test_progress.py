@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from pairwright.ledger.run_status import read_status
-from pairwright.service.rows.job_rows import read_metrics, summary
+from pairwright.service.rows.job_progress import read_metrics, summary
+
+pytestmark = pytest.mark.stress
 
 
 def write(folder, lines, **status):

@@ -15,7 +15,7 @@ from pairwright.export.hub_card import make_card
 from pairwright.export.hub_dataset import HubError, check_manifest, describe_folder, pull_files
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.decisions import ExclusionFile
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 from pairwright.store.exporting import filter_table
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

@@ -104,7 +104,7 @@ def test_openhands_events_keep_the_answer_of_the_model():
     assert (exp.model_version, len(exp.tools), exp.reward) == ("claude-x", 2, None)
     assert [(site.index, site.kind, site.call_id) for site in exp.errors] == [(4, "nonzero_exit", "t2")]
     _, (exp,), _ = read_path(FIXTURES / "openhands_legacy_rows.jsonl")
-    assert (exp.eid.task, exp.reward, exp.metrics) == ("net-1", 1.0, {"accumulated_cost": 0.5})
+    assert (exp.eid.task, exp.reward, exp.metrics) == ("net-1", 1.0, {"accumulated_cost": 0.5, "unanswered_calls": 1})
 
 
 def test_a_condensation_begins_a_step_with_what_is_left():

@@ -26,7 +26,7 @@ ALSO_MATCHES = {
 GENERAL = {name for name, variants in READERS.items() if all(reader.is_general for reader in variants)}
 # A fixture's file is named after the format that reads it.
 FORMAT_OF_FIXTURE = {
-    "customizer_sft": "customizer-sft",
+    "customizer_sft": "rows",  # demonstrations only where the user says so
     "inspect_log": "inspect",
     "mini_swe_agent": "swe-agent",
     "openhands_events": "openhands",

@@ -88,11 +88,12 @@ def test_customizer_rows_are_read_whole():
     assert messages.info == {"topic": "sea"}
 
 
-def test_demonstrations_of_customizer_have_reward_one():
+def test_demonstrations_of_customizer_are_named_so_and_have_reward_one():
     form = customizer.SFT_FORMAT
     chat_row = {"messages": [{"role": "user", "content": "Bow?"}, {"role": "assistant", "content": "Front"}]}
     rows = [*rows_of("customizer_sft"), chat_row]
-    assert [form.matches(row) for row in (*rows, {**rows[0], "label": True})] == [True, True, False, False]
+    assert not any(form.matches(row) for row in rows)  # nothing in a row says that it is a demonstration
+    assert all(form.matches_named(row) for row in rows)
     text, messages, chat = (next(form.read(row, Origin("f.jsonl", 1, 0), Options())) for row in rows)
     assert (text.prompt, text.completion) == ((Message("user", "Port?"),), (Message("assistant", "Left"),))
     assert (text.reward, text.kind, text.info) == (1.0, Kind.SINGLE_TURN, {"topic": "sea"})

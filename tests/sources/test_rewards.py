@@ -50,6 +50,12 @@ def test_division_by_zero_is_no_score():
         "a @ b",
         "f(a)",
         "a < b",
+        "not a",
+        "~a",
+        "1" * 400,
+        "-" * 500 + "a",
+        " + ".join(["a"] * 5_000),
+        "a" + ".b" * 5_000,
     ],
 )
 def test_anything_but_arithmetic_is_refused(expression):

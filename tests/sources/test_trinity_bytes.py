@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import pickletools
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -121,10 +123,184 @@ def test_a_whole_pickle_is_read_where_it_holds_no_tensors():
     assert (experience.eid.task, experience.eid.run, experience.reward) == (7, 1, 0.5)
 
 
-def test_tensors_in_a_whole_pickle_are_refused_by_name():
+def pickled(tensor, protocol=4, **fields):
+    """The bytes of one of Trinity's experiences, with a tensor in a field, made without Trinity."""
+    module = type(pickle)("trinity.common.experience")
+    module.Experience = type("Experience", (), {"__module__": module.__name__})
+    experience = module.Experience()
+    vars(experience).update({"experience_type": "single_turn", "prompt_length": 1, "tokens": tensor, **fields})
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        return pickle.dumps(experience, protocol=protocol)
+    finally:
+        sys.modules.pop(module.__name__)
+        if before is not None:
+            sys.modules[module.__name__] = before
+
+
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64", "bfloat16")
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_tensors_of_a_whole_pickle_are_rebuilt_without_torch(name, protocol):
     torch = pytest.importorskip("torch")
-    with pytest.raises(UnsafeBytes, match=r"torch\._utils\._rebuild_tensor_v2"):
-        loads_trinity(pickle.dumps([torch.tensor([1])]))
+    values = (torch.arange(24) % 5).to(getattr(torch, name))
+    views = {
+        "whole": values[:6], "step": values[1:20:3], "column": values.reshape(6, 4)[:, 2], "matrix": values.reshape(4, 6).t(),
+        "repeated": values[:1].expand(5), "scalar": values[3], "empty": torch.zeros(0, 3, dtype=values.dtype),
+    }  # fmt: skip
+    (experience,) = loads_trinity(pickled(torch.tensor([1, 2]), protocol, multi_modal_inputs=views))
+    for key, view in views.items():
+        array = experience.multi_modal_inputs[key]
+        assert (array.dtype.name, array.shape, array.tolist()) == (name, tuple(view.shape), view.tolist())
+
+
+def test_tensors_outside_of_their_fields_are_numbers():
+    torch = pytest.importorskip("torch")
+    info = {"a": torch.tensor(1.5), "b": torch.tensor([[1, 2]]), "c": torch.tensor([0.5], dtype=torch.bfloat16)}
+    (experience,) = loads_trinity(pickled(torch.tensor([1, 2]), reward=torch.tensor(0.5), info=info))
+    assert (experience.reward, experience.info) == (0.5, {"a": 1.5, "b": [[1, 2]], "c": [0.5]})
+
+
+def test_whole_pickles_of_trinity_itself_are_read():
+    theirs = pytest.importorskip("trinity.common.experience", reason="trinity-rft is not installed")
+    torch = pytest.importorskip("torch")
+    first = theirs.Experience(
+        tokens=torch.arange(9)[::2], prompt_length=2, logprobs=[-1.0, -2.0, -3.0], reward=np.float32(0.5)
+    )
+    second = theirs.Experience(tokens=[1, 2], chosen=[3], rejected=[4, 5], info={"w": 1}, metrics={"m": np.float64(0.5)},
+                               custom_fields=[theirs.CustomField("w", "weight", torch.bfloat16)])  # fmt: skip
+    third = theirs.Experience(tokens=[1, 2, 3], prompt_length=1, action_mask=[1, 0])
+    records = loads_trinity(pickle.dumps([first, second, third]))
+    assert [record.kind for record in records] == [Kind.SINGLE_TURN, Kind.PREFERENCE, Kind.MULTI_TURN]
+    assert (records[0].tokens.tolist(), records[0].tokens.dtype.name) == ([0, 2, 4, 6, 8], "int64")
+    assert (records[0].logprobs.tolist(), records[0].reward) == ([-1.0, -2.0, -3.0], 0.5)
+    assert (records[1].tokens.tolist(), records[1].chosen.tokens.tolist()) == ([1, 2], [3])
+    assert records[1].rejected.tokens.tolist() == [4, 5]
+    assert records[1].custom_fields == (CustomField("w", "weight", "bfloat16"),)
+    assert records[2].action_mask.tolist() == [True, False]
+    assert loads_trinity(pickle.dumps(first))[0] == records[0]
+
+
+class Call:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def storage_bytes(tensor):
+    """What torch pickles for the storage of a tensor."""
+    arguments = (argument for _, argument, _ in pickletools.genops(pickle.dumps(tensor, 4)))
+    return next(argument for argument in arguments if isinstance(argument, bytes))
+
+
+def hostile_tensors(torch):
+    from torch._utils import _rebuild_tensor_v2
+    from torch.storage import _load_from_bytes
+
+    good = storage_bytes(torch.arange(4))
+    system = pickle.dumps(Call(os.mkdir, "pwned"), protocol=2)
+    count = (4).to_bytes(8, "little")
+
+    def tensor(data, offset=0, size=(4,), stride=(1,), *more):
+        return Call(_rebuild_tensor_v2, Call(_load_from_bytes, data), offset, size, stride, False, {}, *more)
+
+    return {
+        "past the end": tensor(good, 0, (5,)),
+        "offset past the end": tensor(good, 4, (1,)),
+        "stride past the end": tensor(good, 0, (4,), (2,)),
+        "negative stride": tensor(good, 3, (4,), (-1,)),
+        "negative size": tensor(good, 0, (-1,)),
+        "size is no tuple": tensor(good, 0, [4]),
+        "size is a float": tensor(good, 0, (4.0,)),
+        "more strides than sizes": tensor(good, 0, (4,), (1, 1)),
+        "100 dimensions": tensor(good, 0, (1,) * 100, (1,) * 100),
+        "2**40 elements of one": tensor(good, 0, (2**40,), (0,)),
+        "2**60 empty rows": tensor(good, 0, (0, 2**60, 2**60), (1, 1, 1)),
+        "a size of 2**100": tensor(good, 0, (0, 2**100), (1, 1)),
+        "storage cut": tensor(good[:-1]),
+        "storage longer": tensor(good + b"x"),
+        "storage promises more": tensor(good.replace(count, (2**40).to_bytes(8, "little"))),
+        "another magic": tensor(b"\x80\x02K\x01." + good),
+        "code in the storage": tensor(system + good),
+        "code instead of a storage": tensor(system),
+        "code in the place of the class": tensor(good.replace(b"ctorch\nLongStorage\n", b"cos\nsystem\n")),
+        "an unknown storage": tensor(good.replace(b"LongStorage", b"EvilStorage")),
+        "big-endian": tensor(good.replace(b"little_endianq\x02\x88", b"little_endianq\x02\x89")),
+        "a zip file": tensor(b"PK\x03\x04" + bytes(100)),
+        "no bytes": tensor("text"),
+        "no storage": Call(_rebuild_tensor_v2, 1, 0, (4,), (1,), False, {}),
+        "complex": torch.tensor([1j, 2j]),
+        "float8": torch.ones(2, dtype=torch.float8_e4m3fn),
+        "a parameter": torch.nn.Parameter(torch.ones(2)),
+        "sparse": torch.ones(2).to_sparse(),
+    }
+
+
+def test_hostile_tensors_are_refused_and_nothing_runs(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    for name, tensor in hostile_tensors(torch).items():
+        bad = []
+        assert loads_trinity(pickled(tensor), on_bad=bad.append) == [], name
+        assert len(bad) == 1, name
+        assert isinstance(bad[0].error, CodecError), name
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hostile_tensor_loses_only_its_record():
+    theirs = pytest.importorskip("trinity.common.experience", reason="trinity-rft is not installed")
+    torch = pytest.importorskip("torch")
+    experiences = [theirs.Experience(tokens=[1, 2, 3], prompt_length=1) for _ in range(3)]
+    experiences[1].logprobs = hostile_tensors(torch)["past the end"]
+    bad = []
+    assert len(loads_trinity(pickle.dumps(experiences), on_bad=bad.append)) == 2
+    assert bad[0].reason == "tensor: element 4 of a storage of 4 (record 1 of 3, from 0)"
+
+
+def test_one_storage_cannot_be_shown_without_end():
+    torch = pytest.importorskip("torch")
+    from torch._utils import _rebuild_tensor_v2
+    from torch.storage import _load_from_bytes
+
+    storage = Call(_load_from_bytes, storage_bytes(torch.zeros(250_000)))
+    shown = [Call(_rebuild_tensor_v2, storage, 0, (250_000,), (1,), False, {}) for _ in range(200)]  # 1 MB, 200 times
+    many = {f"k{number}": tensor for number, tensor in enumerate(shown)}
+    payload = pickled(torch.tensor([1, 2]), multi_modal_inputs=many)
+    assert len(payload) < 1_100_000
+    with pytest.raises(CorruptBytes, match="far more elements"):
+        loads_trinity(payload)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cbuiltins\ngetattr\n(cos\nX\x06\x00\x00\x00systemtR",  # getattr of a module
+        b"cbuiltins\ngetattr\n(ctorch._utils\n_rebuild_tensor_v2\nX\x0b\x00\x00\x00__globals__tR",
+        b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n",  # a name with dots
+        b"ccollections\nOrderedDict.fromkeys\n",
+        b"(ios\nsystem\n",  # INST
+        b"(cos\nsystem\nX\x04\x00\x00\x00trueo",  # OBJ
+        b"cfunctools\nreduce\n(cos\nsystem\n](X\x04\x00\x00\x00trueetR",
+        b"ccollections\nOrderedDict\n}X\x08\x00\x00\x00__init__cos\nsystem\nsb",  # BUILD on a class
+        b"ctorch.storage\n_load_from_bytes\n(cos\nsystem\ntR",
+        b"ctrinity.common.experience\nExperience\n(cos\nsystem\ntR",
+        b"ctrinity.common.experience\nEID\n)\x81cos\nsystem\nb",
+    ],
+)
+def test_programs_around_the_known_names_are_refused(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    payload = b"\x80\x02(" + program + b"t."
+    with pytest.raises((CodecError, RecordError)):
+        loads_trinity(payload)
+    assert not list(tmp_path.iterdir())
+    assert loads_trinity(VALID)[0].tokens.tolist() == [1, 2], "the next payload is read as before"
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))

@@ -24,15 +24,16 @@ def read_file(path, options=DEFAULTS):
     ]
 
 
-def test_each_answer_is_an_experience_of_one_task():
+def test_each_answer_is_an_experience_of_its_prompt():
     best, unrated = read_file(FIXTURE)[:2]
-    assert best.prompt == unrated.prompt == (Message("user", "Name a knot."),)
-    assert best.eid.tid == unrated.eid.tid
+    assert unrated.prompt == (Message("user", "Name a knot."),)
+    assert best.prompt == (Message("system", "Be helpful."), *unrated.prompt)
+    assert best.eid.tid != unrated.eid.tid  # another system prompt is another task
     assert (best.eid.run, unrated.eid.run) == (0, 1)
     assert (best.completion, best.model_version) == ((Message("assistant", "Bowline"),), "m-a")
     assert (best.reward, unrated.reward) == (8.5, None)
     assert best.reward_components == {"overall_score": 8.5, "fine-grained_score": 4.5, "helpfulness": 5.0}
-    assert best.info == {"source": "sea", "custom_system_prompt": "Be helpful."}
+    assert best.info == {"source": "sea"}
 
 
 def test_the_user_may_name_an_aspect():

@@ -46,7 +46,9 @@ def test_any_experience_comes_back_from_its_json(exp):
 
 @pytest.mark.parametrize("target", ENDINGS)
 @given(rows=st.lists(experiences(), min_size=1, max_size=4, unique_by=lambda exp: exp.eid.uid))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_any_table_comes_back_from_its_export(target, rows, tmp_path_factory):
     back, summary, _ = read_back(tmp_path_factory.mktemp("t"), rows, target)
     assert summary.total("quarantined") == 0

@@ -184,8 +184,9 @@ def test_every_format_has_a_fixture_that_is_detected_as_itself(tmp_path):
     table = Table(tmp_path / "t")
     summary = import_files([str(FIXTURES)], table)
     read = {name for name, counts in summary.formats.items() if counts.get("experiences")}
-    # A trial of Terminal-Bench is a folder: tests/sources/test_agent_benchmarks.py writes one.
-    assert read >= set(READERS) - {"tau-bench", "terminal-bench"}
+    # A trial of Terminal-Bench is a folder: tests/sources/test_agent_benchmarks.py writes one. Demonstrations of
+    # NeMo Customizer are read as such only by name.
+    assert read >= set(READERS) - {"tau-bench", "terminal-bench", "customizer-sft"}
     assert table.count() == summary.total("experiences") - summary.total("already_there")
 
 

@@ -66,6 +66,7 @@ while True:
 """
 
 
+@pytest.mark.stress
 def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path):
     """Twelve times: append and compact until killed, then everything acknowledged is there once, and what is there is whole."""
     folder, draw, acknowledged = tmp_path / "t", random.Random(1), 0
@@ -97,6 +98,7 @@ def append_numbered(folder: str, writer: str) -> None:
             table.append([numbered(number, writer), numbered(number + 1000, writer)])
 
 
+@pytest.mark.stress
 def test_two_processes_append_while_readers_see_whole_appends(tmp_path):
     folder = tmp_path / "t"
     Table(folder)

@@ -45,7 +45,7 @@ def test_the_kind_of_the_error_gives_the_hint() -> None:
 def test_the_available_tools_are_told() -> None:
     site = ErrorSite(index=1, kind="unknown_tool", tool="look", available_tools=("find", "open"))
     hints, _ = find_hints(CHAT, [site])
-    assert hints[0].text == "There is no tool named look. The available tools are: find, open."
+    assert hints[0].text == "look is not available. The available tools are: find, open."
 
 
 def test_sites_without_hint_or_recovery_are_counted() -> None:
@@ -158,7 +158,7 @@ def test_a_function_is_asked_first_and_the_sources_have_an_order() -> None:
 
 def test_tools_are_named_only_where_they_are_known() -> None:
     (hint,), _ = find_hints(CHAT, [ErrorSite(index=1, kind="unknown_tool", tool="look")])
-    assert hint.text == "There is no tool named look."
+    assert hint.text == "look is not available."
     (hint,), _ = find_hints(CHAT, [ErrorSite(index=2, kind="timeout")])
     assert hint.text.startswith("The tool took too long.")
 

@@ -196,6 +196,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.stress
 def test_a_template_without_end_is_stopped(name: str) -> None:
     start = time.monotonic()
     with pytest.raises(TemplateError):

@@ -11,7 +11,7 @@ from pairwright import EID, Experience, Message, Table, ToolCall
 from pairwright.config import TokensConfig, load_config
 from pairwright.errors import ConfigError
 from pairwright.generate import Engine
-from pairwright.generate.requests import ChatEncoder
+from pairwright.generate.prompt_encoding import ChatEncoder
 from pairwright.generate.tool_calls import split_calls
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import PairOptions

@@ -4,7 +4,8 @@ import numpy as np
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.tokens.batch.collate import Tree, collate_trees, count_distinct
-from pairwright.train.batch_schedule import Limits, Order, micro_batches
+from pairwright.train.batch_schedule import Order
+from pairwright.train.micro_batches import Limits, micro_batches
 
 
 def test_units_of_one_item_each_are_shuffled_as_items_are():

@@ -16,11 +16,11 @@ from pairwright.config.sections import TokensConfig
 from pairwright.errors import ConfigError, TableError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_pairs, write_pairs
-from pairwright.service.rows.job_rows import summary
+from pairwright.service.rows.job_progress import summary
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.train import read_status, train
 from pairwright.train.batch_schedule import Order
-from pairwright.train.data import DataError
+from pairwright.train.table_signals import DataError
 from train.made_runs import made_pair
 
 

@@ -11,9 +11,9 @@ from pairwright.store.table import Table
 from pairwright.tokens.batch.combine import Collator, Trace
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
-from pairwright.train.data import DataError
 from pairwright.train.distill_data import load_distill_data
 from pairwright.train.loop import Training
+from pairwright.train.table_signals import DataError
 
 
 def all_items(data):

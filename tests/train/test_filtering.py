@@ -35,7 +35,9 @@ def test_pairs(model, tmp_path):
     assert len(trained_ids(tmp_path / "run")) == 3
     with pytest.raises(PairwrightError, match=r"no pair to train on .10 × filtered by --where"):
         train(config("dpo", "gap > 5"), model=model, pairs=pairs, output=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"train\.where 'reward > 0': no column 'reward'; the table has id, tid"):
+    with pytest.raises(
+        ConfigError, match=r"train\.where 'reward > 0': at character 1: no column 'reward'; the table has id, tid"
+    ):
         train(config("dpo", "reward > 0"), model=model, pairs=pairs, output=tmp_path / "bad")
 
 

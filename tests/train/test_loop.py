@@ -122,6 +122,7 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(model, pairs, tmp_
     ]
 
 
+@pytest.mark.stress
 def test_sigterm_finishes_the_step_saves_and_can_be_resumed(model, pairs, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("train: {batch_size: 2, epochs: 60, learning_rate: 0.001, threads: 1}\n")
@@ -227,9 +228,7 @@ def test_another_models_reference_changes_the_loss(model, pairs, tmp_path):
     assert abs(rows_of(tmp_path / "run")[0]["loss"] - np.log(2)) > 1e-3
 
 
-@pytest.mark.parametrize(
-    "loss", ["robust", "ipo", "hinge", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "rpo", "simpo", "orpo", "kto"]
-)
+@pytest.mark.parametrize("loss", ["robust", "ipo", "hinge", "apo_zero", "apo_down", "simpo", "orpo", "kto"])
 def test_every_loss_trains(loss, model, pairs, tmp_path):
     options = {"loss": loss} | ({"label_smoothing": 0.1} if loss == "robust" else {})
     reference = "none" if loss in ("simpo", "orpo") else "initial"
@@ -238,11 +237,11 @@ def test_every_loss_trains(loss, model, pairs, tmp_path):
     assert np.isfinite(result.metrics["loss"])
 
 
-def test_length_desensitised_and_margins_are_options_of_the_channel(model, pairs, tmp_path):
-    for name, options in (("ld", {"ld_alpha": 0.3}), ("margin", {"use_margin": True}), ("plain", {})):
+def test_margins_are_an_option_of_the_channel(model, pairs, tmp_path):
+    for name, options in (("margin", {"use_margin": True}), ("plain", {})):
         train(settings(max_steps=2, shuffle=False, dpo=options), model=model, pairs=pairs, output=tmp_path / name)
-    second = {name: rows_of(tmp_path / name)[1]["loss"] for name in ("ld", "margin", "plain")}
-    assert len(set(second.values())) == 3
+    second = {name: rows_of(tmp_path / name)[1]["loss"] for name in ("margin", "plain")}
+    assert second["margin"] != second["plain"]
 
 
 def test_grpo_raises_the_better_runs_and_counts_flat_groups(model, tmp_path):

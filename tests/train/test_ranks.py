@@ -15,9 +15,12 @@ from safetensors.torch import load_file
 from pairwright.config import Config
 from pairwright.ledger.run_status import read_status
 from pairwright.train import train
-from pairwright.train.model.sharding import Ranks, write_tensors
+from pairwright.train.model.ranks import Ranks
+from pairwright.train.model.sharded_tensors import write_tensors
 from train.cases_script import CASES, MODELS
 from train.made_runs import make_failed_runs, make_model, make_pairs
+
+pytestmark = pytest.mark.stress
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

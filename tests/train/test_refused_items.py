@@ -13,7 +13,7 @@ from pairwright.records.experience import EID, Experience, Pair
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.store.table import Table
 from pairwright.train import read_status, train
-from pairwright.train.data import DataError
+from pairwright.train.table_signals import DataError
 from train.made_runs import made_pair, make_runs
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}

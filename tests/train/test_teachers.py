@@ -13,9 +13,10 @@ from pairwright.records.messages import ErrorSite, Message
 from pairwright.store.table import Table
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
-from pairwright.train.data import DataError, load_policy_data
+from pairwright.train.data import load_policy_data
 from pairwright.train.distill_data import load_distill_data
 from pairwright.train.model.load_model import load_model
+from pairwright.train.table_signals import DataError
 from train.made_runs import make_model
 
 ANSWERS = {0: ("it is red", 1.0), 1: ("no, blue!", 0.0), 2: ("go left", 0.5)}
@@ -204,7 +205,7 @@ def test_a_recorded_teacher_lowers_the_divergence_that_is_asked_for(beta, model,
         ])  # fmt: skip
     settings = {
         "channels": {"dpo": 0, "grpo": 1}, "batch_size": 1, "threads": 1,
-        "grpo": {"teacher_weight": 0.5, "teacher_beta": beta, "loss": "cispo", "clip_high": 1e6},
+        "grpo": {"teacher_weight": 0.5, "teacher_beta": beta},
     }  # fmt: skip
     train(
         Config.model_validate({"train": settings}), model=model, experience=tmp_path / "table", output=tmp_path / "run"

@@ -143,6 +143,54 @@ def test_templated_text_of_trinity_is_never_wrapped_and_recorded_ids_come_first(
     assert (manifest["exact"], manifest["recorded"]) == (2, 2 if with_tokens else 0)
 
 
+def ids_payload(sides, **item):
+    """Trinity's bytes of preferences that have token ids; messages only where `item` has them."""
+    items, tensors = [], {}
+    for number, (prompt, chosen, rejected) in enumerate(sides):
+        eid = {"batch": 0, "task": f"t{number}", "run": 0, "step": 0, "suffix": f"s{number}"}
+        items.append({"eid": eid, "prompt_length": len(prompt), **item})
+        for name, ids in (("tokens", prompt), ("chosen", chosen), ("rejected", rejected)):
+            tensors[f"{number}:{name}"] = np.array(ids, np.int32)
+    meta, body = pickle.dumps({"version": 1, "num_items": len(items), "items": items}), save(tensors)
+    return b"TRXP" + struct.pack("<BQQ", 1, len(meta), len(body)) + meta + body
+
+
+IDS = [([5, 6, 7], [8, 9], [10]), ([5, 6, 7], [11], [12, 13]), ([20, 21], [8, 9], [10]), ([22], [23], [23])]
+CHAT_PROMPT = {"messages": [{"role": "user", "content": "red?"}]}
+
+
+@pytest.mark.parametrize("item", [{}, CHAT_PROMPT, {"prompt_text": "<|user|>red?"}])
+def test_preferences_of_token_ids_alone_are_paired_and_trained_on_these_ids(base_model, tmp_path, item):
+    (tmp_path / "payload.trxp").write_bytes(ids_payload([*IDS, IDS[0]], **item))
+    import_files([str(tmp_path / "payload.trxp")], Table(tmp_path / "experience"))
+    summary = build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="imported"))
+    drops = {drop["reason"]: drop["count"] for stage in summary["stages"] for drop in stage["drops"]}
+    # Ids are compared like text: equal sides are dropped, and so are equal pairs; a prompt may have a name of its own.
+    assert drops["identical completions"] == 1
+    assert summary["pairs"] == (2 if item else 3)
+    options = TokensConfig(tokenizer=str(base_model))
+    assert encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)["refused"] == {}
+    train(settings(batch_size=summary["pairs"]), model=base_model, pairs=tmp_path / "pairs", output=tmp_path / "run")
+    (saved,) = (tmp_path / "run" / "batches").iterdir()
+    trained = [
+        ([*tree.prompt], *([*branch] for branch in tree.branches), all(mask.all() for mask in tree.masks))
+        for tree in read_batch(saved)["dpo"]
+    ]
+    expected = [(*ids, True) for ids in (IDS[:2] if item else IDS[:3])]
+    assert sorted(trained) == sorted(expected)
+
+
+def test_token_ids_without_text_are_refused_where_text_is_needed(base_model, tmp_path):
+    (tmp_path / "payload.trxp").write_bytes(ids_payload(IDS[:2]))
+    import_files([str(tmp_path / "payload.trxp")], Table(tmp_path / "experience"))
+    build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="imported"))
+    options = TokensConfig(tokenizer=str(base_model), recorded="ignore")
+    assert encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)["refused"] == {"only_ids": 2}
+    for target in ("trl", "customizer", "nemo-rl-preference", "trinity"):
+        summary = EXPORTERS[target](tmp_path / "pairs", tmp_path / "out.jsonl", ExportOptions())
+        assert (summary.written, sum(summary.refused.values())) == (0, 2)
+
+
 def test_commands_show_text_as_text(pairs, base_model, tmp_path):
     runner = CliRunner()
     shown = runner.invoke(app, ["experience", "head", str(tmp_path / "experience"), "-n", "1"]).output

@@ -12,8 +12,8 @@ from pairwright.records.experience import EID, CustomField, Experience
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
 from pairwright.train import train
-from pairwright.train.data import DataError
 from pairwright.train.model.load_model import load_model
+from pairwright.train.table_signals import DataError
 from train.made_runs import make_model
 
 PROMPT, ANSWER = [1, 30, 31, 5, 4], [40, 41, 42, 5]

@@ -30,7 +30,7 @@ from pairwright.train.data import PairData, PolicyData
 from pairwright.train.distill_data import distill_runs
 from pairwright.train.model.load_model import load_model
 from pairwright.train.model.policy_model import Policy
-from pairwright.train.model.sharding import Ranks
+from pairwright.train.model.ranks import Ranks
 
 ITEMS = np.arange(2)
 

@@ -18,8 +18,8 @@ from pairwright.config import Config
 from pairwright.tokens.batch.collate import count_distinct
 from pairwright.train.channels.channels import load_channels
 from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceCache
-from pairwright.train.model.sharding import Ranks
 from train.made_runs import make_failed_runs, make_pairs, make_tokenizer
 
 SHAPE = {

@@ -96,7 +96,7 @@ def test_a_text_is_found_as_it_reads_and_not_as_json_or_as_a_pattern(answers, te
         ("nothing > 1", "no column 'nothing'"),
         ("reward >", "where"),
         ("SUM(reward) > 1", "aggregates"),
-        ("reward", "must be of type"),
+        ("reward", "a value of type Float64, expected a condition"),
         ("x" * 3000, "at most 20 conditions"),
     ],
 )

@@ -14,6 +14,8 @@ from viewed_run import HOSTILE, ask_all, make_viewed_run
 from pairwright.pairs.decisions import VoteFile
 from pairwright.view.static_copy import Selection, export_view
 
+pytestmark = pytest.mark.stress
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -200,6 +202,50 @@ def test_runs_are_rated_in_an_order_of_choice(run, open_page):
         page.locator(".detail .turn").first.wait_for()
         page.get_by_label("Rating").get_by_role("button", name="4").click()
         page.get_by_text(re.compile("^1 of .* rated by eve")).wait_for()
+        page.close()
+
+
+# Opens a link as early as possible: the page has drawn once, and the effects of that drawing have not run yet.
+OPEN_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  if (!document.getElementById("app")?.childElementCount) return;
+  observer.disconnect();
+  location.hash = "LINK";
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [("#/experiences?q=no+rule", "1 experience of 97"), ("#/decide?mode=rate&voter=ida", "0 of 97 rated by ida")],
+)
+def test_a_link_opened_right_after_the_first_drawing_is_shown(link, shown, run, open_page):
+    with View(run) as view:
+        page = open_page()
+        page.add_init_script(OPEN_AT_ONCE.replace("LINK", link))
+        page.goto(view.link)
+        page.get_by_text(shown).wait_for()
+        page.close()
+
+
+def test_links_opened_before_the_first_answers_are_shown(run, open_page):
+    with View(run) as view:
+        page = open_page()
+        held = []
+        page.route(re.compile("/api/(library|pairs.rows)"), lambda route: held.append(route))
+        with page.expect_request("**/api/library"):
+            page.goto(view.link)
+        start = page.url.partition("#")[0]
+        page.goto(start + "#/experiences?q=no+rule")
+        with page.expect_request("**/api/pairs.rows*"):
+            page.goto(start + "#/pairs")
+            held.pop().continue_()
+        # the question of this view is given up unanswered, and asked again when the view is opened again
+        page.goto(start + "#/decide?mode=rate&voter=ida")
+        page.get_by_text("0 of 97 rated by ida").wait_for()
+        page.unroute_all(behavior="ignoreErrors")
+        page.go_back()
+        rows(page, "pairs").first.wait_for()
         page.close()
 
 

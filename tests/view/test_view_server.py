@@ -11,6 +11,8 @@ from viewed_run import ask_all, make_viewed_run
 from pairwright.view.row_queries import RowQueries
 from pairwright.view.view_server import BUILT, ViewServer
 
+pytestmark = pytest.mark.stress
+
 TOKEN = "s3cret-token"
 
 

@@ -1,7 +1,7 @@
 // The page: tabs, the open view, help.
 import { Component, render } from "preact";
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { copy, useAnswer, useBusy } from "./api";
 import { Answer, State } from "./parts";
 import { link, useKeys, useRoute } from "./route";
@@ -28,7 +28,7 @@ const LEAPS: Record<string, string> = { r: "runs", e: "experiences", p: "pairs",
 
 // g and a letter lead to a view; the letter is then not taken for a key of the view that is open.
 function useLeaps(views: string[]) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     let waiting = 0;
     const listen = (event: KeyboardEvent) => {
       if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test((event.target as HTMLElement).tagName)) return;

@@ -1,5 +1,5 @@
 // The state of the page is in the part of its address behind the #: any view is a link.
-import { useEffect, useLayoutEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export type Route = { view: string; source: string; params: URLSearchParams };
 
@@ -31,9 +31,10 @@ function apply(params: URLSearchParams, changes: Changes): URLSearchParams {
   return next;
 }
 
+// In the layout phase: effects run after the next frame, and a link that is opened before that would be missed.
 export function useRoute(): Route {
   const [hash, set] = useState(location.hash);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const listen = () => set(location.hash);
     addEventListener("hashchange", listen);
     return () => removeEventListener("hashchange", listen);

@@ -36,6 +36,7 @@ from pairwright.cli.output import (
 )
 from pairwright.cli.overrides import ConfigCommand, with_options
 from pairwright.errors import PairwrightError
+from pairwright.interrupts import handle_interrupts
 
 # Missing packages: which extra installs one, by the metadata of pairwright itself.
 
@@ -127,6 +128,7 @@ def run_program() -> None:
     Python's own end aborts the process (exit code 134) if a thread is still inside torch or Arrow: those are C++, which
     cannot be unwound. Exit handlers run last in, first out, so this one ends the process after all others.
     """
+    handle_interrupts()
     code = 1  # of an exception that is no SystemExit
     atexit.register(lambda: _leave(code))
     try:

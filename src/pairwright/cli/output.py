@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from pairwright.cli.arguments import refuse_addresses
 from pairwright.errors import PairwrightError
+from pairwright.interrupts import is_interrupt
 from pairwright.records.json_text import encode, to_json
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ _FROM_START = "nothing was finished, and the same command begins again"
 _AT_STOP = {
     "run": _SAME,
     "demo": _SAME,
-    "import": "what was read so far is in the table, and the same command adds the rest",
+    "import": "the same command adds what is not in the table yet",
     "collect": _WITH_RESUME,
     "teach": _SAME,
     "experience filter": _FROM_START,
@@ -347,7 +348,9 @@ def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
         refuse_addresses(params, name)
         try:
             return callback(*args, **params)
-        except KeyboardInterrupt as error:
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
             raise Interrupted(describe_stop(name, is_resumed=bool(params.get("resume")))) from error
 
     return guarded

@@ -3,8 +3,9 @@
 import pairwright
 from pairwright.collect.collecting import collect
 from pairwright.collect.counters import Status
-from pairwright.collect.policies import Ask, CollectError, Completion, Policy, PolicyError, ScorerError
+from pairwright.collect.policies import Ask, Completion, Policy
 from pairwright.collect.recording import Candidate, Recorder, Step, current_recorder, recording, step
+from pairwright.collect.run_failures import CollectError, PolicyError, ScorerError
 from pairwright.collect.runner import Collected
 from pairwright.collect.scoring import FinishedRun
 from pairwright.collect.tasks import Task

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
-from pairwright.collect.policies import Completion, PolicyError, RunPolicy
+from pairwright.collect.policies import Completion
 from pairwright.collect.recording import Recorder
+from pairwright.collect.run_failures import PolicyError
+from pairwright.collect.run_policy import RunPolicy
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message, ToolCall, canonical_messages, content_hash
 from pairwright.records.tool_texts import to_chat_tool

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pairwright.collect.policies import FailureKind
+from pairwright.collect.run_failures import FailureKind
 from pairwright.collect.sampled_tokens import WITHOUT_IDS
 from pairwright.records.experience import Experience
 

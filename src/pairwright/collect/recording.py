@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+from pairwright.collect.candidate_records import experience_of
 from pairwright.collect.policies import Completion, Prompt, as_messages
-from pairwright.collect.sampled_tokens import Sampled, SampledCalls, experience_of
+from pairwright.collect.sampled_tokens import Sampled, SampledCalls
 from pairwright.collect.tasks import Task
 from pairwright.errors import RecordError
 from pairwright.records.experience import Experience

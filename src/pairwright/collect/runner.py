@@ -25,28 +25,22 @@ import polars as pl
 
 import pairwright
 from pairwright.collect.agent_calls import AgentCalls
+from pairwright.collect.call_log import CallLog
+from pairwright.collect.collection_identity import begin_or_resume
 from pairwright.collect.counters import PairCount, RunTally, Status, reasons_of
-from pairwright.collect.finished_runs import Entry, Ledger, Writer
-from pairwright.collect.nat_files import History, begin_or_resume
-from pairwright.collect.policies import (
-    CallLog,
-    CollectError,
-    Completion,
-    FailureKind,
-    Policy,
-    PolicyError,
-    RunPolicy,
-    ScorerError,
-    make_policy,
-    one_line,
-)
+from pairwright.collect.finished_runs import Entry, Ledger
+from pairwright.collect.nat_files import History
+from pairwright.collect.policies import Completion, Policy
 from pairwright.collect.proxy.agent_endpoint import AgentEndpoint, RunAddress
+from pairwright.collect.record_writer import Writer
 from pairwright.collect.recording import Recorder, Step, recording
+from pairwright.collect.run_failures import CollectError, FailureKind, PolicyError, ScorerError, one_line
+from pairwright.collect.run_policy import RunPolicy, make_policy
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
 from pairwright.collect.tasks import Task, load_tasks, run_seed
 from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import Config
-from pairwright.engines.engine import run_to_end
+from pairwright.engines.event_loops import run_to_end
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Json
@@ -86,8 +80,6 @@ def _place(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
-
-# The collection
 
 Watch = Callable[[Status], None]
 Workflow = Callable[..., Any]  # async, or plain

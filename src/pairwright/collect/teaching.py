@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pairwright.collect.policies import CollectError
+from pairwright.collect.run_failures import CollectError
 from pairwright.collect.runner import Collected, Watch, collect
 from pairwright.collect.tasks import Task
 from pairwright.config import Config, PolicyConfig

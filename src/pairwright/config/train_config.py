@@ -15,8 +15,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PREFERENCE_LOSS_NAMES = (  # those of losses.PREFERENCE_LOSSES, here for completion, which does not wait for torch
-    "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "bco_pair",
-    "exo_pair", "discopop", "aot", "aot_unpaired", "rpo", "simpo", "orpo", "kto",
+    "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "kto",
 )  # fmt: skip
 
 
@@ -78,23 +77,11 @@ class PreferenceTerms(Named):
     use_margin: bool = False
     """Ask for a margin as large as the pair's reward gap."""
     margin_scale: Amount = 1.0
-    """Multiplies the reward gap where it is a margin, or rpo's target."""
-    ld_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Weight of a side's tokens beyond the other side's length (length-desensitised); null counts all alike."""
+    """Multiplies the reward gap where it is a margin."""
     desirable_weight: Amount = 1.0
     """kto: weight of chosen sides."""
     undesirable_weight: Amount = 1.0
     """kto: weight of rejected sides."""
-    f_divergence: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = _also(
-        "f_divergence", "f_divergence_type", default="reverse_kl"
-    )
-    """Divergence from the reference that the loss is derived from (f-DPO); reverse_kl is DPO's."""
-    f_alpha: Amount = _also("f_alpha", "f_alpha_divergence_coef", default=0.5)
-    """α of alpha_divergence; 1 is reverse_kl."""
-    discopop_tau: Annotated[float, Field(gt=0)] = 0.05
-    """discopop: temperature of the change from the logistic to the exponential loss."""
-    use_weighting: bool = False
-    """Weight each pair by how likely the policy itself makes its two sides (WPO)."""
 
 
 class PreferenceLossName(Named):
@@ -103,7 +90,7 @@ class PreferenceLossName(Named):
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
     """Preference loss, by its name in docs/reference/losses.md; dpo is sigmoid."""
     mixture: dict[str, Amount] = Field(default={})
-    """Several losses, each with its weight, in the place of `loss`: {sigmoid: 0.8, bco_pair: 0.2}."""
+    """Several losses, each with its weight, in place of `loss`: {sigmoid: 0.8, apo_zero: 0.2}."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,11 +147,10 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
 class PolicyTerms(Named):
     """What the policy loss takes."""
 
-    loss: Literal["token", "gspo", "cispo", "sapo", "vespo"] = "token"
-    """Ratio of tokens or of sequences (gspo), clipped importance weights (cispo), soft gates (sapo), or gamma weights
-    of whole sequences (vespo)."""
-    aggregation: Literal["token", "sequence", "constant", "sequence_sum"] = "token"
-    """What the sum over tokens is divided by; gspo with sequence_sum is LUSPO."""
+    loss: Literal["token", "gspo"] = "token"
+    """Ratio of tokens, or of whole sequences (gspo)."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """What the sum over tokens is divided by."""
     constant_length: Positive = 1024
     """aggregation constant: the length that every sequence counts as."""
     clip_low: Amount = 0.2
@@ -177,20 +163,6 @@ class PolicyTerms(Named):
     """Weight of the divergence from the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that divergence."""
-    kl_correction: bool = _also("kl_correction", "use_bias_correction_kl", default=False)
-    """Multiply the estimate by the ratio, so that its gradient has the term of the sampling, too."""
-    sapo_temperature_positive: Annotated[float, Field(gt=0)] = _also(
-        "sapo_temperature_positive", "sapo_temperature_pos", default=1.0
-    )
-    """sapo: steepness of the gate where the advantage is above 0."""
-    sapo_temperature_negative: Annotated[float, Field(gt=0)] = _also(
-        "sapo_temperature_negative", "sapo_temperature_neg", default=1.05
-    )
-    """sapo: steepness of the gate elsewhere."""
-    vespo_positive: tuple[Amount, Amount] = (2.0, 3.0)
-    """vespo: k and λ of the gamma weight where the advantage is not below 0."""
-    vespo_negative: tuple[Amount, Amount] = (3.0, 2.0)
-    """vespo: k and λ elsewhere."""
     max_sampling_ratio: Annotated[float, Field(gt=0)] | None = None
     """Truncated importance sampling: ratios are to the initial policy, computed by the trainer, and each token counts
     by π_initial / π_recorded, at most this much; null takes ratios to the recorded log-probabilities."""
@@ -389,7 +361,7 @@ class TrainConfig(Named):
     prefix_sharing: bool = True
     """Compute what sequences begin with alike once for all of them, where the model can."""
     threads: Positive | None = None
-    """CPU threads; null takes the cores that are idle when the run starts."""
+    """CPU threads; null takes the cores that are idle when the run starts, and a resume the number of its start."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"

@@ -2,16 +2,19 @@
 
 The socket is bound before anything is loaded or announced: a port in use is an error at once, and clients that connect
 early wait for the server instead of being refused. Connections are bounded whichever HTTP parser uvicorn takes: the
-head of a request in bytes and seconds, idle connections in seconds, and all of them in number.
+head of a request in bytes and seconds, idle connections in seconds, an answer in the seconds that its client does not
+read, all connections in number, and those of one address to half of that number.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import socket
 import time
 from collections.abc import Callable
+from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,11 +23,14 @@ from pairwright.errors import PairwrightError
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEAD_BYTES = 65_536
 HEAD_SECONDS = 15.0  # from the first byte of a request to the end of its headers
+WRITE_SECONDS = 30.0  # in which a client has to take `MIN_WRITE_BYTES` of an answer that waits for it, or its rest
+MIN_WRITE_BYTES = 16_384
 MAX_CONNECTIONS = 1000
 # Descriptors that connections may not take: files, the database, connections to other servers.
 _RESERVED_FILES = 256
 _LOG_SECONDS = 60.0  # between two lines about connections that cannot be accepted
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\ncontent-length: 0\r\n\r\n"
 logger = logging.getLogger("pairwright.listening")
 
 
@@ -80,7 +86,7 @@ def serve_app(app: Any, listener: socket.socket, *, http: str = "auto", **option
     import uvicorn
 
     config = uvicorn.Config(
-        _limit_head(app),
+        _checked_head(app),
         http=_bounded(http, _connection_limit()),
         log_level="warning",
         access_log=False,
@@ -100,18 +106,47 @@ def serve_app(app: Any, listener: socket.socket, *, http: str = "auto", **option
     Server(config).run(sockets=[listener])
 
 
-def _limit_head(app: Any) -> Any:
-    """Wrap an ASGI application: a head that is too large is refused, also where it came in one piece."""
+def _checked_head(app: Any) -> Any:
+    """Wrap an ASGI application: a head that is too large (also in one piece), or that says two lengths, is refused."""
 
-    async def limited(scope: Any, receive: Any, send: Any) -> None:
-        size = sum(len(name) + len(value) + 4 for name, value in scope.get("headers", ()))
-        if size + len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") <= MAX_HEAD_BYTES:
+    async def checked(scope: Any, receive: Any, send: Any) -> None:
+        headers = scope.get("headers", ())
+        size = sum(len(name) + len(value) + 4 for name, value in headers)
+        size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        # With both headers a proxy in front may see another end of the body, and so another next request.
+        has_two_lengths = {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
+        if size <= MAX_HEAD_BYTES and not has_two_lengths:
             await app(scope, receive, send)
             return
-        await send({"type": "http.response.start", "status": 431, "headers": [(b"connection", b"close")]})
+        status = 400 if has_two_lengths else 431
+        await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
         await send({"type": "http.response.body", "body": b""})
 
-    return limited
+    return checked
+
+
+def _proxies() -> Callable[[str], bool]:
+    """A function that tells the addresses whose connections come from many clients.
+
+    These are loopback, and the addresses and networks in FORWARDED_ALLOW_IPS, the setting of uvicorn for proxies.
+    """
+    names = [name.strip() for name in os.environ.get("FORWARDED_ALLOW_IPS", "").split(",")]
+    networks = [ip_network("127.0.0.0/8"), ip_network("::1")]
+    for name in names:
+        with contextlib.suppress(ValueError):  # "*", or a word that uvicorn compares as it is
+            networks.append(ip_network(name, strict=False))
+
+    def is_proxy(address: str) -> bool:
+        if "*" in names or address in names:
+            return True
+        try:
+            parsed = ip_address(address)
+        except ValueError:
+            return True  # a Unix socket
+        mapped = getattr(parsed, "ipv4_mapped", None)
+        return any((mapped or parsed) in network for network in networks)
+
+    return is_proxy
 
 
 def _host(netloc: str) -> str:
@@ -146,30 +181,78 @@ def _bounded(http: str, max_connections: int) -> Any:
 
     Private state of uvicorn's protocols is not needed but for `cycle`, the request that is being answered.
     """
-    # Connections without a request, the longest without one first; a dict keeps the order.
+    # Connections without a request, the longest without one first; a dict keeps the order. `stalled` are those whose
+    # client has not read what was written to it.
     waiting: dict[Any, None] = {}
-    everything: set[Any] = set()
-    base = _protocol(http)
+    stalled: dict[Any, None] = {}
+    everything: dict[Any, str] = {}  # with their addresses
+    is_proxy, base = _proxies(), _protocol(http)
+
+    def make_room(address: str | None) -> bool:
+        """End the connection, of an address or of all, that is least missed; False if all are being answered."""
+        for connections in (waiting, stalled):
+            for connection in connections:
+                if address in (None, everything[connection]):
+                    connection.drop()
+                    return True
+        return False
 
     class Bounded(base):  # type: ignore[misc, valid-type]
         """An HTTP connection whose head is bounded in bytes and time."""
 
         def connection_made(self, transport: Any) -> None:
             self._head_bytes, self._head_timer = 0, None
+            self._unread_bytes, self._write_timer = 0, None
             super().connection_made(transport)
-            everything.add(self)
+            # Any byte that the socket does not take pauses the answer, and starts the clock of `_check_reading`.
+            transport.set_write_buffer_limits(high=0)
+            address = str((transport.get_extra_info("peername") or ("",))[0])
+            share = max_connections if is_proxy(address) else max_connections // 2
+            has_room = list(everything.values()).count(address) < share or make_room(address)
+            if not has_room or (len(everything) >= max_connections and not make_room(None)):
+                transport.write(_BUSY)
+                self.drop(transport.close)
+                return
+            everything[self] = address
             self._wait()
-            # The connection that has been idle longest gives way to the new one.
-            if len(everything) > max_connections:
-                oldest = next(iter(waiting))
-                del waiting[oldest]
-                everything.discard(oldest)
-                oldest.transport.abort()
 
         def connection_lost(self, error: Exception | None) -> None:
-            self._stop_waiting()
-            everything.discard(self)
+            self._forget()
             super().connection_lost(error)
+
+        def drop(self, end: Callable[[], None] | None = None) -> None:
+            self._forget()
+            (end or self.transport.abort)()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            stalled.setdefault(self)
+            self._unread_bytes = self.transport.get_write_buffer_size()
+            self._write_timer = self.loop.call_later(WRITE_SECONDS, self._check_reading)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stop_write_timer()
+
+        def _check_reading(self) -> None:
+            """End a connection whose client takes too little; also one that is closing and waits for its last bytes."""
+            unread = self.transport.get_write_buffer_size()
+            if unread > self._unread_bytes - MIN_WRITE_BYTES:
+                self.drop()
+                return
+            self._unread_bytes = unread
+            self._write_timer = self.loop.call_later(WRITE_SECONDS, self._check_reading)
+
+        def _stop_write_timer(self) -> None:
+            stalled.pop(self, None)
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
+        def _forget(self) -> None:
+            self._stop_waiting()
+            self._stop_write_timer()
+            everything.pop(self, None)
 
         def data_received(self, data: bytes) -> None:
             if self._is_idle():
@@ -185,13 +268,15 @@ def _bounded(http: str, max_connections: int) -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             # From here on uvicorn's own limit for idle connections holds, until the next byte.
-            if self._is_idle() and not self.transport.is_closing():
+            if self._is_idle() and self in everything and not self.transport.is_closing():
                 waiting[self] = None
 
         def _is_idle(self) -> bool:
             return self.cycle is None or bool(self.cycle.response_complete)
 
         def _wait(self) -> None:
+            if self not in everything:
+                return
             waiting.setdefault(self)
             if self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)

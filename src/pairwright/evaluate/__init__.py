@@ -1,22 +1,11 @@
 """Evaluation: a paired comparison of two models on the same tasks with the same seeds, and a gate before deployment."""
 
 import pairwright
-from pairwright.evaluate.comparison import (
-    CompareOptions,
-    Comparison,
-    Gate,
-    Interval,
-    Metric,
-    TaskRow,
-    Verdict,
-    bootstrap_intervals,
-    compare,
-    judge,
-    mcnemar_test,
-    sign_test,
-)
+from pairwright.evaluate.comparison import CompareOptions, Comparison, Metric, TaskRow, compare
 from pairwright.evaluate.evaluating import evaluate
 from pairwright.evaluate.evaluation import Evaluation, evaluation_json, read_evaluation, write_evaluation
+from pairwright.evaluate.gate import Gate, Verdict, judge
+from pairwright.evaluate.paired_statistics import Interval, bootstrap_intervals, mcnemar_test, sign_test
 from pairwright.evaluate.scores import Scores, read_scores, scores_of
 
 __all__ = [

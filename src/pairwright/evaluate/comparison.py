@@ -1,4 +1,4 @@
-"""Compares two models on the same tasks: means, difference with interval, exact tests, wins, regressions; and the gate.
+"""Compares two models on the same tasks: means, difference with interval, exact tests, wins, regressions.
 
     comparison = compare(before, after, Metric("reward"), CompareOptions())
     comparison.difference      Interval(mean=0.31, low=0.27, high=0.35)
@@ -8,136 +8,24 @@ its runs; its difference is exact in the decimals of the scores. If one model ha
 in with a score, or left out and counted: a model that crashes on hard tasks must not look better for it.
 """
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
-from statistics import NormalDist
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
-from pairwright.config import EvaluateConfig
 from pairwright.config.config_file import Options
 from pairwright.config.sections import CompareTerms
-from pairwright.config.sections import GateConfig as Gate
 from pairwright.errors import PairwrightError
+from pairwright.evaluate.paired_statistics import (
+    Interval,
+    bootstrap_intervals,
+    mcnemar_test,
+    sign_test,
+)
 from pairwright.evaluate.scores import Key, Scores
-
-# Statistics of a paired comparison: bootstrap intervals and exact tests, with numpy and integers only.
-#
-# The unit of resampling is the task, not the run: runs of one task are correlated, and resampling runs would make the
-# interval too narrow. All rows of values share the same resamples, so that a difference is paired.
-
-
-Floats = npt.NDArray[np.float64]
-Method = Literal["bca", "percentile"]
-MAX_DRAWS_AT_ONCE = 4_000_000
-MAX_INTEGER_TRIALS = 50_000
-_NORMAL = NormalDist()
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and the bounds of its confidence interval; None if there are too few tasks."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
-def bootstrap_intervals(
-    rows: Floats, *, confidence: float, num_resamples: int, seed: int, method: Method = "bca"
-) -> list[Interval]:
-    """The interval of each row's mean. `rows` is (rows, tasks); all rows share the same resamples of tasks.
-
-    `percentile` takes the quantiles of the resampled means (linear between order statistics). `bca` corrects them for
-    bias and skewness (Efron 1987, "Better bootstrap confidence intervals", section 3); resamples that tie with the mean
-    count half.
-    """
-    num_tasks = rows.shape[1]
-    means = rows.mean(axis=1)
-    if num_tasks < 2:
-        return [Interval(float(mean), None, None) for mean in means]
-    resampled = _resample_means(rows, num_resamples, seed)
-    intervals = []
-    for row, mean, draws in zip(rows, means, resampled, strict=True):
-        low, high = (1 - confidence) / 2, (1 + confidence) / 2
-        if method == "bca":
-            low, high = _bca_levels(row, float(mean), draws, (low, high))
-        bounds = np.quantile(draws, [low, high])
-        intervals.append(Interval(float(mean), float(bounds[0]), float(bounds[1])))
-    return intervals
-
-
-def _resample_means(rows: Floats, num_resamples: int, seed: int) -> Floats:
-    generator = np.random.Generator(np.random.PCG64(seed))
-    num_tasks = rows.shape[1]
-    means = np.empty((len(rows), num_resamples))
-    step = max(1, MAX_DRAWS_AT_ONCE // num_tasks)  # resamples per chunk, to bound memory
-    for start in range(0, num_resamples, step):
-        size = min(step, num_resamples - start)
-        # task numbers (resamples, tasks), drawn with replacement; row[tasks] has the values of each resample
-        tasks = generator.integers(0, num_tasks, size=(size, num_tasks), dtype=np.int32)
-        for number, row in enumerate(rows):
-            means[number, start : start + size] = row[tasks].mean(axis=1)
-    return means
-
-
-def _bca_levels(row: Floats, mean: float, draws: Floats, levels: tuple[float, float]) -> tuple[float, float]:
-    """The quantile levels of the interval, corrected by the bias z0 and the acceleration a."""
-    deviation = row - mean
-    spread = float(np.abs(deviation).max())
-    if spread <= 1e-12 * max(1.0, abs(mean)):  # all tasks are equal, so every resampled mean is the mean
-        return levels
-    # z0 measures how far the share of resamples below the mean is from one half; rounding must not break ties
-    equal = np.abs(draws - mean) <= 1e-12 * max(spread, abs(mean))
-    below = float(((draws < mean) & ~equal).mean() + equal.mean() / 2)
-    if not 0 < below < 1:  # the mean lies outside of all resamples: the correction is undefined
-        return levels
-    z0 = _NORMAL.inv_cdf(below)
-    scaled = deviation / spread
-    # skewness of the values; for a mean the jackknife formula of the acceleration reduces to this
-    acceleration = float((scaled**3).sum() / (6 * (scaled**2).sum() ** 1.5))
-
-    def shift_level(level: float) -> float:
-        shifted = z0 + _NORMAL.inv_cdf(level)
-        return _NORMAL.cdf(z0 + shifted / (1 - acceleration * shifted))
-
-    return shift_level(levels[0]), shift_level(levels[1])
-
-
-def sign_test(num_wins: int, num_losses: int) -> float:
-    """The exact two-sided p-value of wins against losses under equal probability; draws are ignored.
-
-    >>> sign_test(9, 1)
-    0.021484375
-    """
-    trials, fewer = num_wins + num_losses, min(num_wins, num_losses)
-    if trials == 0 or 2 * fewer >= trials:
-        return 1.0
-    if trials <= MAX_INTEGER_TRIALS:
-        term = total = 1
-        for number in range(fewer):  # sums binomial coefficients as integers: exact up to the last division
-            term = term * (trials - number) // (number + 1)
-            total += term
-        return min(1.0, total * 2 / (1 << trials))
-    # for many trials the same sum in logarithms: C(n, k+1) / C(n, k) = (n - k) / (k + 1)
-    ratios = np.log(trials - np.arange(fewer)) - np.log1p(np.arange(fewer))
-    logs = np.concatenate([[0.0], np.cumsum(ratios)]) + math.log(2) * (1 - trials)
-    return min(1.0, float(np.exp(logs).sum()))
-
-
-def mcnemar_test(only_before: int, only_after: int) -> float:
-    """McNemar's exact p-value: the sign test on the tasks that only one of the two models solved.
-
-    >>> mcnemar_test(1, 7)
-    0.0703125
-    """
-    return sign_test(only_after, only_before)
-
 
 Missing = Literal["refuse", "leave_out"] | float
 Outcome = Literal["win", "draw", "loss"]
@@ -339,52 +227,3 @@ def _notes(rows: list[TaskRow], counted: dict[str, int]) -> list[str]:
         notes.append("the difference is the same on every task, so its interval has no width")
     notes += [f"{count:,} runs: {reason.replace('_', ' ')}" for reason, count in counted.items()]
     return notes
-
-
-# The gate: whether the evidence suffices to deploy. A negative verdict is exit code 2.
-
-__all__ = ["Gate", "Verdict", "judge"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The decision of the gate, and its reason."""
-
-    passed: bool
-    reason: str
-    metric: str
-    gate: Gate
-
-
-def judge(comparison: Comparison, gate: Gate) -> Verdict:
-    """Judge a comparison whose intervals have the gate's confidence."""
-    improvement = comparison.improvement
-    name = comparison.metric.name
-    # with fewer than two tasks there is no interval, whatever the gate asks for
-    if comparison.num_tasks < gate.min_tasks or improvement.low is None:
-        least = max(gate.min_tasks, 2)
-        reason = f"{comparison.num_tasks} tasks are too few to say: at least {least} are asked for"
-        return Verdict(False, reason, name, gate)
-    bounds = (
-        f"{improvement.mean:+.4g} ({gate.confidence:.4g} interval {improvement.low:+.4g} to {improvement.high:+.4g})"
-    )
-    # the lower bound decides, not the mean: the gate asks for evidence of the improvement
-    if improvement.low < gate.min_improvement:
-        reason = f"{name} improved by {bounds}; the lower bound is below {gate.min_improvement:.4g}"
-        return Verdict(False, reason, name, gate)
-    if gate.min_improvement >= 0 and improvement.low <= 0:
-        return Verdict(False, f"{name} improved by {bounds}; the interval does not exclude zero", name, gate)
-    return Verdict(True, f"{name} improved by {bounds}", name, gate)
-
-
-# The `evaluate` section of a configuration as keyword arguments
-
-
-def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:
-    """The keyword arguments of `evaluate`."""
-    terms = {name: getattr(section, name) for name in CompareTerms.model_fields}
-    return {
-        "metrics": tuple(Metric(metric.name, metric.better) for metric in section.metrics),
-        "options": CompareOptions(**terms, seed=seed),
-        "gate": section.gate,
-    }

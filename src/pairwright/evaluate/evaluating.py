@@ -12,8 +12,10 @@ from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
 from pairwright.evaluate import evaluation
-from pairwright.evaluate.comparison import CompareOptions, Metric, evaluate_settings
-from pairwright.evaluate.evaluation import Evaluation, evaluate_models, write_evaluation
+from pairwright.evaluate.comparison import CompareOptions, Metric
+from pairwright.evaluate.evaluate_options import evaluate_settings
+from pairwright.evaluate.evaluation import Evaluation, write_evaluation
+from pairwright.evaluate.held_out_runs import evaluate_models
 from pairwright.evaluate.scores import Scores, read_scores
 from pairwright.records.messages import Json
 from pairwright.store.table import Table

@@ -7,7 +7,7 @@ from pairwright.errors import ConfigError
 from pairwright.export import llamafactory, nemo, openai_export, trinity_export, trl_export, whole_pairs
 from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
 from pairwright.export.hub_dataset import HubSummary, pull, push
-from pairwright.export.trl_export import export_runs
+from pairwright.export.trl_unpaired import export_runs
 from pairwright.pairs.container import Pairs
 from pairwright.paths import place
 

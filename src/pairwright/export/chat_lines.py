@@ -1,4 +1,4 @@
-"""Shared parts of the JSON Lines exporters: pairs as chat messages, cutting at the divergence, plain texts.
+"""Shared parts of the JSON Lines exporters: pairs as chat messages, and plain texts.
 
 Messages are decoded and encoded once for all pairs of a batch that share them, as the chat messages of most targets:
 
@@ -15,7 +15,31 @@ import msgspec
 from msgspec import Raw
 
 from pairwright.records.json_text import decode, encode
-from pairwright.records.messages import TEXT, Json, Message, ToolCall, canonical_messages, to_chat_message
+from pairwright.records.messages import TEXT, Json, Message, ToolCall, to_chat_message
+
+
+def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tuple[str | None, str]:
+    """Return the texts of the system message (or None) and the user message of a prompt.
+
+    Raises Unfit if the prompt has other messages or tools.
+    """
+    if tools:
+        raise Unfit("tools")
+    roles = [message.role for message in prompt]
+    if roles not in (["user"], ["system", "user"]):
+        raise Unfit("prompt_is_not_one_user_message")
+    return (text_of(prompt[0]) if len(roles) == 2 else None), text_of(prompt[-1])
+
+
+def side_text(message: Message) -> str:
+    """Return the text of an answer; raises Unfit if it has tool calls or no text."""
+    if message.tool_calls:
+        raise Unfit("tool_calls_in_a_side")
+    text = text_of(message)
+    if not text:
+        raise Unfit("a_side_has_no_text")
+    return text
+
 
 _decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 TEXT_IS_NO_CHAT = "text_is_no_chat"
@@ -216,9 +240,6 @@ def refuse_tools(tools: str | None) -> tuple[str, ...]:
     return ()
 
 
-# Parts of lines, as JSON
-
-
 def write_chat(content: Content) -> bytes:
     """Write messages as an array of chat messages."""
     return content.json
@@ -255,53 +276,3 @@ def _only_text(message: Message) -> bytes | None:
     # Anything beside plain text has to go through `chat_message`.
     has_more = message.tool_calls or message.reasoning or message.extra or message.generated is not None
     return None if has_more or not isinstance(message.content, str) else encode(message.content)
-
-
-# Cutting pairs at the divergence, for targets with one assistant message per side
-
-
-def count_shared(chosen: Content, rejected: Content) -> int:
-    """Return the length of the common prefix of the sides; raises Unfit if one side continues the other."""
-    length = _num_shared(chosen.messages, rejected.messages)
-    if length == min(len(chosen.roles), len(rejected.roles)):
-        raise Unfit("one_side_continues_the_other")
-    return length
-
-
-def check_is_generated(side: Content) -> tuple[str, ...]:
-    """Refuse a side, cut to one message, that is not an assistant message which the model generated."""
-    if side.role != "assistant" or not (side.is_plain or side.messages[0].is_generated):
-        raise Unfit("sides_part_at_no_assistant_message")
-    return ()
-
-
-def _num_shared(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
-    length = 0
-    for one, other in zip(canonical_messages(chosen), canonical_messages(rejected), strict=False):
-        if one != other:
-            break
-        length += 1
-    return length
-
-
-def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tuple[str | None, str]:
-    """Return the texts of the system message (or None) and the user message of a prompt.
-
-    Raises Unfit if the prompt has other messages or tools.
-    """
-    if tools:
-        raise Unfit("tools")
-    roles = [message.role for message in prompt]
-    if roles not in (["user"], ["system", "user"]):
-        raise Unfit("prompt_is_not_one_user_message")
-    return (text_of(prompt[0]) if len(roles) == 2 else None), text_of(prompt[-1])
-
-
-def side_text(message: Message) -> str:
-    """Return the text of an answer; raises Unfit if it has tool calls or no text."""
-    if message.tool_calls:
-        raise Unfit("tool_calls_in_a_side")
-    text = text_of(message)
-    if not text:
-        raise Unfit("a_side_has_no_text")
-    return text

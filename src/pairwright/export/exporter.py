@@ -21,15 +21,14 @@ from pairwright.export.chat_lines import (
     Context,
     Unfit,
     check_is_chat,
-    check_is_generated,
     check_prompt_is_chat,
     check_side,
-    count_shared,
     note_extra,
     read_contents,
 )
+from pairwright.export.cut_pairs import check_is_generated, count_shared
+from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.pair_table import has_tools, pair_batches
-from pairwright.pairs.spill import plain_memory
 from pairwright.paths import Place, write_atomic
 from pairwright.records.json_text import decode, encode
 from pairwright.records.tool_texts import to_chat_tool

@@ -14,8 +14,8 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL
 from pairwright.pairs.funnel import funnel_rows, read_funnel
 from pairwright.pairs.pair_stats import pair_statistics
-from pairwright.store.exporting import table_statistics
 from pairwright.store.table import Table
+from pairwright.store.table_stats import table_statistics
 
 _BEGIN, _END = "<!-- pairwright: this part is written by pairwright push -->", "<!-- /pairwright -->"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")

@@ -1,4 +1,4 @@
-"""A run: rounds of collect, pairs, tokens and train; then evaluation, gate, report and deployment; and its dry run.
+"""A run: rounds of collect, pairs, tokens and train; then evaluation, gate, report and deployment.
 
     RUN/config.yaml  manifest.json  evaluation.json  report.html
     RUN/round-1/     experience/  collection/  pairs/  tokens/  train/
@@ -31,7 +31,16 @@ from pairwright.flow.stages import (
     tokens_stage,
     train_stage,
 )
-from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, lock_folder, place, stamp_of
+from pairwright.paths import (
+    ModelFolderError,
+    claim_folder,
+    find_model,
+    is_address,
+    is_hub_id,
+    lock_folder,
+    place,
+    stamp_of,
+)
 from pairwright.records.messages import Json, content_hash
 
 
@@ -82,7 +91,7 @@ class Flow:
 
         `resolved` is the configuration in the form that is written to the folder, once no other run is there.
         """
-        with lock_folder(self.folder, work="run"):
+        with claim_folder(self.folder, None, work="run"):
             # what another run did since this object was made
             self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)
             if resolved is not None:
@@ -429,64 +438,3 @@ def _decisions_key(tables: list[Path], votes: str | Path | None) -> list[str]:
 
 def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-# The dry run: stages, their states, and estimates of the work
-
-
-def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
-    """(stage, state, estimate) in order; `plan` is the result of `flow.plan()`, if the caller has it."""
-    plan = flow.plan() if plan is None else plan
-    states = dict(plan.steps)
-    # for a refused stage the third cell is the reason
-    return [
-        (name, state, str(plan.refusal) if state == "refused" else _estimate(flow, name, states))
-        for name, state in plan.steps
-    ]
-
-
-def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
-    """Estimated counts of a stage, from the configuration or from the results of earlier stages."""
-    config = flow.config
-    # stage names are "round-1/train"
-    number, _, stage = name.rpartition("/")
-    if states[name] == "done":
-        return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
-    if stage == "collect":
-        return _estimate_requests(
-            flow,
-            config.collect.dataset,
-            config.collect.num_tasks,
-            config.collect.num_runs,
-            config.policy.num_candidates,
-        )
-    if stage == "evaluate":
-        section = config.evaluate
-        dataset, tasks = section.dataset or config.collect.dataset, section.num_tasks or config.collect.num_tasks
-        return "twice " + _estimate_requests(flow, dataset, tasks, section.num_runs, 1)
-    if stage == "train" and states.get(f"{number}/tokens") == "done":
-        tokens = flow.manifest.stages[f"{number}/tokens"]
-        return f"about {tokens.result['tokens'] * config.train.epochs:,} tokens in {config.train.epochs} epochs"
-    return ""
-
-
-def _estimate_requests(
-    flow: Flow, dataset: str | None, num_tasks: int | None, num_runs: int, num_candidates: int
-) -> str:
-    tasks = num_tasks if dataset is None else _num_lines(flow, dataset, num_tasks)
-    if tasks is None:
-        return ""
-    answers = tasks * num_runs * num_candidates
-    limit = flow.config.policy.max_tokens
-    tokens = f", at most {answers * limit:,} tokens a step" if limit else ""
-    return f"{tasks:,} tasks, {tasks * num_runs:,} runs, {answers:,} answers a step{tokens}"
-
-
-def _num_lines(flow: Flow, dataset: str, most: int | None) -> int | None:
-    path = Path(dataset) if Path(dataset).exists() or flow.base is None else flow.base / dataset
-    if path.suffix not in (".jsonl", ".csv") or not path.is_file():
-        return most
-    with open(path, "rb") as file:
-        # the first line of a CSV file is its header
-        lines = sum(1 for _ in file) - (path.suffix == ".csv")
-    return lines if most is None else min(most, lines)

@@ -58,7 +58,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 def check_collection(config: Config, folder: Path) -> None:
     """Raise if the folder has a collection with another workflow, model or seed, as `collect_stage` would."""
-    from pairwright.collect.nat_files import check_resumable
+    from pairwright.collect.collection_identity import check_resumable
 
     check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
 
@@ -237,7 +237,7 @@ def _describe_job(folder: Path) -> Json:
 def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
     """Evaluate both models on the held-out tasks with the same seeds; writes evaluation.json."""
     from pairwright.evaluate import write_evaluation
-    from pairwright.evaluate.evaluation import evaluate_models
+    from pairwright.evaluate.held_out_runs import evaluate_models
 
     evaluation, runs = evaluate_models(
         config, before=str(before), after=str(after), output=folder, resume=True, base=base, watch=view.collecting

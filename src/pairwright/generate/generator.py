@@ -12,9 +12,10 @@ from typing import Any
 
 from pairwright.generate.cpu_kernels import pack_weights
 from pairwright.generate.model_folder import best_device, load_model, load_tokenizer
-from pairwright.generate.packed_runner import open_runner
+from pairwright.generate.packed_models import open_runner
 from pairwright.generate.padded_runner import PaddedRunner
-from pairwright.generate.requests import ChatEncoder, GenerateError, Ids, Render, Request, Result
+from pairwright.generate.prompt_encoding import ChatEncoder, Render
+from pairwright.generate.requests import GenerateError, Ids, Request, Result
 from pairwright.generate.scheduler import OnPiece, Runner, Scheduler
 from pairwright.generate.tool_calls import HERMES, format_of
 from pairwright.records.messages import Json, Message

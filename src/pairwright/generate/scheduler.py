@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from pairwright.generate.draw_tokens import Drawers, draw, uniforms
 from pairwright.generate.kv_slots import Tokens
-from pairwright.generate.requests import Choice, Finish, Piece, Request, Result, TextStream
+from pairwright.generate.requests import Choice, Finish, Piece, Request, Result
+from pairwright.generate.text_stream import TextStream
 
 OnPiece = Callable[[Piece], None]
 Numbers = NDArray[np.int64]

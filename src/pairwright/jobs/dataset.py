@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pairwright.export import EXPORTERS, ExportOptions
 from pairwright.jobs.job import BackendError
-from pairwright.pairs.candidates.pair_ids import splits
+from pairwright.pairs.candidates.validation_split import splits
 from pairwright.pairs.pair_table import pair_batches, write_pairs
 from pairwright.records.messages import Json
 

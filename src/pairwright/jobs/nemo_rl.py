@@ -181,7 +181,6 @@ def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
         losses=("sigmoid",),
         more={
             "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
-            "train.dpo.ld_alpha": train.dpo.ld_alpha is not None,
             "train.optimizer": train.optimizer != "adamw",
             "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
         },

@@ -16,7 +16,8 @@ import msgspec
 
 from pairwright.config import Config
 from pairwright.config.sections import EngineConfig
-from pairwright.engines.engine import EngineError, connect
+from pairwright.engines.engine import EngineError
+from pairwright.engines.ray_engine import connect
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.ledger.run_status import read_status
 from pairwright.paths import write_bytes

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.job import BackendError
+from pairwright.pairs.curriculum import read_curriculum
 from pairwright.pairs.pair_table import pair_batches
-from pairwright.pairs.selection import read_curriculum
 from pairwright.tokens import ChatTokenizer, TokensError
 
 
@@ -26,8 +26,6 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.channels.dpo": train.channels.dpo != 1.0,
         "train.dpo.use_margin": train.dpo.use_margin,
         "train.dpo.mixture": bool(train.dpo.mixture),
-        "train.dpo.f_divergence": train.dpo.f_divergence != "reverse_kl",
-        "train.dpo.use_weighting": train.dpo.use_weighting,
         "train.dpo.reference_sync": train.dpo.reference_sync is not None,
         "train.reference": train.reference != "initial",
         "train.quantization": train.quantization != "none",

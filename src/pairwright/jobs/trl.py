@@ -40,7 +40,7 @@ from pairwright.tokens import ChatTokenizer
 from pairwright.tokens.message_dialect import takes_arguments_as_text
 
 # Losses of our trainer that TRL's DPOTrainer has under the same name.
-LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "apo_zero", "apo_down", "sppo_hard")
+LOSSES = ("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down")
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
 # What decides what is trained on, and where the result goes, is not for `options`.
 _OURS = (
@@ -153,8 +153,6 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
         "eval_steps": steps_between(train.val_check_interval, per_epoch),
         "per_device_eval_batch_size": size,
     }
-    if train.dpo.ld_alpha is not None:
-        tree["ld_alpha"] = train.dpo.ld_alpha
     return tree | (_lora(train) if train.finetuning_type == "lora" else {})
 
 

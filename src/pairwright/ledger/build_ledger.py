@@ -1,4 +1,4 @@
-"""The ledger of a training run: answers, accounts of channels, and the ledger that joins them.
+"""The ledger of a training run: joins generated turns and the accounts of its channels.
 
 It is built from what each stage wrote: experience tables, outcomes, pairs, trained.parquet. Every generated turn of the
 experiences that entered a channel has one fate there: trained, held out, not drawn, cut, refused, not paired, and why.
@@ -6,245 +6,26 @@ The tokens that were drawn are compared with what the losses were computed on, a
 ids that were sampled.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import polars as pl
 
 from pairwright.config.sections import TokensConfig
 from pairwright.errors import PairwrightError
+from pairwright.ledger.accounts import CUT, Account, TurnRow, account
+from pairwright.ledger.generated_turns import Answer, Key, count_tokens, read_answers
 from pairwright.ledger.run_status import FILE_NAME as STATUS
 from pairwright.ledger.run_status import read_status
-from pairwright.ledger.trained import FILE_NAME, HELD_OUT, NOT_SELECTED, TRAINED, digest_of, split_turns
+from pairwright.ledger.trained import FILE_NAME
 from pairwright.pairs.decisions.exclusions import read_exclusions
 from pairwright.pairs.funnel import Reason
+from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
-from pairwright.pairs.outcomes import source_tables
 from pairwright.pairs.pair_table import pair_batches
-from pairwright.records.arrays import Array
-from pairwright.records.experience import Experience, Kind
-from pairwright.records.grouping import conversation_of
-from pairwright.records.messages import Message
 from pairwright.store.table import Table
-from pairwright.tokens.recorded import find_mask_spans, response_mask
-from pairwright.tokens.stage.cache import read_sequences
-from pairwright.tokens.stage.stage import encode_source
-
-# Answers: what models generated in experience tables, turn by turn, with the number of tokens of each.
-
-Key = tuple[str, str]  # id of the experience (or of the side), and the side; empty for a completion
-
-
-class Answer(msgspec.Struct):
-    """`turns`: message index -> tokens, None while unknown; -1 for an answer whose turns cannot be distinguished.
-    `digests`: hashes of the recorded ids, by turn."""
-
-    row: str
-    is_scored: bool
-    turns: dict[int, int | None]
-    digests: dict[int, int] = {}
-
-    @property
-    def is_recorded(self) -> bool:
-        return bool(self.digests)
-
-
-def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple[dict[Key, Answer], int]:
-    """All answers of tables, and how many records stand there more than once. Without `use_recorded`, recorded ids do
-    not count, as they do not where `tokens.recorded` is `ignore`."""
-    answers: dict[Key, Answer] = {}
-    num_repeated = 0
-    for table in tables:
-        for experience in table.records():
-            for key, answer in _answers_of(experience):
-                # The first record with a key counts; the others are only reported.
-                num_repeated += key in answers
-                if not use_recorded:
-                    # The same turns, with their tokens unknown.
-                    answer.turns, answer.digests = dict.fromkeys(answer.turns), {}
-                answers.setdefault(key, answer)
-    return answers, num_repeated
-
-
-def count_tokens(
-    answers: dict[Key, Answer],
-    tables: Iterable[Table],
-    options: TokensConfig,
-    folder: Path,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Fill in the tokens of turns that were not recorded, by encoding all turns of their tables (nothing is cut)."""
-    whole = options.model_copy(update={"max_length": None, "max_pair_length": None, "train_turns": "all"})
-    for number, table in enumerate(tables):
-        cache = folder / f"table-{number}"
-        encode_source(table.path, cache, whole, progress=progress)
-        for uid, side, sequence in read_sequences(cache):
-            answer = answers.get((uid, side))
-            if answer is None or answer.is_recorded:
-                continue
-            for turn in split_turns(sequence.ids, sequence.mask, sequence.message_index):
-                if turn.turn in answer.turns:
-                    answer.turns[turn.turn] = turn.tokens
-
-
-def _answers_of(experience: Experience) -> Iterator[tuple[Key, Answer]]:
-    uid = experience.eid.uid
-    if experience.kind is not Kind.PREFERENCE:
-        prompt, messages = conversation_of(experience)
-        num_prompt = len(prompt)
-        ids, mask = None, None
-        if experience.tokens is not None and experience.prompt_length is not None:
-            ids = experience.tokens[experience.prompt_length :]
-            mask = response_mask(len(ids), experience.action_mask)
-        yield (uid, ""), _answer(uid, num_prompt, messages, ids, mask, is_scored=experience.is_scored)
-        return
-    for name, side in (("chosen", experience.chosen), ("rejected", experience.rejected)):
-        assert side is not None
-        mask = None if side.tokens is None else response_mask(len(side.tokens), side.action_mask)
-        key, (prompt, messages) = uid if side.eid is None else side.eid.uid, conversation_of(experience, side)
-        yield (key, name), _answer(uid, len(prompt), messages, side.tokens, mask, is_scored=True)
-
-
-def _answer(
-    row: str, num_prompt: int, messages: tuple[Message, ...], ids: Array | None, mask: Array | None, *, is_scored: bool
-) -> Answer:
-    # Message indices of what was generated; -1 stands for an answer in which no message is marked.
-    turns = [num_prompt + number for number, message in enumerate(messages) if message.is_generated] or [-1]
-    if ids is None or mask is None:
-        return Answer(row, is_scored, dict.fromkeys(turns))
-    spans = find_mask_spans(mask).tolist()
-    if len(spans) != len(turns):  # which span is whose is not known: all sampled tokens together
-        return Answer(row, is_scored, {-1: int(mask.sum())}, {-1: digest_of(ids[mask])})
-    named = list(zip(turns, spans, strict=True))  # (message index, (start, end) in the response)
-    return Answer(
-        row,
-        is_scored,
-        {turn: end - start for turn, (start, end) in named},
-        {turn: digest_of(ids[start:end]) for turn, (start, end) in named},
-    )
-
-
-# Accounts: every generated turn of a channel under one fate, and the sums that have to agree.
-
-CUT = "cut: longer than tokens.max_length"
-_RANK = {TRAINED: 0, HELD_OUT: 1, NOT_SELECTED: 3}  # a turn of several pairs has the first of their fates
-
-
-class Fate(msgspec.Struct):
-    """What became of turns. `tokens` are those that are known; `num_uncounted` turns have neither recorded ids nor an
-    encoding."""
-
-    name: str
-    turns: int = 0
-    tokens: int = 0
-    num_uncounted: int = 0
-
-
-class Account(msgspec.Struct, kw_only=True):
-    """`drawn_tokens` is the sum over what was drawn, `loss_tokens` what the losses were computed on, counted by the
-    training loop. `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained as these ids."""
-
-    channel: str
-    experiences: int
-    turns: int
-    tokens: int
-    fates: list[Fate]
-    drawn_tokens: int = 0
-    loss_tokens: int = 0
-    num_recorded: int = 0
-    num_as_sampled: int = 0
-
-    @property
-    def problems(self) -> list[str]:
-        """What does not add up; empty where everything does."""
-        problems = []
-        if sum(fate.turns for fate in self.fates) != self.turns:
-            problems.append(f"{self.turns:,} turns, but {sum(fate.turns for fate in self.fates):,} have a fate")
-        if sum(fate.tokens for fate in self.fates) != self.tokens:
-            problems.append(f"{self.tokens:,} tokens, but {sum(fate.tokens for fate in self.fates):,} have a fate")
-        if self.drawn_tokens != self.loss_tokens:
-            problems.append(f"{self.drawn_tokens:,} tokens were drawn, the losses saw {self.loss_tokens:,}")
-        if self.num_as_sampled != self.num_recorded:
-            problems.append(f"{self.num_recorded - self.num_as_sampled:,} recorded turns were trained as other ids")
-        return problems
-
-
-class TurnRow(NamedTuple):
-    """A row of trained.parquet, assigned to an answer; `turn` is None where the item could not be encoded."""
-
-    key: Key
-    turn: int | None
-    tokens: int
-    times: int
-    fate: str
-    digest: int | None
-
-
-def account(
-    channel: str,
-    answers: dict[Key, Answer],
-    rows: Iterable[TurnRow],
-    name_fate: Callable[[Key, Answer, str | None], str],
-) -> Account:
-    """Give every turn its fate. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
-    hold; `refusal` is why an item of the answer could not be encoded."""
-    best: dict[tuple[Key, int], TurnRow] = {}  # the row that decides the fate of a turn, among those of all its pairs
-    refused: dict[Key, str] = {}
-    drawn = num_recorded = num_as_sampled = 0
-    for row in rows:
-        # Every draw computes a loss on all trained tokens of the turn.
-        drawn += row.tokens * row.times
-        if row.turn is None:
-            refused.setdefault(row.key, row.fate)
-            continue
-        place = (row.key, row.turn)
-        if place not in best or _RANK.get(row.fate, 2) < _RANK.get(best[place].fate, 2):
-            best[place] = row
-        # Hash of the ids that were sampled, where they were recorded.
-        sampled = answers[row.key].digests.get(row.turn) if row.key in answers else None
-        if row.fate == TRAINED and sampled is not None:
-            num_recorded += 1
-            num_as_sampled += sampled == row.digest
-    fates: dict[str, Fate] = {}
-    total = Account(
-        channel=channel,
-        experiences=len({answer.row for answer in answers.values()}),
-        turns=0,
-        tokens=0,
-        fates=[],
-        drawn_tokens=drawn,
-        num_recorded=num_recorded,
-        num_as_sampled=num_as_sampled,
-    )
-
-    def enter(name: str, tokens: int | None, *, turns: int = 1) -> None:
-        fate = fates.setdefault(name, Fate(name))
-        fate.turns += turns
-        fate.tokens += tokens or 0
-        fate.num_uncounted += tokens is None
-
-    for key, answer in answers.items():
-        for turn, known in answer.turns.items():
-            held = best.get((key, turn))
-            is_held = held is not None and held.fate != NOT_SELECTED
-            # Recorded ids are exact; without them the channel's own count stands.
-            tokens = held.tokens if held is not None and is_held and not answer.is_recorded else known
-            total.turns += 1
-            total.tokens += tokens or 0
-            if held is None or not is_held:
-                enter(NOT_SELECTED if held is not None else name_fate(key, answer, refused.get(key)), tokens)
-                continue
-            enter(held.fate, held.tokens)
-            if tokens is not None and tokens > held.tokens:
-                enter("first token of a sequence: nothing predicts it", tokens - held.tokens, turns=0)
-    order = {TRAINED: 0}
-    total.fates = sorted(fates.values(), key=lambda fate: (order.get(fate.name, 1), -fate.tokens, fate.name))
-    return total
-
-
-# The ledger: the accounts of all channels of a run.
 
 Progress = Callable[[int, int], None]
 FILTERED = Reason.FILTERED.value

@@ -42,6 +42,7 @@ class Status(msgspec.Struct, kw_only=True):
     trained_tokens: dict[str, int] = {}  # channel -> tokens that its losses were computed on
     where: str | None = None
     fingerprint: str = ""
+    threads: int = 0  # of the CPU: sums of split matrix products depend on it, so a resume takes it from here
     pid: int = 0
 
     @property

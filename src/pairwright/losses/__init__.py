@@ -5,7 +5,7 @@
     preference_loss      a loss of PREFERENCE_LOSSES for each pair; kto_loss for examples without a partner
     sft_loss             negative log-likelihood of each sequence
     group_advantages     rewards of a task's runs to advantages; teacher_advantages those of a teacher
-    policy_loss          clipped, sequence-level or clipped-importance policy loss
+    policy_loss          clipped policy loss, of tokens or of sequences
     distill_loss         generalised JSD between student and teacher at each position
 
 Nothing here divides by a batch: each gives what to sum up over an update and what to divide that by.
@@ -13,26 +13,21 @@ Nothing here divides by a batch: each gives what to sum up over an update and wh
 
 from pairwright.losses.advantages import Advantages, group_advantages, teacher_advantages
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
-from pairwright.losses.logps import TokenStats, length_weights, masked_logps, masked_logps_stats, sum_by_sequence
+from pairwright.losses.logps import masked_logps, sum_by_sequence
+from pairwright.losses.model_loss import dpo
 from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
 from pairwright.losses.preference import (
     PREFERENCE_LOSSES,
-    ExampleLosses,
     Mixture,
     PairLogps,
     PairLosses,
     PreferenceLoss,
     PreferenceOptions,
     check_preference,
-    dpo,
-    kto_loss,
-    match_partners,
-    mismatch_sums,
-    policy_weights,
     preference_loss,
-    reference_point,
     sft_loss,
 )
+from pairwright.losses.unpaired import ExampleLosses, kto_loss, mismatch_sums, reference_point
 
 __all__ = [
     "PREFERENCE_LOSSES",
@@ -48,20 +43,15 @@ __all__ = [
     "PolicyTokens",
     "PreferenceLoss",
     "PreferenceOptions",
-    "TokenStats",
     "check_preference",
     "distill_loss",
     "dpo",
     "generalised_jsd",
     "group_advantages",
     "kto_loss",
-    "length_weights",
     "masked_logps",
-    "masked_logps_stats",
-    "match_partners",
     "mismatch_sums",
     "policy_loss",
-    "policy_weights",
     "preference_loss",
     "reference_point",
     "sft_loss",

@@ -31,25 +31,10 @@ class _Head:
     softcap: float | None
     temperature: float
     chunk_size: int
-    with_stats: bool
 
     @property
     def is_plain(self) -> bool:
         return self.scale == 1.0 and self.softcap is None and self.temperature == 1.0
-
-
-@dataclass(frozen=True)
-class TokenStats:
-    """What metrics want to know of each position's distribution; nothing here has a gradient."""
-
-    entropy_N: Tensor
-    """−Σ p log p."""
-    mean_logit_N: Tensor
-    """Mean of the logits over the vocabulary (TRL's `logits/chosen`, `logits/rejected`)."""
-    is_top1_N: Tensor
-    """1 where no token is likelier than the target, else 0 (TRL's `mean_token_accuracy`)."""
-    log_sum_squares_N: Tensor
-    """log Σ p², for the weights of WPO."""
 
 
 def masked_logps(
@@ -68,25 +53,8 @@ def masked_logps(
     `scale` and `softcap` are the model's own (Cohere's logit_scale, one over Granite's logits_scaling, Gemma 2's
     final_logit_softcapping); `temperature` is the one that the tokens were sampled with.
     """
-    head = _Head(scale, softcap, temperature, chunk_size, with_stats=False)
-    return _apply(hidden_NH, weight_VH, bias_V, targets_N, head)[0]
-
-
-def masked_logps_stats(
-    hidden_NH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    *,
-    chunk_size: int = CHUNK_SIZE,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    temperature: float = 1.0,
-) -> tuple[Tensor, TokenStats]:
-    """`masked_logps`, and beside it the statistics of the same distributions, for two more passes over each chunk."""
-    head = _Head(scale, softcap, temperature, chunk_size, with_stats=True)
-    logps_N, stats_4N = _apply(hidden_NH, weight_VH, bias_V, targets_N, head)
-    return logps_N, TokenStats(*stats_4N)
+    head = _Head(scale, softcap, temperature, chunk_size)
+    return _apply(hidden_NH, weight_VH, bias_V, targets_N, head)
 
 
 def sum_by_sequence(
@@ -108,32 +76,10 @@ def sum_by_sequence(
     return sums_S, counts_S.detach()
 
 
-def length_weights(sequence_N: Tensor, shared_S: Tensor, alpha: float) -> Tensor:
-    """Weights (N,) for length-desensitised sums: 1 for a sequence's first `shared` tokens, alpha for those after.
-
-    LD-DPO (Liu et al. 2024): `shared` is the smaller of the two sides' token counts, so that what a side has
-    beyond the other counts less. Multiply policy and reference log-probabilities alike, then `sum_by_sequence`. The
-    tokens of a sequence stand in their order, those of different sequences may be mixed.
-
-    >>> length_weights(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([2, 2]), 0.5)
-    tensor([1.0000, 1.0000, 0.5000, 1.0000, 1.0000])
-    """
-    # place_N: how many tokens of its own sequence stand before a token. Sorted by sequence, that is the position minus
-    # where the sequence starts.
-    order_N = torch.argsort(sequence_N, stable=True)
-    counts_S = torch.bincount(sequence_N, minlength=len(shared_S))
-    starts_S = counts_S.cumsum(0) - counts_S
-    place_N = torch.empty_like(sequence_N)
-    place_N[order_N] = torch.arange(len(sequence_N), device=sequence_N.device) - starts_S[sequence_N[order_N]]
-    return torch.where(place_N < shared_S[sequence_N], 1.0, alpha)
-
-
 # Chunked forward and backward passes: (C, V) blocks of logits, one after the other.
 
 
-def _apply(
-    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head
-) -> tuple[Tensor, Tensor]:
+def _apply(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head) -> Tensor:
     # Under autocast the product runs in its dtype; inside, autocast is off, since the chunks choose their dtypes.
     device = hidden_NH.device.type
     if torch.is_autocast_enabled(device):
@@ -141,7 +87,7 @@ def _apply(
     hidden_NH = hidden_NH.to(weight_VH.dtype)
     bias_V = None if bias_V is None else bias_V.to(weight_VH.dtype)
     with torch.autocast(device, enabled=False):
-        return _MaskedLogps.apply(hidden_NH, weight_VH, bias_V, targets_N, head, torch.is_grad_enabled())  # type: ignore[no-any-return]
+        return _MaskedLogps.apply(hidden_NH, weight_VH, bias_V, targets_N, head, torch.is_grad_enabled())
 
 
 def _wide(dtype: Any) -> Any:
@@ -171,14 +117,6 @@ def _log_softmax(logits_CV: Tensor) -> Tensor:
     return torch.log_softmax(logits_CV, -1, dtype=_wide(logits_CV.dtype))
 
 
-def _stats_chunk(logits_CV: Tensor, logps_CV: Tensor, target_logps_C: Tensor) -> Tensor:
-    """The fields of TokenStats for a chunk, (4, C)."""
-    entropy_C = torch.special.entr(logps_CV.exp()).sum(-1)
-    mean_logit_C = logits_CV.mean(-1, dtype=logps_CV.dtype)
-    is_top1_C = (target_logps_C >= logps_CV.amax(-1)).to(logps_CV.dtype)
-    return torch.stack([entropy_C, mean_logit_C, is_top1_C, torch.logsumexp(2 * logps_CV, -1)])
-
-
 def _logit_grads(logps_CV: Tensor, slope_CV: Tensor | None, targets_C: Tensor, head: _Head) -> Tensor:
     """d log p(target) / d raw logits = (1[v = target] − p(v)) · slope · scale / T. Overwrites `logps_CV`."""
     # −p everywhere, then + 1 at the target of each row; in place, so that no more (C, V) blocks are held.
@@ -195,10 +133,9 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head, grad: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         wide = _wide(weight_VH.dtype)
         logps_N = hidden_NH.new_empty(len(hidden_NH), dtype=wide)
-        stats_4N = logps_N.new_empty(4, len(hidden_NH) if head.with_stats else 0)
         # Head frozen: only the hidden states need a gradient, which is made here, so nothing is computed twice.
         hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
@@ -207,8 +144,6 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, head)
             logps_CV = _log_softmax(logits_CV)
             logps_N[chunk] = logps_CV.gather(1, targets_N[chunk, None])[:, 0]
-            if head.with_stats:
-                stats_4N[:, chunk] = _stats_chunk(logits_CV, logps_CV, logps_N[chunk])
             del logits_CV
             if grads_NH is not None:
                 grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], head)
@@ -218,12 +153,11 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             del logps_CV, slope_CV  # (C, V) blocks must not live into the next chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, grads_NH)
         ctx.head, ctx.last_chunk = head, last_chunk
-        ctx.mark_non_differentiable(stats_4N)
-        return logps_N, stats_4N
+        return logps_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_N: Tensor, _stats: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_N: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
         hidden_NH, weight_VH, bias_V, targets_N, grads_NH = ctx.saved_tensors
         # Made in the forward pass: only the gradient of each output is missing.
         if grads_NH is not None:

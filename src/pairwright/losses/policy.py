@@ -10,7 +10,6 @@ Invariant: tokens that are not there count for nothing. No token at all gives a 
 normaliser of 0.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,6 @@ from pairwright.losses.logps import sum_by_sequence
 
 # Bound of log-ratios before `exp`: without one, 0 · inf makes NaN in the backward pass.
 MAX_LOG_RATIO = 20.0
-MIN_LOG_WEIGHT = math.log(1e-8)  # of a whole sequence, for vespo
 
 
 @dataclass(frozen=True)
@@ -84,42 +82,6 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) ->
     return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
 
 
-def weighted_likelihood(ratio_N: Tensor, advantages_N: Tensor, logps_N: Tensor, options: PolicyTerms) -> Tensor:
-    """−sg[min(ρ, 1+ε_h)] A log π: every token keeps a gradient. CISPO (MiniMax 2025, eq. 4–5, no lower bound)."""
-    return -ratio_N.detach().clamp(max=1 + options.clip_high) * advantages_N * logps_N
-
-
-def gated_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> Tensor:
-    """−(4/τ) σ(τ (ρ − 1)) A: the gradient fades out smoothly where ρ leaves 1. SAPO (Gao et al. 2025).
-
-    τ is `sapo_temperature_positive` where A > 0 and `sapo_temperature_negative` elsewhere.
-    """
-    positive, negative = options.sapo_temperature_positive, options.sapo_temperature_negative
-    # 4/τ makes the slope at ρ = 1 the same as without a gate.
-    tau_N = torch.where(advantages_N > 0, positive, negative).to(ratio_N.dtype)
-    return -torch.sigmoid(tau_N * (ratio_N - 1)) * 4 / tau_N * advantages_N
-
-
-def gamma_weighted_loss(
-    log_ratio_N: Tensor, sampling_N: Tensor | None, tokens: PolicyTokens, options: PolicyTerms
-) -> Tensor:
-    """−sg[φ(w)] A log π, with w = Π ρ over the sequence and φ(w) = w^k e^(λ (1 − w)). VESPO (Shen et al. 2026).
-
-    φ(1) = 1 and φ is small for sequences that the policy has become much likelier or unlikelier to write; k and λ
-    depend on the sign of A. A sampling ratio is a factor of w.
-    """
-    each_N = log_ratio_N.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if sampling_N is not None:
-        each_N = each_N + sampling_N.log().clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO)
-    sums_S, _ = sum_by_sequence(each_N, tokens.sequence_N, tokens.num_sequences)
-    log_w_N = sums_S.clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO)[tokens.sequence_N]
-    is_good_N = tokens.advantages_N >= 0
-    shape_N = torch.where(is_good_N, options.vespo_positive[0], options.vespo_negative[0]).to(log_w_N.dtype)
-    rate_N = torch.where(is_good_N, options.vespo_positive[1], options.vespo_negative[1]).to(log_w_N.dtype)
-    phi_N = (rate_N + shape_N * log_w_N - rate_N * log_w_N.exp()).exp()
-    return -phi_N * tokens.advantages_N * tokens.logps_N
-
-
 def divergence(logps_N: Tensor, ref_logps_N: Tensor, estimator: str) -> Tensor:
     """Estimates of KL(π‖ref) from tokens of π, with d = log π − log ref (Schulman 2020).
 
@@ -146,30 +108,20 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
         log_ratio_N = _sequence_log_ratio(log_ratio_N, tokens)
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     sampling_N, num_truncated = _sampling_ratio(tokens, options)
-    if options.loss == "cispo":
-        loss_N = weighted_likelihood(ratio_N, advantages_N, logps_N, options)
-    elif options.loss == "sapo":
-        loss_N = gated_loss(ratio_N, advantages_N, options)
-    elif options.loss == "vespo":
-        loss_N = gamma_weighted_loss(log_ratio_N, sampling_N, tokens, options)
-    else:
-        loss_N = clipped_loss(ratio_N, advantages_N, options)
-    if sampling_N is not None and options.loss != "vespo":
+    loss_N = clipped_loss(ratio_N, advantages_N, options)
+    if sampling_N is not None:
         loss_N = loss_N * sampling_N
     kl_sum = logps_N.new_zeros(())
     if tokens.ref_logps_N is not None:
         kl_N = divergence(logps_N, tokens.ref_logps_N, options.kl_estimator)
         kl_sum = kl_N.detach().sum()
-        # E[ρ k] under the old policy is the KL itself, so its gradient has the term of the sampling as well.
-        loss_N = loss_N + options.kl_weight * (kl_N * ratio_N if options.kl_correction else kl_N)
+        loss_N = loss_N + options.kl_weight * kl_N
     elif options.kl_weight:
         raise ConfigError("kl_weight: it needs the reference's log-probabilities and the batch has none")
     total, normaliser, num_sequences = aggregate(loss_N, tokens, options)
-    # Tokens whose ratio is clipped: too low with A < 0, too high with A > 0. CISPO has no lower bound, SAPO and VESPO
-    # have none at all.
-    has_bounds = options.loss not in ("sapo", "vespo")
-    too_low_N = (ratio_N < 1 - options.clip_low) & (advantages_N < 0) & (has_bounds and options.loss != "cispo")
-    too_high_N = (ratio_N > 1 + options.clip_high) & (advantages_N > 0) & has_bounds
+    # Tokens whose ratio is clipped: too low with A < 0, too high with A > 0.
+    too_low_N = (ratio_N < 1 - options.clip_low) & (advantages_N < 0)
+    too_high_N = (ratio_N > 1 + options.clip_high) & (advantages_N > 0)
     return PolicyLoss(
         total=total,
         normaliser=normaliser,
@@ -188,8 +140,7 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     """Sum, normaliser, and the number of sequences with tokens.
 
     token: every token counts alike (DAPO, BNPO). sequence: every sequence counts alike, its tokens share (GRPO).
-    constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025). sequence_sum: every
-    sequence counts by its length (LUSPO, with ratios of sequences).
+    constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025).
     """
     sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences, tokens.weights_N)
     weights_S = torch.ones_like(sums_S) if tokens.weights_S is None else tokens.weights_S
@@ -199,8 +150,6 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
         total, normaliser = (weights_S * sums_S).sum(), (weights_S * counts_S).sum()
     elif options.aggregation == "sequence":
         total, normaliser = (weights_S * sums_S / _at_least(counts_S)).sum(), weight_sum
-    elif options.aggregation == "sequence_sum":
-        total, normaliser = (weights_S * sums_S).sum(), weight_sum
     else:
         # A token counts the same whatever the length of its sequence.
         total, normaliser = (weights_S * sums_S).sum(), weight_sum * options.constant_length

@@ -1,4 +1,4 @@
-"""Preference losses: log-probabilities of pairs in, one weighted loss a pair out; and `dpo` for loops of one's own.
+"""Preference losses: log-probabilities of pairs in, one weighted loss a pair out.
 
     B  pairs
 
@@ -10,22 +10,17 @@ Invariant: a pair with no trained token on a side has no preference. Its weight,
 is counted in `num_empty`: padding never adds ln 2.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from pairwright.config.config_file import Options
 from pairwright.config.train_config import PreferenceTerms
 from pairwright.errors import ConfigError
 from pairwright.losses import pairwise
-from pairwright.losses.pairwise import MAX_EXPONENT, Partners, Scores, Strength, match_paired, match_unpaired
-from pairwright.tokens.batch.collate import as_torch
+from pairwright.losses.pairwise import Scores, Strength
 
 
 @dataclass(frozen=True)
@@ -42,16 +37,9 @@ class PairLogps:
     weight_B: Tensor | None = None
     """How much each pair counts; None is 1 each."""
     margin_B: Tensor | None = None
-    """The reward gap, chosen minus rejected; needed for rpo and where margins are used."""
-    chosen_nll_B: Tensor | None = None
-    """−Σ log π of chosen over all its tokens; None is −chosen_B. Give it where `chosen_B` is length-desensitised."""
+    """The reward gap, chosen minus rejected; needed where margins are used."""
     reference_point: Tensor | None = None
     """kto: z₀ of the whole update, see `reference_point`."""
-    partners: dict[str, Partners] = field(default_factory=dict)
-    """aot and aot_unpaired: partners in the whole update, see `match_partners`; without them the pairs of this call are
-    the update."""
-    policy_weight_B: Tensor | None = None
-    """`use_weighting`: how likely the policy makes both sides, see `policy_weights`."""
 
 
 class PreferenceOptions(Options, PreferenceTerms):
@@ -81,10 +69,7 @@ class PreferenceLoss:
     function: Callable[[Scores, Strength], Tensor]
     needs_reference: bool = True
     always_averages: bool = False
-    needs_margin: bool = False
     needs_reference_point: bool = False
-    match: Callable[[Tensor, Tensor, Tensor, Tensor], Partners] | None = None
-    """Finds the partners of an update from log π of both sides and log ref of both sides."""
     options: frozenset[str] = frozenset()
 
 
@@ -102,47 +87,26 @@ class Mixture:
     def needs_reference_point(self) -> bool:
         return any(loss.needs_reference_point for _, loss, _ in self.terms)
 
-    @property
-    def needs_partners(self) -> bool:
-        return any(loss.match is not None for _, loss, _ in self.terms)
-
 
 # Options that only some losses understand: `check_preference` refuses them for the others.
 _MARGIN = frozenset({"use_margin", "margin_scale"})
-_LENGTH = frozenset({"ld_alpha"})
-_DIVERGENCE = frozenset({"f_divergence", "f_alpha"})
-_SPECIAL = sorted(
-    _MARGIN
-    | _LENGTH
-    | _DIVERGENCE
-    | {"label_smoothing", "gamma", "desirable_weight", "undesirable_weight", "discopop_tau"}
-)
+_SPECIAL = sorted(_MARGIN | {"label_smoothing", "gamma", "desirable_weight", "undesirable_weight"})
 
 # By the name in the configuration. Fields that are not given are the usual case: a reference, sums, no margin.
 PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
-    "sigmoid": PreferenceLoss(pairwise.sigmoid, options=_MARGIN | _LENGTH | _DIVERGENCE | {"label_smoothing"}),
-    "sigmoid_norm": PreferenceLoss(
-        pairwise.sigmoid, always_averages=True, options=_MARGIN | _LENGTH | _DIVERGENCE | {"label_smoothing"}
-    ),
-    "robust": PreferenceLoss(pairwise.robust, options=_MARGIN | _LENGTH | _DIVERGENCE | {"label_smoothing"}),
-    "hinge": PreferenceLoss(pairwise.hinge, options=_MARGIN | _LENGTH | _DIVERGENCE),
-    "ipo": PreferenceLoss(pairwise.ipo, always_averages=True, options=_LENGTH | _DIVERGENCE),
-    "apo_zero": PreferenceLoss(pairwise.apo_zero, options=_LENGTH),
-    "apo_down": PreferenceLoss(pairwise.apo_down, options=_LENGTH),
-    "sppo_hard": PreferenceLoss(pairwise.sppo_hard, options=_LENGTH),
-    "nca_pair": PreferenceLoss(pairwise.nca_pair, options=_LENGTH),
-    "bco_pair": PreferenceLoss(pairwise.bco_pair, options=_LENGTH),
-    "exo_pair": PreferenceLoss(pairwise.exo_pair, options=_LENGTH | _DIVERGENCE | {"label_smoothing"}),
-    "discopop": PreferenceLoss(pairwise.discopop, options=_LENGTH | _DIVERGENCE | {"discopop_tau"}),
-    "aot": PreferenceLoss(pairwise.aot, match=match_paired, options=frozenset({"label_smoothing"})),
-    "aot_unpaired": PreferenceLoss(pairwise.aot_unpaired, match=match_unpaired, options=frozenset({"label_smoothing"})),
-    "rpo": PreferenceLoss(pairwise.rpo, needs_margin=True, options=_LENGTH | {"margin_scale"}),
+    "sigmoid": PreferenceLoss(pairwise.sigmoid, options=_MARGIN | {"label_smoothing"}),
+    "sigmoid_norm": PreferenceLoss(pairwise.sigmoid, always_averages=True, options=_MARGIN | {"label_smoothing"}),
+    "robust": PreferenceLoss(pairwise.robust, options=_MARGIN | {"label_smoothing"}),
+    "hinge": PreferenceLoss(pairwise.hinge, options=_MARGIN),
+    "ipo": PreferenceLoss(pairwise.ipo, always_averages=True),
+    "apo_zero": PreferenceLoss(pairwise.apo_zero),
+    "apo_down": PreferenceLoss(pairwise.apo_down),
     "simpo": PreferenceLoss(
         pairwise.sigmoid, needs_reference=False, always_averages=True, options=_MARGIN | {"label_smoothing", "gamma"}
     ),
     "orpo": PreferenceLoss(pairwise.orpo, needs_reference=False, always_averages=True),
     "kto": PreferenceLoss(
-        pairwise.kto, needs_reference_point=True, options=_LENGTH | {"desirable_weight", "undesirable_weight"}
+        pairwise.kto, needs_reference_point=True, options=frozenset({"desirable_weight", "undesirable_weight"})
     ),
 }
 
@@ -163,7 +127,6 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
         label_smoothing=options.label_smoothing,
         desirable_weight=options.desirable_weight,
         undesirable_weight=options.undesirable_weight,
-        discopop_tau=options.discopop_tau,
     )
     each = [(_scores(term, loss, logps, options, full_B), loss, weight) for term, loss, weight in mixture.terms]
     scores = each[0][0]
@@ -171,11 +134,7 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
     preference_B = zeros_B
     for own_scores, loss, weight in each:
         preference_B = preference_B + weight * torch.where(full_B, loss.function(own_scores, strength), zeros_B)
-    if options.use_weighting:
-        likely_B = _require("use_weighting", "policy_weight_B", logps.policy_weight_B).detach()
-        preference_B = preference_B * torch.where(full_B, likely_B.to(zeros_B.dtype), zeros_B)
-    nll_B = -logps.chosen_B if logps.chosen_nll_B is None else logps.chosen_nll_B
-    sft_B = torch.where(full_B, _per_token(nll_B, logps.num_chosen_B, options.sft_average_log_probs), zeros_B)
+    sft_B = torch.where(full_B, _per_token(-logps.chosen_B, logps.num_chosen_B, options.sft_average_log_probs), zeros_B)
     weight_B = full_B.to(zeros_B.dtype)  # 1, or 0 for an empty pair
     if logps.weight_B is not None:
         weight_B = torch.where(full_B, logps.weight_B.to(zeros_B.dtype), zeros_B)
@@ -191,42 +150,6 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
         rejected_rewards_B=torch.where(full_B, options.beta * scores.rejected_B.detach(), zeros_B),
         num_empty=int((~full_B).sum()),
     )
-
-
-def match_partners(mixture: Mixture, logps: PairLogps) -> dict[str, Partners]:
-    """The partners of all pairs of an update, by loss; pairs that are empty on a side have none and are not ranked."""
-    full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
-    partners: dict[str, Partners] = {}
-    for name, loss, _ in mixture.terms:
-        if loss.match is None:
-            continue
-        ref_chosen_B = _require(name, "ref_chosen_B", logps.ref_chosen_B)
-        ref_rejected_B = _require(name, "ref_rejected_B", logps.ref_rejected_B)
-        sides = (logps.chosen_B.detach(), logps.rejected_B.detach(), ref_chosen_B, ref_rejected_B)
-        matched = loss.match(*(values_B[full_B] for values_B in sides))
-        chosen_B, rejected_B = torch.zeros_like(sides[0]), torch.zeros_like(sides[1])
-        chosen_B[full_B], rejected_B[full_B] = matched.chosen_B, matched.rejected_B
-        partners[name] = Partners(chosen_B, rejected_B)
-    return partners
-
-
-def policy_weights(logps_N: Tensor, log_sum_squares_N: Tensor, pair_N: Tensor, num_pairs: int) -> Tensor:
-    """How likely the policy itself makes both sides of each pair (B,), no gradient. WPO (Zhou et al. 2024, eq. 2).
-
-    A side's is the geometric mean over its tokens of p / Σ p², the aligned probability: 1 on average for tokens that
-    the policy sampled.
-
-    Args:
-        logps_N: log p of each trained token; those of a side stand together.
-        log_sum_squares_N: log Σ p² of the distribution at that token (`TokenStats.log_sum_squares_N`).
-        pair_N: 2 · pair for a token of the chosen side, 2 · pair + 1 for one of the rejected side.
-        num_pairs: B.
-    """
-    aligned_N = (logps_N - log_sum_squares_N).detach()
-    sums_S = aligned_N.new_zeros(2 * num_pairs).index_add(0, pair_N, aligned_N)
-    counts_S = aligned_N.new_zeros(2 * num_pairs).index_add(0, pair_N, torch.ones_like(aligned_N))
-    means_S = sums_S / counts_S.clamp(min=1)
-    return (means_S[0::2] + means_S[1::2]).exp()
 
 
 def sft_loss(
@@ -258,10 +181,6 @@ def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) 
             those = sorted(other for other, entry in PREFERENCE_LOSSES.items() if option in entry.options)
             verb = "does not use it" if len(weights) == 1 else "do not use it"
             raise ConfigError(f"{option}: got {value!r}, but {names} {verb}: it is for {', '.join(those)}")
-    if "exo_pair" in weights and options.label_smoothing == 0:
-        raise ConfigError("label_smoothing: exo_pair takes its logarithm; set it above 0 (its paper uses 0.001)")
-    if mixture.needs_partners and options.preference_average_log_probs:
-        raise ConfigError("preference_average_log_probs: aot and aot_unpaired compare sums: leave it out")
     return mixture
 
 
@@ -271,52 +190,25 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     if loss.needs_reference:
         chosen_B = chosen_B - _require(name, "ref_chosen_B", logps.ref_chosen_B)
         rejected_B = rejected_B - _require(name, "ref_rejected_B", logps.ref_rejected_B)
-    if "f_divergence" in loss.options:
-        chosen_B, rejected_B = _derive(chosen_B, options), _derive(rejected_B, options)
     average = loss.always_averages or options.preference_average_log_probs
     chosen_B = _per_token(chosen_B, logps.num_chosen_B, average)
     rejected_B = _per_token(rejected_B, logps.num_rejected_B, average)
     zeros_B = torch.zeros_like(chosen_B)
     # `where` and not a product: 0 · inf would be NaN in the backward pass.
     chosen_B, rejected_B = torch.where(full_B, chosen_B, zeros_B), torch.where(full_B, rejected_B, zeros_B)
-    gap_B = zeros_B
-    uses_margin = options.use_margin and "use_margin" in loss.options
-    if loss.needs_margin or uses_margin:
-        reward_gap_B = _require(name, "margin_B", logps.margin_B)
-        gap_B = torch.where(full_B, options.margin_scale * reward_gap_B.to(zeros_B.dtype), zeros_B)
     # simpo's γ is a constant margin; the reward gap is added to it where margins are used.
     margin_B = zeros_B + options.gamma if "gamma" in loss.options else zeros_B
+    if options.use_margin and "use_margin" in loss.options:
+        gap_B = options.margin_scale * _require(name, "margin_B", logps.margin_B).to(zeros_B.dtype)
+        margin_B = margin_B + torch.where(full_B, gap_B, zeros_B)
     point = logps.reference_point
-    partners = Partners(zeros_B, zeros_B)
-    if loss.match is not None:
-        matched = logps.partners or match_partners(Mixture(((name, loss, 1.0),)), logps)
-        partners = matched[name]
     return Scores(
         chosen_B=chosen_B,
         rejected_B=rejected_B,
-        margin_B=margin_B + gap_B if uses_margin else margin_B,
-        gap_B=gap_B,
+        margin_B=margin_B,
         nll_B=-chosen_B,
         reference_point=_require(name, "reference_point", point).detach() if loss.needs_reference_point else zeros_B,
-        partner_chosen_B=partners.chosen_B,
-        partner_rejected_B=partners.rejected_B,
     )
-
-
-def _derive(log_ratio_B: Tensor, options: PreferenceTerms) -> Tensor:
-    """f′(π/ref) of the divergence f, from log(π/ref). f-DPO (Wang et al. 2024).
-
-    reverse_kl: log u. forward_kl: −1/u, with 1 added, which cancels. js_divergence: log(2u / (1+u)). alpha_divergence:
-    (u^(α−1) − 1) / (α−1), which is log u for α = 1.
-    """
-    if options.f_divergence == "forward_kl":
-        return 1 - torch.exp((-log_ratio_B).clamp(max=MAX_EXPONENT))
-    if options.f_divergence == "js_divergence":
-        return math.log(2) + logsigmoid(log_ratio_B)
-    power = options.f_alpha - 1
-    if options.f_divergence == "alpha_divergence" and abs(power) >= 1e-6:
-        return torch.expm1((power * log_ratio_B).clamp(max=MAX_EXPONENT)) / power
-    return log_ratio_B
 
 
 def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
@@ -328,116 +220,3 @@ def _require(name: str, field: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise ConfigError(f"{field}: {name} needs it and the batch has none")
     return value
-
-
-# KTO: examples that are good or bad on their own, with no partner to be compared with.
-
-
-@dataclass(frozen=True)
-class ExampleLosses:
-    loss_S: Tensor
-    """w · λ · loss, with gradient."""
-    weight_S: Tensor
-    """w, and 0 for an example with no trained token: what the sum of losses is divided by the sum of."""
-    rewards_S: Tensor
-    """β (log π − log ref), without gradient."""
-    num_empty: int
-
-
-def mismatch_sums(logps_M: Tensor, ref_logps_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of log π − log ref over mismatched examples, and their number, to be added up over the update."""
-    apart_M = (logps_M - ref_logps_M).detach()  # z₀ has no gradient
-    return apart_M.sum(), torch.tensor(float(len(apart_M)), dtype=apart_M.dtype, device=apart_M.device)
-
-
-def reference_point(total: Tensor, count: Tensor) -> Tensor:
-    """z₀ = max(0, mean); 0 where there was no mismatched example."""
-    # A KL divergence is never below 0, though an estimate of it may be.
-    return (total / count.clamp(min=1)).clamp(min=0).detach()
-
-
-def kto_loss(
-    logps_S: Tensor,
-    ref_logps_S: Tensor,
-    num_S: Tensor,
-    is_desirable_S: Tensor,
-    z0: Tensor,
-    *,
-    beta: float = 0.1,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
-    weight_S: Tensor | None = None,
-) -> ExampleLosses:
-    """λ_D σ(β (z₀ − s)) of desirable examples, λ_U σ(β (s − z₀)) of undesirable ones (λ − v in the paper)."""
-    full_S = num_S > 0
-    zeros_S = torch.zeros_like(logps_S)
-    score_S = torch.where(full_S, logps_S - ref_logps_S, zeros_S)
-    # s − z₀ is to grow for desirable examples and to shrink for the others.
-    sign_S = torch.where(is_desirable_S, 1.0, -1.0).to(score_S.dtype)
-    lambda_S = torch.where(is_desirable_S, desirable_weight, undesirable_weight).to(score_S.dtype)
-    loss_S = lambda_S * torch.sigmoid(beta * sign_S * (z0.detach() - score_S))
-    weight_S = full_S.to(score_S.dtype) if weight_S is None else torch.where(full_S, weight_S, zeros_S)
-    return ExampleLosses(
-        loss_S=weight_S * loss_S,
-        weight_S=weight_S,
-        rewards_S=beta * score_S.detach(),
-        num_empty=int((~full_S).sum()),
-    )
-
-
-# A preference loss straight from a model and a batch, for training loops of one's own.
-
-
-def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid", **options: Any) -> Tensor:
-    """The mean preference loss of a batch, with its gradient.
-
-    Args:
-        model: A causal language model as Hugging Face has it: ids and attention mask in, `logits` out.
-        batch: One of `Encoded.batches(size)`, or its arrays as a dict of tensors.
-        reference: The model to stay close to, e.g. `copy.deepcopy(model)` from before training. A PEFT model is its
-            own reference without the adapter, and "simpo" and "orpo" need none.
-        loss: One of `PREFERENCE_LOSSES`; "sigmoid" is DPO.
-        **options: Fields of `PreferenceOptions`: `beta`, `label_smoothing`, `sft_loss_weight`, ...
-
-    >>> import copy, transformers, pairwright as pw
-    >>> model = transformers.AutoModelForCausalLM.from_pretrained("models/tiny")
-    >>> batch = next(pw.Encoded("runs/first/tokens").batches(4))
-    >>> f"{pw.losses.dpo(model, batch, copy.deepcopy(model)):.4f}"
-    '0.6931'
-    """
-    settings = PreferenceOptions(**options)
-    needs_reference = check_preference(loss, settings).needs_reference
-    device = next(model.parameters()).device
-    # Beside tensors a batch has the origin of its rows.
-    tensors = {name: value.to(device) for name, value in _tensors(batch).items() if isinstance(value, Tensor)}
-    # Sums (B,) over the trained tokens of each side, and their number.
-    chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
-    rejected_B, num_rejected_B = _logps(model, tensors, "rejected")
-    known: dict[str, Tensor] = {}
-    if needs_reference:
-        if reference is None and not hasattr(model, "disable_adapter"):
-            raise ConfigError(
-                f"reference: {loss} compares with the model from before training: pass copy.deepcopy(model) of that "
-                "time as `reference`, use a PEFT adapter, or take loss='simpo', which needs none"
-            )
-        # A PEFT model without its adapter is the model from before training: no second copy is needed.
-        with torch.no_grad(), model.disable_adapter() if reference is None else nullcontext():
-            for side in ("chosen", "rejected"):
-                known[f"ref_{side}_B"], _ = _logps(reference or model, tensors, side)
-    pairs = PairLogps(chosen_B, rejected_B, num_chosen_B, num_rejected_B, **known)
-    losses = preference_loss(loss, pairs, settings)
-    # A pair that is empty on one side has weight 0; `clamp` is for a batch that has only such pairs.
-    return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
-
-
-def _tensors(batch: Any) -> dict[str, Any]:
-    return batch if isinstance(batch, dict) else as_torch(batch)
-
-
-def _logps(model: Any, tensors: dict[str, Tensor], side: str) -> tuple[Tensor, Tensor]:
-    """Sums (B,) of the log-probabilities of a side's trained tokens, and how many tokens they are."""
-    ids_BT, mask_BT = tensors[f"{side}_ids"], tensors[f"{side}_mask"][:, 1:]
-    # The logits at position t predict token t + 1: drop the last logits and the first token.
-    logits_BTV = model(input_ids=ids_BT, attention_mask=tensors[f"{side}_attention_mask"]).logits[:, :-1].float()
-    logps_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
-    return (logps_BT * mask_BT).sum(-1), mask_BT.sum(-1).to(logps_BT.dtype)

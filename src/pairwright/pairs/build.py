@@ -22,21 +22,26 @@ import polars as pl
 
 from pairwright.engines import Engine
 from pairwright.errors import PairwrightError
+from pairwright.pairs.buckets import Buckets, is_parted, num_buckets
 from pairwright.pairs.candidates.candidates import Floats, Scale, add_scales, count_reasons
+from pairwright.pairs.curriculum import shares
 from pairwright.pairs.decisions.exclusions import check_exclusions
+from pairwright.pairs.fetch_texts import PairTexts, num_slices
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
+from pairwright.pairs.length_balance import length_effect
+from pairwright.pairs.lineage import LINEAGE_FILE, table_references
+from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.outcomes import LINEAGE_FILE, outcomes, table_references, write_outcomes
+from pairwright.pairs.outcomes import outcomes, write_outcomes
 from pairwright.pairs.pair_table import write_pairs
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
-from pairwright.pairs.selection import REASONS, Selection, length_effect, narrow_columns, select_drafts, shares
-from pairwright.pairs.spill import Buckets, Spill, is_parted, num_buckets, plain_memory
+from pairwright.pairs.selection import REASONS, Selection, narrow_columns, select_drafts
+from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies.strategies import IN_GROUPS, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
-from pairwright.pairs.texts import PairTexts, num_slices
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
-from pairwright.paths import Place, build_folder, write_json
+from pairwright.paths import Place, build_folder, claim_folder, write_json
 from pairwright.store.table import Table
 
 # Planning: plan and spill each partition, then select among the drafts of all partitions.
@@ -214,7 +219,13 @@ def build_pairs(
     With an engine, its workers run the tasks of pairs/workers.py, and `progress` is called with the number of tasks
     done and in total.
     """
-    options = options or PairOptions()
+    with claim_folder(output, "pairs.parquet", work="pairs"):
+        return _build_pairs(tables, output, options or PairOptions(), engine, progress)
+
+
+def _build_pairs(
+    tables: Sequence[Table], output: Place, options: PairOptions, engine: Engine | None, progress: Progress
+) -> dict[str, Any]:
     with plain_memory(), build_folder(output, shared=engine is not None) as folder:
         plan = plan_pairs(tables, options, folder, engine=engine, progress=progress)
         # Reason 0 stands for a draft that is kept.

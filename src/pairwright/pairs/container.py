@@ -11,19 +11,19 @@ import msgspec
 import pyarrow as pa
 
 from pairwright.config.config_file import adjust_config
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.funnel import read_funnel
+from pairwright.pairs.lineage import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.options import pair_options
-from pairwright.pairs.outcomes import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.pair_stats import Finding, lint_pairs, pair_statistics
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, count_pairs, pair_batches, pairs_of_batch, write_pairs
 from pairwright.paths import Place, place, write_json
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Json
 from pairwright.store.arrow import import_datasets
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.table import Table
 
@@ -171,8 +171,8 @@ def make_pairs(
     tables: AnyTable | Sequence[AnyTable],
     output: str | os.PathLike[str] | None = None,
     *,
-    strategy: str = "all",
-    min_gap: float = 0.0,
+    strategy: str | None = None,
+    min_gap: float | None = None,
     seed: int = 0,
     progress: bool | Progress = False,
     **options: Any,
@@ -182,8 +182,9 @@ def make_pairs(
     Args:
         tables: A table, its folder, or a list of them. A filtered table gives pairs of its rows alone.
         output: Folder of the pairs; by default `pairs` beside the first table. What is there is replaced.
-        strategy: "all", "best-worst", "stratified", "divergence", "teachers", "imported": docs/reference/pairs.md.
-        min_gap: The least difference of rewards. A tie is never a pair.
+        strategy: "all", "best-worst", "stratified", "divergence", "teachers", "imported": docs/reference/pairs.md. By
+            default that of the preset, else "all".
+        min_gap: The least difference of rewards, by default that of the preset, else 0. A tie is never a pair.
         seed: Seed of the sample and of the split.
         progress: True prints progress to stderr; a function is called with pieces done and in all.
         **options: Every other option of the `pairs` section: `validation`, `max_pairs`, `weight`, `where`, ...
@@ -206,7 +207,9 @@ def make_pairs(
         raise ConfigError("tables: all of them need the same filter; build the pairs of each alone")
     for condition in conditions:
         options["where"] = join_conditions(options.get("where"), str(condition))
-    config = adjust_config(seed=seed, pairs={"strategy": strategy, "min_gap": min_gap, **options})
+    # Only what is given: a default would win over the preset.
+    options |= {key: value for key, value in (("strategy", strategy), ("min_gap", min_gap)) if value is not None}
+    config = adjust_config(seed=seed, pairs=options)
     folder = place(output) if output is not None else opened[0].path.parent / "pairs"
     whole = [Table(table.path, create=False) for table in opened]
     build_pairs(whole, folder, pair_options(config), progress=progress_of(progress, "built pieces:"))

@@ -10,7 +10,7 @@ from pairwright.config.config_file import Options
 from pairwright.config.pairs_config import STRATEGY_NAMES, Threshold
 from pairwright.errors import ConfigError
 from pairwright.paths import place
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 
 __all__ = ["STRATEGY_NAMES", "PairOptions", "Threshold", "pair_options"]
 

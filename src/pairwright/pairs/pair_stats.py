@@ -12,15 +12,9 @@ from pairwright.pairs.candidates.candidates import TIE_TOLERANCE, is_tied
 from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
+from pairwright.pairs.length_balance import balance_weights, length_effect, one_sided
+from pairwright.pairs.near_duplicates import Signature, near_duplicates, signature
 from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
-from pairwright.pairs.selection import (
-    Signature,
-    balance_weights,
-    length_effect,
-    near_duplicates,
-    one_sided,
-    signature,
-)
 from pairwright.paths import Place
 from pairwright.records.messages import Message, canonical_messages, content_hash
 

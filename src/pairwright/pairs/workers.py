@@ -21,23 +21,17 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.engines import Engine
+from pairwright.pairs.buckets import MAX_BUCKETS, bucket_of, num_buckets, split_rows
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Floats, Indices, row_batches
+from pairwright.pairs.fetch_texts import WANTED_BITS, PairTexts, fetch_texts_of
+from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.pair_table import Filling
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
+from pairwright.pairs.row_groups import Filling
 from pairwright.pairs.selection import narrow_columns
-from pairwright.pairs.spill import (
-    MAX_BUCKETS,
-    Aside,
-    Spill,
-    bucket_of,
-    num_buckets,
-    plain_memory,
-    read_aside,
-    split_rows,
-    write_aside,
-)
-from pairwright.pairs.texts import WANTED_BITS, PairTexts, fetch_texts_of, slice_rows
+from pairwright.pairs.shuffle_files import Aside, read_aside, write_aside
+from pairwright.pairs.spill import Spill
+from pairwright.pairs.texts import slice_rows
 from pairwright.paths import Place
 from pairwright.store.table import Table
 

@@ -6,6 +6,7 @@ distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
 from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
+from pairwright.paths.output_folders import claim_file, claim_folder
 from pairwright.paths.paths import (
     Place,
     arrow_input,
@@ -46,6 +47,8 @@ __all__ = [
     "arrow_input",
     "at_once",
     "build_folder",
+    "claim_file",
+    "claim_folder",
     "deliver",
     "download_model",
     "find_model",

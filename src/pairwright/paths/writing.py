@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ def _remove(path: Path) -> None:
 
 
 FILE_NAME = ".lock"
+_held: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())  # folders that the caller has locked
 
 
 class FolderInUse(PairwrightError):
@@ -145,20 +147,53 @@ def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
 
     folder: the folder to lock; the lock is its file `.lock`, which stays.
     work: what is done there, for the message: "run", "training".
+
+    What is called inside of the block may lock the folder again: a run holds the folder in which a stage writes.
     """
+    held, key = _held.get(), os.path.realpath(folder)
+    if key in held:
+        yield
+        return
+    with _locked(folder / FILE_NAME, folder, work):
+        token = _held.set(held | {key})
+        try:
+            yield
+        finally:
+            _held.reset(token)
+
+
+@contextmanager
+def lock_file(file: Path, *, work: str) -> Iterator[None]:
+    """Hold the name of a file that is going to be written; refuse at once if another process holds it.
+
+    The lock is a hidden file beside it, which is removed.
+    """
+    lock = file.with_name(f".{file.name}{FILE_NAME}")
+    with _locked(lock, file, work):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path, what: Path, work: str) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise PairwrightError(f"{folder}: {error.strerror or error}") from error
+        raise PairwrightError(f"{what}: {error.strerror or error}") from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderInUse(_describe_owner(fd, folder, work)) from None
+            raise FolderInUse(_describe_owner(fd, what, work)) from None
         except OSError:  # a file system without locks, such as some network mounts: work there as before
             yield
             return
+        # The lock of a file is removed by its owner: one that is gone from its name protects nothing.
+        if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
+            raise FolderInUse(_describe_owner(fd, what, work))
         with contextlib.suppress(OSError):  # the number is for the message only
             os.truncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
@@ -167,12 +202,12 @@ def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _describe_owner(fd: int, folder: Path, work: str) -> str:
+def _describe_owner(fd: int, what: Path, work: str) -> str:
     with contextlib.suppress(OSError):
         owner = os.pread(fd, 20, 0).strip()
         if owner.isdigit():
-            return f"{folder}: process {int(owner)} has a {work} here: wait for it, end it, or give another -o"
-    return f"{folder}: another process has a {work} here: wait for it, end it, or give another -o"
+            return f"{what}: in use by process {int(owner)}, so no {work} here: wait for it, end it, or give another -o"
+    return f"{what}: in use by another process, so no {work} here: wait for it, end it, or give another -o"
 
 
 # Local text files that several processes append lines to; what `append_line` has written survives a crash.

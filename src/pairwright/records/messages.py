@@ -361,6 +361,23 @@ def completion_of_text(text: str | None, *, prompt_is_text: bool) -> tuple[Messa
     return (Message("assistant", text),) if text else ()
 
 
+_TOKEN_IDS = "token_ids"
+
+
+def message_of_ids(ids: Sequence[int], role: str = TEXT, *, generated: bool | None = None) -> Message:
+    """A message of which only token ids were recorded: its content is one part that names them by a hash.
+
+    The ids themselves are in the arrays of the record. There is no text: only the recorded ids can be trained on.
+    """
+    return Message(role, [{"type": _TOKEN_IDS, "count": len(ids), "hash": content_hash(ids)}], generated=generated)
+
+
+def count_ids(message: Message) -> int:
+    """The number of ids in a message of `message_of_ids`; 0 for any other message."""
+    parts = message.content if isinstance(message.content, list) else ()
+    return sum(part["count"] for part in parts if part.get("type") == _TOKEN_IDS and type(part.get("count")) is int)
+
+
 def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
     """A completion whose raw text is marked as generated, unless it is marked as context."""
     return tuple(

@@ -1,34 +1,21 @@
-"""The outcome section (first: before and after with intervals, verdict, regressions), and training curves."""
+"""The outcome section (first: before and after with intervals, verdict, regressions)."""
 
 import csv
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
-from pairwright.ledger.run_status import Status, read_status
 from pairwright.records.experience import Experience
 from pairwright.records.grouping import conversation_of
+from pairwright.report.page_sections import Line, Section, Span, interval_chart, line_chart
 from pairwright.report.pairs_section import render_sides, render_turn
-from pairwright.report.plots import (
-    Line,
-    Markup,
-    Plot,
-    Section,
-    Span,
-    format_count,
-    format_number,
-    interval_chart,
-    join,
-    line_chart,
-    tag,
-)
-from pairwright.report.run_folder import RunFolder, find_side, read_rows
+from pairwright.report.plots import Markup, format_count, format_number, join, tag
+from pairwright.report.run_folder import RunFolder, find_side
+from pairwright.report.style_sheets import Plot
 from pairwright.store.table import Table
 
 MAX_REGRESSIONS = 20  # rows of a metric's table
@@ -238,183 +225,3 @@ def _method(evaluation: dict[str, Any]) -> str:
         f"confidence {format_number(options.get('confidence'))}, {options.get('num_resamples', 0):,} resamples, "
         f"seed {options.get('seed')}."
     )
-
-
-# The training section: curves from metrics.jsonl (loss, margins, accuracy, both log-probabilities in one plot).
-#
-# If the log-probabilities of chosen and rejected both fall (likelihood displacement), a sentence reports it. Long
-# curves are downsampled to the mean of a few hundred windows with a band from minimum to maximum, so that spikes stay
-# visible; the CSV has every row.
-
-
-MAX_POINTS = 240  # points of a drawn curve
-MAX_MORE = 24  # curves beyond the main plots
-# title of a plot -> (metric, colour) of its lines
-MAIN: dict[str, tuple[tuple[str, str], ...]] = {
-    "Loss": (("loss", "accent"),),
-    "Reward margin": (("rewards/margins", "accent"),),
-    "Accuracy": (("rewards/accuracies", "accent"),),
-    "Log-probability of both sides": (("logps/chosen", "chosen"), ("logps/rejected", "rejected")),
-    "Implicit reward of both sides": (("rewards/chosen", "chosen"), ("rewards/rejected", "rejected")),
-}
-# Columns of metrics.jsonl that count or label, and are not drawn
-_NO_CURVE = ("step", "epoch", "time", "num_tokens", "round")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The finite values of a metric over the steps of all rounds, and the number of values that were not finite."""
-
-    steps: list[float]
-    values: list[float]
-    num_lost: int
-
-
-def curves_section(run: RunFolder) -> Section | None:
-    """The curves of all rounds, or None if there are no metrics. Metrics beyond the main plots are collapsed."""
-    rows, num_bad = metric_rows(run)
-    if not rows:
-        return None
-    used = {name for lines in MAIN.values() for name, _ in lines}
-    names = metric_names(rows)
-    plots = [plot for title, lines in MAIN.items() if (plot := _plot(rows, title, lines))]
-    others = [name for name in names if name not in used]
-    more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
-    parts: list[Markup] = [tag("p", _sentence(run, rows, num_bad), class_="lead")]
-    parts += [tag("p", note, class_="note") for note in _notes(run)]
-    displaced = _displacement(rows)
-    if displaced:
-        parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
-    parts.append(tag("div", *(plot.card() for plot in plots), class_="cards"))
-    if len(rows) > MAX_POINTS:
-        explanation = (
-            "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
-        )
-        parts.append(tag("p", explanation, class_="note"))
-    if more:
-        left = f" ({len(others) - MAX_MORE} others are not drawn)" if len(others) > MAX_MORE else ""
-        title = tag("summary", f"{len(more)} more curves{left}")
-        parts.append(tag("details", title, tag("div", *(plot.card() for plot in more), class_="cards")))
-    return Section("training", "Training", join(parts), [*plots, *more])
-
-
-def metric_rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
-    """Read the rows of all rounds, with consecutive steps across rounds, and the number of invalid rows."""
-    all_rows: list[dict[str, Any]] = []
-    offset, num_bad = 0.0, 0
-    for stages in run.rounds:
-        if stages.metrics is None:
-            continue
-        rows, bad = read_rows(stages.metrics)
-        num_bad += bad
-        valid = [row for row in rows if _is_number(row.get("step")) and math.isfinite(row["step"])]
-        num_bad += len(rows) - len(valid)
-        all_rows += [{**row, "step": row["step"] + offset, "round": stages.name} for row in valid]
-        # the next round starts where this one ended, so that all rounds share one x axis
-        offset = max((row["step"] for row in all_rows), default=0.0)
-    return all_rows, num_bad
-
-
-def metric_names(rows: list[dict[str, Any]]) -> list[str]:
-    """Names of all metrics in order of appearance; the eval_ one is drawn in the plot of its training metric."""
-    names = dict.fromkeys(name.removeprefix("eval_") for row in rows for name in row if _is_number(row[name]))
-    return [name for name in names if name not in _NO_CURVE]
-
-
-def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str]]) -> Plot | None:
-    """Plot metrics with their validation counterparts; None if there are no values."""
-    lines, table, lost = [], [("metric", "step", "value")], 0
-    for name, tone in names:
-        for key, suffix in ((name, ""), (f"eval_{name}", ", validation")):
-            curve = metric_curve(rows, key)
-            lost += curve.num_lost
-            if not curve.steps:
-                continue
-            table += [(key, step, value) for step, value in zip(curve.steps, curve.values, strict=True)]  # type: ignore[misc]
-            is_eval = bool(suffix)
-            lines.append(_line(curve, name + suffix, _eval_tone(tone, len(names)) if is_eval else tone, dots=is_eval))
-    if not lines:
-        return None
-    note = f"{lost:,} values are not finite and are not drawn." if lost else ""
-    legend = [(line.name, line.tone) for line in lines] if len(lines) > 1 else []
-    svg = line_chart(lines, label=title)
-    return Plot(f"training-{title}", title, svg, table, legend=legend, note=note)
-
-
-def _eval_tone(tone: str, num_names: int) -> str:
-    return "before" if num_names == 1 else tone
-
-
-def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
-    every = -(-len(curve.steps) // MAX_POINTS)  # window size, rounded up
-    if every == 1:
-        return Line(name, curve.steps, curve.values, tone, dots=dots and len(curve.steps) <= 60)
-    # (steps, values) of each window
-    parts = [(curve.steps[at : at + every], curve.values[at : at + every]) for at in range(0, len(curve.steps), every)]
-    xs = [math.fsum(steps) / len(steps) for steps, _ in parts]
-    ys = [math.fsum(values) / len(values) for _, values in parts]
-    lows, highs = ([edge(values) for _, values in parts] for edge in (min, max))
-    return Line(name, xs, ys, tone, low=lows, high=highs)
-
-
-def metric_curve(rows: list[dict[str, Any]], name: str) -> Curve:
-    points = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
-    # values near the limits of float would overflow in sums and scales
-    finite = [(float(step), float(value)) for step, value in points if math.isfinite(value) and abs(value) < 1e300]
-    return Curve([step for step, _ in finite], [value for _, value in finite], len(points) - len(finite))
-
-
-def _displacement(rows: list[dict[str, Any]]) -> tuple[str, str, str] | None:
-    """Compare the log-probabilities at both ends of the last trained round. Returns label, tone and sentence."""
-    rounds = list(dict.fromkeys(row["round"] for row in rows))
-    last = [row for row in rows if row["round"] == rounds[-1]]
-    chosen, rejected = (_ends(metric_curve(last, f"logps/{side}").values) for side in ("chosen", "rejected"))
-    if chosen is None or rejected is None:
-        return None
-    (start, end), (other_start, other_end) = chosen, rejected
-    figures = (
-        f"chosen {format_number(start)} → {format_number(end)}, "
-        f"rejected {format_number(other_start)} → {format_number(other_end)} "
-        "(log-probability, first and last tenth of the steps)."
-    )
-    # DPO can widen the margin while both sides become less likely
-    if end < start and other_end < other_start:
-        return "likelihood displacement", "bad", f"Both sides became less likely: {figures}"
-    if end < start:
-        return "chosen fell", "bad", f"The chosen side became less likely: {figures}"
-    return "chosen rose", "good", f"The chosen side became more likely: {figures}"
-
-
-def _ends(values: list[float]) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    tenth = max(1, len(values) // 10)
-    # means over a tenth of the steps, since single batches are noisy
-    return math.fsum(values[:tenth]) / tenth, math.fsum(values[-tenth:]) / tenth
-
-
-def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
-    statuses = _statuses(run)
-    parts = [f"{format_number(max(row['step'] for row in rows))} steps"]
-    num_rounds = len({row["round"] for row in rows})
-    if num_rounds > 1:
-        parts.append(f"{num_rounds} rounds, one after the other")
-    if statuses:
-        parts.append(statuses[-1].state)
-    if num_bad:
-        parts.append(f"{num_bad:,} lines of metrics could not be read")
-    return ", ".join(parts) + "."
-
-
-def _notes(run: RunFolder) -> list[str]:
-    """Notes of the training runs: refused records, content that the template does not render."""
-    return list(dict.fromkeys(note for status in _statuses(run) for note in status.notes))
-
-
-def _statuses(run: RunFolder) -> list[Status]:
-    statuses = (read_status(stages.train.parent) for stages in run.rounds if stages.train)
-    return [status for status in statuses if status is not None]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

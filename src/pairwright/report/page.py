@@ -7,56 +7,19 @@ stage has no section. The output is deterministic: the same run gives the same b
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
-from pairwright.report.outcome import curves_section, outcome_section
+from pairwright.report.ledger_section import ledger_section
+from pairwright.report.outcome import outcome_section
+from pairwright.report.page_sections import Section
 from pairwright.report.pairs_section import pairs_section
-from pairwright.report.plots import Markup, Plot, Section, format_number, join, page_style, tag, write_plots
-from pairwright.report.run_folder import RunFolder, open_run, read_json, read_text
-from pairwright.report.stage_sections import funnel_section, ledger_section, tokens_section
-from pairwright.sources.redact import redact
-
-# The settings section: configuration, versions, seeds, hashes
-
-MAX_FACTS = 80
-
-
-def settings_section(run: RunFolder) -> Section | None:
-    """The manifest and the configuration of the run, with secrets redacted; None if it has neither."""
-    parts = []
-    if run.manifest is not None:
-        facts = _flat(read_json(run.manifest))
-        # <dt> and <dd> alternate in one flat list
-        rows = [part for name, value in facts[:MAX_FACTS] for part in (tag("dt", name), tag("dd", value))]
-        parts.append(tag("dl", *rows))
-        if len(facts) > MAX_FACTS:
-            parts.append(tag("p", f"{len(facts) - MAX_FACTS:,} more are in {run.manifest.name}.", class_="note"))
-    if run.config is not None:
-        text, _ = redact(read_text(run.config))
-        parts.append(tag("details", tag("summary", run.config.name), tag("pre", text, class_="file")))
-    return Section("settings", "Configuration and versions", join(parts)) if parts else None
-
-
-def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
-    """Flatten nested values to (dotted name, text); lists of plain values are one line. Secrets are redacted."""
-    if isinstance(value, dict):
-        return [row for key, item in value.items() for row in _flat(item, f"{name}.{key}" if name else str(key))]
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        return [row for number, item in enumerate(value) for row in _flat(item, f"{name}[{number}]")]
-    text = (
-        ", ".join(map(str, value))
-        if isinstance(value, list)
-        else format_number(value)
-        if type(value) is float
-        else str(value)
-    )
-    redacted, _ = redact(text)
-    return [(name, redacted if len(redacted) <= 300 else redacted[:300] + "…")]
-
-
-# The page
+from pairwright.report.plots import Markup, join, tag
+from pairwright.report.run_folder import RunFolder, open_run
+from pairwright.report.settings_section import settings_section
+from pairwright.report.stage_sections import funnel_section, tokens_section
+from pairwright.report.style_sheets import Plot, page_style, write_plots
+from pairwright.report.training_section import curves_section
 
 # The content security policy forbids scripts and requests, should any text of a run get past the escaping.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pairwright.engines.listening import LOOPBACK, is_foreign
 from pairwright.errors import ConfigError
 from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context
 from pairwright.service.rows.api_tokens import EVERYBODY, Caller, caller_of, count_tokens
-from pairwright.service.settings import Context
 
 _OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/health/ready", "/v1/health/live", "/v1/health/ready"})
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from pairwright.engines.listening import listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.service.access import check_binding
+from pairwright.service.context import Context
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import count_tokens
+from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.rows.database import Database
-from pairwright.service.rows.repositories import Blobs
 from pairwright.service.run.usage import remove_job_folders, used_blobs
-from pairwright.service.settings import Context, Settings
+from pairwright.service.settings import Settings
 
 
 def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a service, the layout of its data folder, and the context shared by all routes.
+"""Settings of a service, and the layout of its data folder.
 
 DATA/state.sqlite3     database (unless PostgreSQL is used)       DATA/blobs/   files by their sha256
 DATA/jobs/<id>/        one job: data, run folder, log             DATA/deployments/<id>/   one model server: log
@@ -13,15 +13,10 @@ import hmac
 import os
 import re
 import sys
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import Request
-
 from pairwright.paths import write_bytes
-from pairwright.service.rows.database import Database
-from pairwright.service.rows.repositories import Blobs
 
 MEGABYTE = 2**20
 # An absolute path with at least one folder, and its last part. URLs are none: a colon or a slash stands before.
@@ -109,25 +104,3 @@ class Settings:
             if len(root) > 1:
                 text = text.replace(root + "/", "/./")
         return _PATH.sub(lambda match: match[1] or ".", text)
-
-
-# Shared state of the routes: settings, database, blob store, and the event that wakes the supervisor
-
-
-@dataclass(frozen=True)
-class Context:
-    settings: Settings
-    database: Database
-    blobs: Blobs
-    needs_token: bool = False
-    wake: threading.Event = field(default_factory=threading.Event)
-    # Monotonic time at which a deployment was asked last, by id.
-    asked: dict[str, float] = field(default_factory=dict)
-    # Files that were sent before their commit: namespace, repository and sha256; a dict keeps the order.
-    sent_files: dict[tuple[str, str, str], None] = field(default_factory=dict)
-
-
-async def context_of(request: Request) -> Context:  # async: a plain function would take a thread for each request
-    context = request.app.state.context
-    assert isinstance(context, Context)
-    return context

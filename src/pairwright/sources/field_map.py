@@ -12,6 +12,7 @@ import ast
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+_MAX_NODES = 400  # of an expression: its evaluation is recursive
 
 
 def parse_reward(expression: str, where: str = "") -> ast.expr:
@@ -39,8 +41,11 @@ def parse_reward(expression: str, where: str = "") -> ast.expr:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError(f"{where}: neither a component's name nor an expression") from None
+    nodes = list(ast.walk(tree))
+    if len(nodes) > _MAX_NODES:
+        raise ConfigError(f"{where[:200]}: too long; add up the components before the import")
     # An allow-list of syntax nodes: no calls, subscripts, comparisons, comprehensions or texts.
-    for node in ast.walk(tree):
+    for node in nodes:
         allowed = (
             ast.BinOp
             | ast.UnaryOp
@@ -48,11 +53,14 @@ def parse_reward(expression: str, where: str = "") -> ast.expr:
             | ast.Attribute
             | ast.Constant
             | ast.operator
-            | ast.unaryop
+            | ast.UAdd
+            | ast.USub
             | ast.expr_context
         )
         if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
             raise ConfigError(f"{where}: only numbers, names, + - * / and parentheses are understood")
+        if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) > sys.float_info.max:
+            raise ConfigError(f"{where}: a number that is too large")
         if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
             raise ConfigError(f"{where}: a path is names with dots between them")
         if isinstance(node, ast.operator) and type(node) not in _OPERATIONS:

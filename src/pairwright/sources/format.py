@@ -30,6 +30,7 @@ from pairwright.records.messages import (
 )
 from pairwright.sources.field_map import NO_MAP, FieldMap
 from pairwright.sources.fields import BadRecord
+from pairwright.sources.roles import CALLS, num_unanswered, usual_messages
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,6 +41,10 @@ class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     format: str | None = None
     raw: str | None = None
+
+
+class PartOfAnother(msgspec.Struct, frozen=True):
+    """A unit that the records of another file contain, such as a message of a stored session; it is only counted."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -98,7 +103,7 @@ def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | Non
 _ID_TYPES = (int, str)
 _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
 
-Read = Callable[[Any, Origin, Options], Iterator["Record | Rejected"]]
+Read = Callable[[Any, Origin, Options], Iterator["Record | Rejected | PartOfAnother"]]
 
 
 class ReadyRow(msgspec.Struct, gc=False):
@@ -212,7 +217,10 @@ def build(
     `arrays` are the token fields, as returned by `tokens_of_turns`. With `origin.as_row` the result is a ReadyRow,
     unless it takes an experience to check the record or to hold it.
     """
-    info, completion = info or {}, tuple(completion)
+    info = info or {}
+    if chosen is None:
+        prompt, completion, metrics = _usual_conversation(prompt, completion, metrics)
+    completion = tuple(completion)
     context = _share_context(tuple(prompt), tuple(tools))
     if task is None:
         task = task_hash(context.messages, context.tools, task_metadata)
@@ -253,6 +261,22 @@ def build(
         **fields,
         **(arrays or {}),
     )
+
+
+def _usual_conversation(
+    prompt: Sequence[Message], completion: Sequence[Message], metrics: Json | None
+) -> tuple[Sequence[Message], Sequence[Message], Json | None]:
+    """Return prompt and completion with the roles of the closed set, and the metrics with the number of open calls."""
+    messages = (*prompt, *completion)
+    usual = usual_messages(messages)
+    if usual is not messages:
+        # A call that was a message of its own is the model's: the prompt ends before the first one.
+        if any(message.role in CALLS for message in messages):
+            prompt, completion = split_at_first_answer(list(usual))
+        else:
+            prompt, completion = usual[: len(prompt)], usual[len(prompt) :]
+    num_open = num_unanswered(usual)
+    return prompt, completion, {**(metrics or {}), "unanswered_calls": num_open} if num_open else metrics
 
 
 def _ready_row(
@@ -487,7 +511,7 @@ def _refuse(error: Exception) -> BadRecord:
 def guarded(read: Read) -> Read:
     """Wrap a reader so that errors caused by its input are raised as BadRecord."""
 
-    def guarded_read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+    def guarded_read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected | PartOfAnother]:
         try:
             yield from read(value, origin, options)
         except RecursionError:

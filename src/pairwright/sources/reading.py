@@ -41,7 +41,7 @@ from pairwright.sources.files import (
     open_bytes,
     value_units,
 )
-from pairwright.sources.format import Format, Options, Origin, ReadyRow, Record, Rejected
+from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Record, Rejected
 from pairwright.sources.rollouts.trinity import NAME as TRINITY
 from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
 from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
@@ -201,6 +201,7 @@ __all__ = ["NO_OPTIONS", "Layout", "binary_units", "detect", "file_units", "find
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000
 NO_OPTIONS = Options()
+NOTHING_READ = "its reader found neither a record nor a reason to refuse one"
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -266,7 +267,7 @@ def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experie
     else:
         units = file_units(path, layout, options=options, by_type=True)
     for record in read_units(units, layout, options):
-        if not isinstance(record, ReadyRow):  # none is, since `as_row` is not set
+        if isinstance(record, Experience | Rejected):  # no ReadyRow, since `as_row` is not set
             yield record
 
 
@@ -275,7 +276,7 @@ def read_units(
     layout: Layout,
     options: Options,
     finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Record | Rejected | PartOfAnother]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
     `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
@@ -292,12 +293,12 @@ def read_units(
             continue
         origin, value = unit
         try:
-            # Nothing to do for each record: pass on what the reader yields.
-            if finish is None:
-                yield from read(value, origin, options)
-                continue
+            is_empty = True
             for record in read(value, origin, options):
-                yield finish(record, value, origin) if isinstance(record, Experience) else record
+                is_empty = False
+                yield finish(record, value, origin) if finish and isinstance(record, Experience) else record
+            if is_empty:
+                raise BadRecord(NOTHING_READ)
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
         except RecursionError:

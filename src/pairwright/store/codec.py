@@ -26,7 +26,8 @@ import zstandard
 
 from pairwright.errors import CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
 from pairwright.records.experience import Experience
-from pairwright.store.block import Block, Buffer, block_of, experiences_of, pack
+from pairwright.store.block import Block, block_of, experiences_of
+from pairwright.store.packed_arrays import Buffer, pack
 
 MAGIC = b"PWXP"
 VERSION = 1

@@ -1,4 +1,4 @@
-"""Columns of the experience table, from which Parquet, Arrow, HF datasets and the command line derive; `--where`.
+"""Columns of the experience table, from which Parquet, Arrow, HF datasets and the command line derive.
 
 Narrow columns are for queries: ids, reward, hashes, lengths, source. They are computed from the record; all but `uid`,
 `kind`, the rewards, `prompt_length` and the source can be recomputed from the content. Content columns are JSON text,
@@ -7,17 +7,14 @@ exactly; `dtypes` has the original dtypes. `arrays` is a packed blob of everythi
 dimensions, multi-modal inputs, arrays of the sides of a preference.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
-import polars as pl
 import pyarrow as pa
 
-from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.json_text import to_json
 from pairwright.records.messages import Message, canonical_messages, content_hash, prompt_hash
@@ -198,62 +195,3 @@ SCHEMA = pa.schema(
 NARROW_NAMES = tuple(column.name for column in NARROW)
 # Repeated values that a dictionary shrinks; large texts are left to the compressor.
 DICTIONARY_NAMES = ("tid", "batch", "task", "kind", "model_version", "prompt_hash", "source_format", "source", "dtypes")
-
-
-# `--where`: SQL conditions on the columns, such as `reward > 0.5 AND task != 'x'`
-
-# Nodes of a Polars expression whose value depends on other rows.
-_BEYOND_A_ROW = frozenset({
-    "Agg", "AnonymousFunction", "Eval", "Explode", "Filter", "Gather", "Len", "Over", "Range", "Rank", "Rolling",
-    "Shift", "Slice", "Sort", "SortBy", "SubPlan",
-})  # fmt: skip
-
-
-def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where") -> pl.Expr:
-    """Parse a SQL condition on columns into a Boolean Polars expression; raises ConfigError if it is not one.
-
-    >>> parse_where("reward > 0.5 AND kind = 'multi_turn'").meta.root_names()
-    ['reward', 'kind']
-    """
-    try:
-        expression = pl.sql_expr(text)
-        columns = expression.meta.root_names()
-    except pl.exceptions.PolarsError as error:
-        raise ConfigError(f"{option} {text!r}: {str(error).splitlines()[0]}") from None
-    unknown = [name for name in columns if name not in schema.names]
-    if unknown:
-        raise ConfigError(f"{option} {text!r}: no column {unknown[0]!r}; the table has {', '.join(schema.names)}")
-    # A condition must name a column and look at one row at a time: tables are filtered batch by batch.
-    if not columns or not _BEYOND_A_ROW.isdisjoint(_nodes(expression)):
-        raise ConfigError(
-            f"{option} {text!r}: expected a condition on one row's columns, without aggregates, windows or subqueries"
-        )
-    # Resolving against an empty frame finds type errors (text > number) before a row is read.
-    empty = pl.DataFrame(pa.Table.from_batches([], schema=schema))
-    try:
-        kind = empty.lazy().select(expression.alias("condition")).collect_schema()["condition"]
-        empty.filter(expression)
-    except pl.exceptions.PolarsError as error:
-        raise ConfigError(f"{option} {text!r}: {str(error).splitlines()[0]}") from None
-    if kind != pl.Boolean:
-        raise ConfigError(f"{option} {text!r}: a value of type {kind}, expected a condition such as 'reward > 0.5'")
-    # SQL: a row for which the condition is null is not selected.
-    return expression.fill_null(False)
-
-
-def _nodes(expression: pl.Expr) -> set[str]:
-    """Return the names of all nodes of an expression."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the form is not stable across versions of Polars; a test looks at it
-        return set(_names(msgspec.json.decode(expression.meta.serialize(format="json"))))
-
-
-def _names(node: Any) -> list[str]:
-    if isinstance(node, dict):
-        # A serialized expression is dicts {node: arguments}, lists and names. What stands in a literal or names a
-        # column is the user's own text, which may look like a node.
-        inner = [name for key, value in node.items() if key != "Literal" for name in _names(value)]
-        return [name for name in node if name != "Column"] + inner if "Column" not in node else []
-    if isinstance(node, list):
-        return [name for item in node for name in _names(item)]
-    return [node] if isinstance(node, str) else []

@@ -1,14 +1,13 @@
-"""Export of experiences (JSON Lines, Parquet, HF dataset, pairwright bytes), filtering, and statistics of a table."""
+"""Export of experiences (JSON Lines, Parquet, HF dataset, pairwright bytes) and filtering."""
 
 from collections.abc import Callable
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.paths import Place, is_address, write_atomic
+from pairwright.paths import Place, claim_folder, is_address, write_atomic
 from pairwright.records.json_text import encode
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
@@ -82,52 +81,11 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
     num_rows, num_kept = table.count(), table.count(where)
     if not num_kept:
         raise PairwrightError(f"{table.path}: the condition holds for none of {num_rows:,} rows; nothing was written")
-    # An empty table is taken: it may be left from a run that failed before it wrote anything.
-    if (output / MARKER).exists() and Table(output, create=False).count():
-        raise PairwrightError(f"{output} is a table already: choose another folder")
-    target = Table(output)
-    num_written = target.write_part(table.scan(where))
-    copy_labels(table.path, target.path)
+    with claim_folder(output, "table.json", work="filtered table"):
+        # An empty table is taken: it may be left from a run that failed before it wrote anything.
+        if (output / MARKER).exists() and Table(output, create=False).count():
+            raise PairwrightError(f"{output} is a table already: choose another folder")
+        target = Table(output)
+        num_written = target.write_part(table.scan(where))
+        copy_labels(table.path, target.path)
     return num_rows, num_written
-
-
-# Statistics of a table
-
-
-def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
-    """Return counts of experiences, tasks, runs, rewards, lengths and sources; reads only narrow columns."""
-    # Only narrow columns are named below, so Polars does not read the content columns from the files.
-    frame = table.lazy() if where is None else table.lazy().filter(where)
-    scored = pl.col("reward").is_not_null()
-    numbers = frame.select(
-        experiences=pl.len(),
-        tasks=pl.col("tid").n_unique(),
-        runs=pl.struct("tid", "run").n_unique(),
-        prompts=pl.col("prompt_hash").n_unique(),
-        scored=scored.sum(),
-        unscored=scored.not_().sum(),
-        reward_min=pl.col("reward").min(),
-        reward_mean=pl.col("reward").mean(),
-        reward_median=pl.col("reward").median(),
-        reward_max=pl.col("reward").max(),
-        messages=(pl.col("num_prompt_messages") + pl.col("num_completion_messages")).sum(),
-        tool_calls=pl.col("num_tool_calls").sum(),
-        completion_characters=pl.col("num_completion_characters").sum(),
-        error_sites=pl.col("num_errors").sum(),
-        with_tokens=pl.col("num_tokens").is_not_null().sum(),
-        tokens=pl.col("num_tokens").cast(pl.Int64).sum(),
-        truncated=pl.col("truncate_status").is_not_null().sum(),
-    )
-    statistics: dict[str, Any] = numbers.collect().row(0, named=True)
-    statistics["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
-    # The 20 most frequent values, in descending order of count; ties by name, so that the order is stable.
-    for name in ("kind", "model_version", "source_format"):
-        counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
-        statistics[name] = {str(key): count for key, count in counts.iter_rows()}
-    return statistics
-
-
-def _num_comparable_groups(scored: pl.LazyFrame) -> int:
-    """Count groups (same task, step and prompt) with at least two different rewards, which can give pairs."""
-    groups = scored.group_by("tid", "step", "prompt_hash").agg(pl.col("reward").n_unique().alias("rewards"))
-    return int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())

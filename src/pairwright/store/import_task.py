@@ -28,12 +28,13 @@ from pairwright.records.messages import Json
 from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, decode_units, line_units, read_line_blocks
-from pairwright.sources.format import Options, Origin, ReadyRow, Record, Rejected
+from pairwright.sources.format import Options, Origin, PartOfAnother, ReadyRow, Record, Rejected
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, find_errors, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
-from pairwright.store.arrow import column_array, from_arrow, list_column, numbers_of, to_batch
+from pairwright.store.arrow import from_arrow, list_column, to_batch
+from pairwright.store.arrow_arrays import column_array, numbers_of
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import ARRAY_TYPES, SCHEMA
 from pairwright.store.segments import hidden_part, write_hidden_part
@@ -209,6 +210,7 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
             yield _counted(_batch(batch, before, result), before, result)
             batch, num_bytes = [], 0
         result.num_rows.append(0)
+        num_outcomes = _num_outcomes(task, result)
         for rows in _row_blocks(task, result, write_rejected):
             batch += rows
             result.num_rows[-1] += len(rows)
@@ -216,6 +218,9 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
             if num_bytes >= BYTES_PER_BATCH or len(batch) >= READY_ROWS_PER_BATCH:
                 yield _counted(_batch(batch, task, result), task, result)
                 batch, num_bytes = [], 0
+        # A range of a large file may be empty lines; a whole file that gives nothing is never passed over.
+        if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
+            _reject(Rejected(str(task.path), None, "no record in it", task.layout.format), task, result, write_rejected)
     if batch:
         yield _counted(_batch(batch, tasks[-1], result), tasks[-1], result)
 
@@ -358,10 +363,10 @@ def _read_records(
     finish = partial(_finish, task, result, names_identity) if changes else None
     for record in read_units(units, task.layout, task.options, finish):
         if isinstance(record, Rejected):
-            result.counts[task.layout.format]["quarantined"] += 1
-            result.reasons[general_reason(record.reason)] += 1
-            result.examples.setdefault(general_reason(record.reason), example_of(record))
-            write_rejected(encode(record) + b"\n")
+            _reject(record, task, result, write_rejected)
+            continue
+        if isinstance(record, PartOfAnother):
+            result.counts[task.layout.format]["part_of_another_file"] += 1
             continue
         if isinstance(record, ReadyRow):
             yield record
@@ -378,6 +383,19 @@ def _read_records(
                 if score.task is not None:
                     record = replace(record, eid=replace(record.eid, task=score.task))
         yield record
+
+
+def _reject(rejected: Rejected, task: ImportTask, result: ImportResult, write_rejected: Write) -> None:
+    result.counts[task.layout.format]["quarantined"] += 1
+    result.reasons[general_reason(rejected.reason)] += 1
+    result.examples.setdefault(general_reason(rejected.reason), example_of(rejected))
+    write_rejected(encode(rejected) + b"\n")
+
+
+def _num_outcomes(task: ImportTask, result: ImportResult) -> int:
+    """Return how many units of the task's format were refused or belong to another file."""
+    counts = result.counts[task.layout.format]
+    return counts["quarantined"] + counts["part_of_another_file"]
 
 
 def _finish(

@@ -17,9 +17,9 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from pairwright.engines import Engine, Pool
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import SourceError
-from pairwright.paths import Place, at_once, is_address, open_binary, size_of, write_atomic
+from pairwright.paths import Place, at_once, claim_folder, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.paths import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map, parse_reward
@@ -101,7 +101,7 @@ def import_files(
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
     refused: list[Rejected] = []
-    with with_stdin(paths) as files_or_folders:
+    with claim_folder(table.path, "table.json", work="import"), with_stdin(paths) as files_or_folders:
         names = relative_names(files_or_folders, refused)
         files, labels = list(names), label_files(names, table)
         sizes = {file: size_of(file) for file in files}
@@ -122,21 +122,21 @@ def import_files(
             ingest.add(group, result)
             done += sum(task.size for task in group)
             progress(done, total)
-    ingest.finish(reward, known_scores)
-    ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
-    summary = ingest.summary()
-    summary.maps = {str(task.path): task.options.map.text for task in tasks if task.options.map and not options.map}
-    # Remembered for the next import of these files, once they have been read with it.
-    if options.map and summary.total("experiences"):
-        write_maps(table.path, {key_of(str(task.path)): options.map.text for task in tasks})
-    summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
-    if known_scores is not None:
-        summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
-    # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
-    if update:
-        summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
-    table.compact()  # many small imports do not become many small parts
-    return summary
+        ingest.finish(reward, known_scores)
+        ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
+        summary = ingest.summary()
+        summary.maps = {str(task.path): task.options.map.text for task in tasks if task.options.map and not options.map}
+        # Remembered for the next import of these files, once they have been read with it.
+        if options.map and summary.total("experiences"):
+            write_maps(table.path, {key_of(str(task.path)): options.map.text for task in tasks})
+        summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
+        if known_scores is not None:
+            summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
+        # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
+        if update:
+            summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
+        table.compact()  # many small imports do not become many small parts
+        return summary
 
 
 def _delete_stale(table: Table, tasks: list[ImportTask], uids: set[str]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import pyarrow as pa
 
-from pairwright.errors import ConfigError, PairwrightError
+from pairwright.errors import PairwrightError
 
 if TYPE_CHECKING:  # loaded when a data frame is asked for
     import pandas
@@ -122,9 +122,7 @@ class RowAccess(ABC, Generic[R]):
 
 
 def join_conditions(first: str | None, second: str) -> str:
-    """Combine two SQL conditions with AND; raises ConfigError if `second` has a comment, which could hide the rest."""
-    if "--" in second or "/*" in second:
-        raise ConfigError(f"filter {second!r}: a condition has no comments")
+    """Combine two conditions with AND; both were parsed, so their parentheses are balanced."""
     return second if first is None else f"({first}) AND ({second})"
 
 

@@ -23,9 +23,9 @@ from pairwright.errors import CodecError, ForeignBytes, TableError, TruncatedByt
 from pairwright.paths import Place, list_names, publish, stage_file, sync, write_bytes
 from pairwright.paths.paths import parquet_batches
 from pairwright.records.experience import Experience
-from pairwright.store.block import Buffer
 from pairwright.store.codec import loads_many, payload_size
 from pairwright.store.columns import DICTIONARY_NAMES, SCHEMA
+from pairwright.store.packed_arrays import Buffer
 
 if TYPE_CHECKING:
     from pairwright.store.table import Table

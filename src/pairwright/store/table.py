@@ -123,12 +123,12 @@ class Table(RowAccess[Experience]):
 
         Appending to it appends to the table.
         """
-        from pairwright.store.columns import parse_where
+        from pairwright.store.conditions import parse_where
 
         # A view reads the same files; only its condition differs.
         view = Table(self.path, create=False, journal_bytes=self._journal_bytes, only=self._only)
-        view._where = join_conditions(self._where, where)
         parse_where(where, option="filter")
+        view._where = join_conditions(self._where, where)
         return view
 
     @property
@@ -201,7 +201,7 @@ class Table(RowAccess[Experience]):
         """Combine a condition with that of the view."""
         if self._where is None:
             return where
-        from pairwright.store.columns import parse_where
+        from pairwright.store.conditions import parse_where
 
         own = parse_where(self._where, option="filter")
         return own if where is None else own & where

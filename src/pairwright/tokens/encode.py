@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.records.arrays import Array
-from pairwright.records.messages import TEXT, Json, Message
+from pairwright.records.messages import TEXT, Json, Message, count_ids
 from pairwright.tokens.message_dialect import adapt_dicts, adapt_records
 from pairwright.tokens.options import WHOLE, EncodeOptions
 from pairwright.tokens.refusals import Refusal
@@ -117,6 +117,7 @@ def prepare_chat(
     if len(records) == len(messages):
         if any(record.role == TEXT for record in records):
             raise Refusal("text_in_chat", "no template renders raw text")
+        _refuse_ids(records)
         chat, rewritten = adapt_records(tokenizer, records, schemas)
         generated = [index for index, record in enumerate(records) if record.is_generated]
     else:
@@ -371,10 +372,17 @@ def is_raw_text(messages: Items[Any]) -> bool:
     return number > 0
 
 
+def _refuse_ids(messages: Items[Any]) -> None:
+    for index, message in enumerate(messages):
+        if isinstance(message, Message) and count_ids(message):
+            raise Refusal("only_ids", "token ids were recorded, and there is no text to encode", message=index)
+
+
 def encode_raw_text(
     tokenizer: ChatTokenizer, messages: Items[Message], options: EncodeOptions, *, train_from: int = 0
 ) -> Sequence:
     """A conversation of raw text as one sequence; trained is what was generated from message `train_from` on."""
+    _refuse_ids(messages)
     control_tokens, require_stop = options.control_tokens, options.require_stop
     trained = [number >= train_from and message.is_generated for number, message in enumerate(messages)]
     if not any(trained):

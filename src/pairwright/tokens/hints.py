@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from pairwright.collect.policies import Ask, make_policy, one_line
+from pairwright.collect.policies import Ask
+from pairwright.collect.run_failures import one_line
+from pairwright.collect.run_policy import make_policy
 from pairwright.collect.user_code import load_function
 from pairwright.config import PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
 from pairwright.records.messages import ErrorSite, Message, content_hash
+from pairwright.sources.shapes.tool_errors import failure_kind
 
 if TYPE_CHECKING:
     from pairwright.config.train_config import DistillConfig
@@ -37,7 +40,7 @@ _TOOLS_SENTENCE = re.compile(r"[^.]*\{tools\}[^.]*\.?")
 # Error kind (messages.ERROR_KINDS) -> hint. Fields: tool, tools (the available ones; a sentence with them is left out
 # where none are known), error (what was reported).
 HINTS: dict[str, str] = {
-    "unknown_tool": "There is no tool named {tool}. The available tools are: {tools}.",
+    "unknown_tool": "{tool} is not available. The available tools are: {tools}.",
     "invalid_arguments": "The arguments of {tool} did not match its schema. Check names and types, and call it again.",
     "invalid_json": "The arguments of {tool} were not valid JSON. Write them as one JSON object.",
     "missing_argument": "The call of {tool} lacked a required argument. Read its schema and give every required one.",
@@ -170,14 +173,19 @@ def _propose_texts(
         text: str | None = None
         if source == "function" and function is not None:
             text = function(messages, site)
-        elif source == "kind" and site.kind in templates:
-            text = _fill_template(templates[site.kind], site)
+        elif source == "kind" and (template := _find_template(site.kind, templates)):
+            text = _fill_template(template, site)
         elif source == "environment":
             text = site.text
         elif source == "judge" and judge is not None:
             text = _ask_judge(messages, site, judge, cache)
         if text and text.strip():
             yield text.strip(), source
+
+
+def _find_template(kind: str, templates: Mapping[str, str]) -> str | None:
+    """The template of a kind; a kind of another system ("tool_not_found") gets that of the kind of ours it names."""
+    return templates.get(kind) or templates.get(failure_kind(kind.replace("_", " "), kind))
 
 
 def _fill_template(template: str, site: ErrorSite) -> str:

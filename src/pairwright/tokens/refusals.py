@@ -25,6 +25,7 @@ Reason = Literal[
     "control_tokens",  # a message contains control tokens and they are to be refused
     "text_differs",  # the render with provenance is not the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
+    "only_ids",  # only token ids were recorded, and they are not to be used
     "too_long",  # does not fit, and the rule is to drop
     "not_selected",  # there are generated turns, but train_turns selects none of them
     "not_generated",  # there is nothing to train on
@@ -52,6 +53,7 @@ WAY_OUT = {
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "template_variables": "to leave out those of records: tokens.record_kwargs=ignore, --record-kwargs ignore",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
+    "only_ids": "train on the recorded ids: tokens.recorded: use, and with pairs their experience table",
     "recorded_ids": "set tokens.recorded: ignore to encode the messages instead",
 }
 

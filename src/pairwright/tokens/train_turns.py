@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pairwright.collect.policies import one_line
+from pairwright.collect.run_failures import one_line
 from pairwright.collect.user_code import load_function
 from pairwright.errors import ConfigError
 from pairwright.records.messages import ErrorSite, Message, content_hash

@@ -4,7 +4,7 @@ Nothing is left out silently: what was refused by the tokens stage, or is unscor
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,84 +17,22 @@ import torch
 
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import PolicyConfig
-from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
-from pairwright.losses.advantages import teacher_advantages
+from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
-from pairwright.pairs.selection import Curriculum, read_curriculum
 from pairwright.paths import Place
 from pairwright.records.arrays import Array
-from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
-from pairwright.tokens.stage.stage import encode_source, read_encoded
+from pairwright.tokens.stage.stage import encode_into, read_encoded
+from pairwright.train.table_signals import DataError, read_token_signals
 from pairwright.train.token_signals import TokenSignals
-
-# Signals of single tokens, read from a table.
-
-
-def read_token_signals(
-    table: Table, sequences: Items[Sequence], places: dict[str, int], options: PolicyConfig, folder: Path
-) -> TokenSignals:
-    """The signals of the runs of a table, for the sequences that are trained of them: `places` has where they are.
-
-    With `teacher_weight`, what a recorded teacher says of each token comes first. What was recorded and is not used is
-    counted. The values are in a file below `folder`.
-    """
-    signals = TokenSignals(folder)
-    counts: Counter[str] = Counter()
-    for run in table.records(where=pl.col("num_tokens").is_not_null()) if places else ():
-        place = places.get(run.eid.uid)
-        if place is None or run.tokens is None:
-            continue
-        sequence, taught = sequences[place], _teacher_advantages(run, options)
-        unused = {"teacher_logprobs": run.teacher_logprobs if taught is None else None, "returns": run.returns}
-        counts.update(f"{name}_unused" for name, array in unused.items() if array is not None)
-        counts["custom_fields_unused"] += bool(run.custom_fields)
-        advantages = run.advantages if taught is None else taught
-        recorded = run.token_level_reward if advantages is None else advantages
-        if recorded is None:
-            continue
-        # Cut, or encoded anew from the messages: the recorded values do not fit these tokens.
-        if not np.array_equal(sequence.ids, run.tokens):
-            counts["token_rewards_unused"] += 1
-            continue
-        # Signals are of the response: spread over the sequence, 0 in the prompt.
-        values = np.zeros(len(sequence), np.float32)
-        values[run.prompt_length :] = recorded
-        is_finite = np.isfinite(values)
-        if not is_finite[sequence.mask].all():
-            counts["token_rewards_not_finite"] += 1
-            continue
-        target = signals.rewards if advantages is None else signals.advantages
-        target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
-    if options.teacher_weight and places and not signals.advantages:
-        raise DataError(
-            f"{table.path}: train.grpo.teacher_weight is {options.teacher_weight:g}, and no run has teacher_logprobs "
-            f"and logprobs, one value a token of its recorded ids: record them, or set it to 0"
-        )
-    signals.counts.update(+counts)
-    return signals
-
-
-def _teacher_advantages(run: Experience, options: PolicyConfig) -> Array | None:
-    """How much likelier the teacher found each token than the policy that sampled it; None where that is not known."""
-    teacher, sampled = run.teacher_logprobs, run.logprobs
-    if not options.teacher_weight or teacher is None or sampled is None or teacher.ndim != 1:
-        return None
-    # Copies: arrays of a record may be read-only.
-    both = (torch.tensor(values.astype(np.float32)) for values in (teacher, sampled))
-    advantages: Array = options.teacher_weight * teacher_advantages(*both, beta=options.teacher_beta).numpy()
-    return advantages
-
-
-# The data of the channels.
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
@@ -140,10 +78,6 @@ def join_weights(weights: Items[Array | None], counts: Items[int]) -> torch.Tens
     # Items without weights count as if all of theirs were 1.
     filled = [np.ones(num, np.float32) if one is None else one for one, num in zip(weights, counts, strict=True)]
     return torch.from_numpy(np.concatenate(filled))
-
-
-class DataError(PairwrightError):
-    """There is nothing to train on, or it does not fit the model."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +165,16 @@ class PolicyData:
     curriculum: Curriculum | None = None
     _recent: dict[int, Looked] = field(default_factory=dict)
 
+    @property
+    def left_out(self) -> str:
+        """What became of runs that are not here, before any word about those that are; empty where there are none."""
+        reasons = {FILTERED, Reason.EXCLUDED.value, "unscored"}
+        counts = {name: num for name, num in self.counts.items() if name.startswith("refused: ") or name in reasons}
+        num_runs = len(set(self.ids))
+        if not any(counts.values()):
+            return ""
+        return f"{sum(counts.values())} runs were left out ({list_reasons(counts)}); of the {num_runs} others, "
+
     def tree(self, position: int) -> Tree:
         """The run at a position."""
         return self._look(position)[0]
@@ -303,7 +247,7 @@ def load_pairs(
     if where is not None:
         counts[FILTERED] = int((~wanted).sum())
     if not (wanted & ~held).any():
-        why = ", ".join(f"{count} × {reason}" for reason, count in counts.items())
+        why = list_reasons(counts)
         way_out = f"see pairwright tokens check --tokenizer {options.tokenizer}"
         if not why:
             why = "all are in the validation split" if len(pairs.ids) else "the table is empty"
@@ -364,7 +308,11 @@ def load_policy_data(
         values.append(np.nan if reward is None else reward)
         groups.append(number_of.setdefault(group, len(number_of)))
     if not places:
-        raise DataError(f"{source}: no {'scored ' if scored else ''}run to train on: {dict(counts)}")
+        what = "scored run" if scored else "run"
+        raise DataError(
+            f"{source}: no {what} to train on ({list_reasons(counts) or 'the table is empty'}); see pairwright tokens "
+            f"check --tokenizer {options.tokenizer}"
+        )
     return PolicyData(
         ids=[cached.ids[place] for place in places],
         sequences=_Chosen(cached, places),
@@ -377,11 +325,16 @@ def load_policy_data(
     )
 
 
+def list_reasons(counts: Mapping[str, int]) -> str:
+    """Reasons with their counts, for a message; those that refused nothing are left out."""
+    return ", ".join(f"{count} × {reason}" for reason, count in counts.items() if count)
+
+
 def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is_encoded: bool) -> dict[str, Any]:
     """The manifest of the sequences of a table, which are encoded unless they are already."""
     if is_encoded:
         return read_encoded(source, tokens, options)
-    manifest = encode_source(source, tokens, options, progress=show)
+    manifest = encode_into(source, tokens, options, progress=show)
     stop_for_inputs(source, manifest["refused"])
     return manifest
 

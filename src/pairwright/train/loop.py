@@ -18,31 +18,34 @@ import torch
 
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
+from pairwright.interrupts import interrupt
 from pairwright.ledger.trained import write_trained
-from pairwright.paths import lock_folder
+from pairwright.paths import claim_folder
 from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
-from pairwright.train.batch_schedule import even_parts
+from pairwright.train.best_steps import best_steps, judge
 from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
-    best_steps,
     join_checkpoint,
-    judge,
     load_optimizer,
     load_weights,
     read_state,
     remove_old,
     save_checkpoint,
 )
-from pairwright.train.data import LOSSES, UNUSED, DataError
+from pairwright.train.data import LOSSES, UNUSED
+from pairwright.train.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
+from pairwright.train.micro_batches import even_parts
 from pairwright.train.model.load_model import model_hash, save_model, trainable
 from pairwright.train.model.policy_model import open_policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceCache
-from pairwright.train.model.sharding import Ranks, gather_model
+from pairwright.train.model.sharding import gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
-from pairwright.train.run_dir import Log, Progress, RunFolder, Sums, add, check_reporters, means, open_reporters
+from pairwright.train.run_dir import RunFolder
+from pairwright.train.table_signals import DataError
 
 # Signals: the update that is running is finished, a checkpoint is saved.
 
@@ -77,8 +80,10 @@ class Stop:
             # The default action ends the process with the status that a supervisor expects of SIGTERM.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif is_second or not self.is_updating:
+        elif is_second:
             raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
+        elif not self.is_updating:
+            interrupt(frame)
 
     def check(self) -> None:
         """Called between batches of the reference: end here if a signal has come."""
@@ -148,7 +153,7 @@ def train(
     ranks = Ranks.here(sharding=config.train.sharding == "full")
     stop = Stop(is_alone=ranks.size == 1)
     # only the first process writes, so only it locks
-    with lock_folder(output, work="training") if ranks.is_first else nullcontext():
+    with claim_folder(output, "train.json", work="training") if ranks.is_first else nullcontext():
         folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
         try:
             with stop:
@@ -187,9 +192,9 @@ class Training:
         self.config, self.settings, self.base = config, config.train, base
         self.folder, self.ranks, self.progress = folder, ranks, progress
         settings = self.settings
-        _set_threads(settings.threads)
+        torch.set_num_threads(self._num_threads())
         torch.manual_seed(config.seed)
-        folder.write_status(state="running", epochs=settings.epochs)
+        folder.write_status(state="running", epochs=settings.epochs, threads=torch.get_num_threads())
 
         # the model, the data, and the reference while the weights are still the initial ones
         self.policy = open_policy(base, settings, ranks)
@@ -215,6 +220,14 @@ class Training:
         else:
             folder.cut_metrics(0)  # of a run that ended before its first checkpoint
         self._tell()
+
+    def _num_threads(self) -> int:
+        """`train.threads`; else the number that the run began with; else the idle cores."""
+        # With other threads, matrix products are split at other places, and sums differ in their last bits.
+        wanted = self.settings.threads or self.folder.status.threads or idle_cores()
+        # All processes take the number of the first: it is the one that train.json keeps.
+        agreed, _ = self.ranks.sum_values({"threads": (float(wanted if self.ranks.is_first else 0), 0.0)})["threads"]
+        return int(agreed)
 
     def run(self, stop: Stop) -> TrainResult:
         """Update, log, validate and save until the last step, or until asked to stop."""
@@ -375,7 +388,11 @@ class Training:
         for channel in self.channels:
             items = channel.order.batch(step)
             token_weights = [channel.data.token_weights(item) for item in items]
-            batch[channel.name] = *channel.trees_of(items), channel.item_weights(items).tolist(), token_weights
+            weights = channel.item_weights(items).tolist()
+            # Only distillation has teachers, which read something else.
+            teacher_trees = getattr(channel, "teacher_trees", None)
+            teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
+            batch[channel.name] = *channel.trees_of(items), weights, token_weights, teachers
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:
@@ -435,9 +452,9 @@ def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
     )
 
 
-def _set_threads(wanted: int | None) -> None:
+def idle_cores() -> int:
     """Threads that find an idle core: two on one core are far slower than one."""
     # Cores that this process may use, and how many of them were idle in the last minute.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle = cores - round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
-    torch.set_num_threads(wanted or max(1, min(cores, idle)))
+    return max(1, min(cores, idle))

@@ -8,7 +8,7 @@ import torch
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.train.model.load_model import ModelError
-from pairwright.train.model.sharding import whole
+from pairwright.train.model.sharded_tensors import whole
 
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:

@@ -1,4 +1,4 @@
-"""The folder of a training run: its status, its metrics and, on request, its batches.
+"""The folder of a training run: its status and, on request, its batches.
 
 train.json       state, step, number of steps, best step, error; written whole at each change, read by run_status.py
 metrics.jsonl    one JSON object a line, in TRL's names; a resumed run continues where its checkpoint was
@@ -6,27 +6,23 @@ batches/         exact batches, on request, and the one that stopped a run
 """
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from pairwright.errors import ConfigError
-from pairwright.ledger.run_status import FILE_NAME, RunError, Status
+from pairwright.ledger.run_status import FILE_NAME, RunError, Status, read_status
 from pairwright.paths import write_bytes, write_json
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Origin
-from pairwright.train.batch_schedule import Order
-from pairwright.train.checkpoint import State, checkpoints
+from pairwright.train.checkpoint import checkpoints
 
-# Of the items of an update: ids, trees, weights, and the weights of their trained tokens where these do not all count
-# alike.
-Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Array | None]]
+# Of the items of an update: ids, trees, weights, the weights of their trained tokens where these do not all count
+# alike, and what the teacher reads where there is one.
+Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Array | None], Sequence[Tree | None]]
 
 
 class RunFolder:
@@ -34,7 +30,9 @@ class RunFolder:
 
     def __init__(self, path: Path, *, is_writer: bool, resume: bool) -> None:
         self.path = path
-        self.status = Status(state="running", pid=os.getpid())
+        earlier = read_status(path, strict=False) if self.checkpoints else None
+        # Threads are those of the run that is resumed; 0 where none has begun.
+        self.status = Status(state="running", pid=os.getpid(), threads=earlier.threads if earlier else 0)
         self._is_writer = is_writer
         if is_writer:
             try:
@@ -104,7 +102,7 @@ def _tree(item: dict[str, Any]) -> Tree:
     return Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"]), rows)
 
 
-def _plain(identity: str, tree: Tree, weight: float, weights: Array | None) -> dict[str, Any]:
+def _plain(identity: str, tree: Tree, weight: float, weights: Array | None, teacher: Tree | None) -> dict[str, Any]:
     """`weights` are of the trained tokens, branch after branch; written as masks are, 0 where nothing is trained."""
     spread = None
     if weights is not None:
@@ -113,14 +111,21 @@ def _plain(identity: str, tree: Tree, weight: float, weights: Array | None) -> d
         spread = [np.zeros(len(mask), np.float32) for mask in tree.masks]
         for row, mask, part in zip(spread, tree.masks, parts, strict=True):
             row[mask] = part
-    return {
+    plain = {
         "id": identity,
-        "prompt": tree.prompt.tolist(),
-        "branches": [branch.tolist() for branch in tree.branches],
-        "masks": [mask.tolist() for mask in tree.masks],
+        **_tokens(tree),
         "weight": weight,
         "weights": None if spread is None else [row.tolist() for row in spread],
         "rows": [row._asdict() for row in tree.rows],
+    }
+    return plain if teacher is None else plain | {"teacher": _tokens(teacher)}
+
+
+def _tokens(tree: Tree) -> dict[str, Any]:
+    return {
+        "prompt": tree.prompt.tolist(),
+        "branches": [branch.tolist() for branch in tree.branches],
+        "masks": [mask.tolist() for mask in tree.masks],
     }
 
 
@@ -129,142 +134,3 @@ def _step_of(line: bytes) -> int:
         return int(msgspec.json.decode(line)["step"])
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
         return 1 << 62  # torn by a crash: the run writes it again
-
-
-# Metrics: means over a batch, whatever parts it was computed in, written to metrics.jsonl, to reporters and to the
-# progress callback.
-
-
-Sums = dict[str, tuple[float, float]]  # name -> (sum, count); parts and processes add up, the mean comes last
-Event = dict[str, Any]
-Progress = Callable[[Event], None]
-
-
-def add(total: Sums, more: Mapping[str, tuple[float, float]]) -> None:
-    """Add (sum, count) pairs by name.
-
-    >>> total = {"loss": (1.0, 2.0)}
-    >>> add(total, {"loss": (3.0, 2.0), "accuracy": (1.0, 1.0)})
-    >>> means(total)
-    {'loss': 1.0, 'accuracy': 1.0}
-    """
-    for name, (value, count) in more.items():
-        before = total.get(name, (0.0, 0.0))
-        total[name] = (before[0] + value, before[1] + count)
-
-
-def means(sums: Sums, prefix: str = "") -> dict[str, float]:
-    """The mean of each name; a name whose count is 0 has none."""
-    return {prefix + name: value / count for name, (value, count) in sums.items() if count}
-
-
-class Reporter:
-    """One place to report to: `log(values, step)`, and `close`."""
-
-    def __init__(self, log: Callable[[dict[str, float], int], Any], close: Callable[[], Any]) -> None:
-        self.log, self.close = log, close
-
-
-# Reporters: each imports its package only when it is opened.
-def _tensorboard(folder: Path, name: str) -> Reporter:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(values: dict[str, float], step: int) -> None:
-        for key, value in values.items():
-            writer.add_scalar(key, value, step)
-
-    return Reporter(log, writer.close)
-
-
-def _wandb(folder: Path, name: str) -> Reporter:
-    import wandb
-
-    run: Any = wandb.init(project="pairwright", name=name, dir=str(folder), resume="allow")
-    return Reporter(lambda values, step: run.log(values, step=step), run.finish)
-
-
-def _mlflow(folder: Path, name: str) -> Reporter:
-    import mlflow
-
-    mlflow.set_experiment("pairwright")
-    mlflow.start_run(run_name=name)
-    return Reporter(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
-
-
-def _trackio(folder: Path, name: str) -> Reporter:
-    import trackio
-
-    trackio.init(project="pairwright", name=name)
-    return Reporter(lambda values, step: trackio.log(values, step=step), trackio.finish)
-
-
-# Names are those of the packages: `check_reporters` looks for them.
-REPORTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
-
-
-def check_reporters(names: tuple[str, ...]) -> None:
-    """Raise ConfigError for a reporter that is unknown or not installed, before any work is done."""
-    for name in names:
-        if name not in REPORTERS:
-            raise ConfigError(f"report_to: unknown {name!r}; known: {', '.join(REPORTERS)}")
-        if find_spec(name) is None:
-            raise ConfigError(f"report_to: {name} is not installed: pip install {name}")
-
-
-def open_reporters(names: tuple[str, ...], folder: Path, run: str) -> list[Reporter]:
-    """Open each by name; `check_reporters` has seen that they are installed."""
-    return [REPORTERS[name](folder, run) for name in names]
-
-
-class Log:
-    """What was measured since the last line that was written."""
-
-    def __init__(
-        self, folder: RunFolder, reporters: list[Reporter], state: State, order: Order, progress: Progress, total: int
-    ) -> None:
-        self._folder, self._reporters, self._state = folder, reporters, state
-        self._order, self._progress, self._num_steps = order, progress, total
-        # Since the last line: (sum, count) of each metric, the time, and the number of tokens.
-        self._sums: Sums = {}
-        self._rate = 0.0
-        self._since = time.perf_counter()
-        self._tokens = 0
-
-    def add(self, sums: Sums, rate: float) -> None:
-        """Add the sums of one update."""
-        # A total of the run, not a mean.
-        tokens = int(sums.pop("num_tokens", (0, 0))[0])
-        self._tokens += tokens
-        self._state.num_tokens += tokens
-        self._rate = rate
-        add(self._sums, sums)
-
-    def write(self) -> dict[str, float]:
-        """Write the means since the last line, and start again."""
-        now = time.perf_counter()
-        values = {
-            **means(self._sums),
-            "learning_rate": self._rate,
-            "num_tokens": float(self._state.num_tokens),
-            "tokens_per_second": self._tokens / max(1e-9, now - self._since),
-        }
-        self._sums, self._since, self._tokens = {}, now, 0
-        self._write("step", values)
-        return values
-
-    def write_validation(self, values: dict[str, float]) -> dict[str, float]:
-        self._write("validation", values)
-        return values
-
-    def _write(self, kind: str, values: dict[str, float]) -> None:
-        step = self._state.step
-        epoch = self._order.num_epochs(step)
-        self._folder.write_metrics({"step": step, "epoch": round(epoch, 4), "time": time.time(), **values})
-        # `step` counts finished updates: the newest one is step - 1.
-        per_epoch = self._order.steps_in_epoch_of(max(0, step - 1))
-        self._folder.write_status(step=step, epoch=round(epoch, 4), steps_per_epoch=per_epoch)
-        for reporter in self._reporters:
-            reporter.log(values, step)
-        self._progress({"kind": kind, "step": step, "num_steps": self._num_steps, "epoch": epoch, **values})

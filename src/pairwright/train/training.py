@@ -18,7 +18,7 @@ from pairwright.tokens.stage.cache import ITEMS
 from pairwright.tokens.stage.stage import Encoded
 from pairwright.train import loop
 from pairwright.train.loop import TrainResult
-from pairwright.train.run_dir import Event, Progress
+from pairwright.train.metrics import Event, Progress
 
 PathLike = str | os.PathLike[str]
 Data = Config | Pairs | Table | Encoded | PathLike

@@ -1,10 +1,11 @@
 """Trinity's batches: experiences as rectangular tensors, with the prompts padded on the left and the responses on the
 right, and experiences by task, run or step. A length that does not fit is an error, not another shape.
 
-At the end their way to datasets and back. Shapes: B experiences, P the longest prompt, R the longest response.
+Shapes: B experiences, P the longest prompt, R the longest response. At the end: Hugging Face datasets of experiences.
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
+from pairwright.sources.rollouts.safe_pickle import as_plain
 from pairwright.store.arrow import import_datasets
-from pairwright.trinity.trinity_experience import EID, TENSORS, CustomField, Experience
+from pairwright.trinity.trinity_experience import EID, MULTI_MODAL, TENSORS, CustomField, Experience, restore
 
 if TYPE_CHECKING:
     import datasets
@@ -242,20 +244,18 @@ def _promote(dtypes: list[torch.dtype]) -> torch.dtype:
     return reduce(torch.promote_types, dtypes)
 
 
-# Experiences as Hugging Face datasets, both ways, in Trinity's columns: what either writes, the other reads.
-#
-# A column more, `pairwright`, is JSON text with the type, the dtypes and the fields that Arrow would change (a dict
-# gets the keys of all rows); Trinity does not read it. Without it, a dataset of Trinity's is read as Trinity reads
-# it, in the dtypes of its columns.
-
-
 OURS = "pairwright"
-# Fields of nested values, which Arrow keeps only if all rows have the same keys.
-_NESTED = ("info", "metrics", "messages", "tools", "chosen_messages", "rejected_messages")
+"""Column with JSON text of what Arrow would change: the type, dtypes, empty shapes, ids, rewards and nested fields (a
+dict would get the keys of all rows). Trinity does not read it; without it, a dataset is read as Trinity reads it."""
+_CONVERSATIONS = ("messages", "chosen_messages", "rejected_messages")
+_EXACT = ("reward", "info", "metrics", "tools", *_CONVERSATIONS)
 
 
 def to_hf_datasets(experiences: Sequence[Experience]) -> "datasets.Dataset":
     """A dataset with Trinity's columns.
+
+    Where rows differ, a column has their common type: text for the batch or task of an id, float for rewards, content
+    parts for the content of messages. RecordError names the rows that have no common type.
 
     >>> exp = Experience(tokens=[1, 2, 3], prompt_length=1, reward=1.0)
     >>> from_hf_datasets(to_hf_datasets([exp])) == [exp]
@@ -263,17 +263,19 @@ def to_hf_datasets(experiences: Sequence[Experience]) -> "datasets.Dataset":
     """
     for exp in experiences:
         exp.check()
+    exact = [_exact_fields(exp, number) for number, exp in enumerate(experiences)]
     columns: dict[str, pa.Array] = {}
     for item in fields(Experience):
-        values = [getattr(exp, item.name) for exp in experiences]
-        try:
-            columns[item.name] = _tensor_column(values) if item.name in TENSORS else _plain_column(item.name, values)
-        except pa.ArrowException as error:
-            raise RecordError(item.name, str(error).partition("\n")[0], "values of one type in all rows") from None
-    try:
-        columns[OURS] = pa.array([json.dumps(_unchanged(exp)) for exp in experiences], pa.string())
-    except TypeError as error:
-        raise RecordError("info, metrics, messages or tools", str(error), "values that JSON has") from None
+        name = item.name
+        if name in TENSORS:
+            columns[name] = _tensor_column(name, [getattr(exp, name) for exp in experiences])
+            continue
+        values = [
+            row["eid"] if name == "eid" else row["fields"].get(name) if name in _EXACT else _plain_value(exp, name)
+            for exp, row in zip(experiences, exact, strict=True)
+        ]
+        columns[name] = _column(name, _with_common_type(name, values), None)
+    columns[OURS] = pa.array([json.dumps(row) for row in exact], pa.string())
     return import_datasets().Dataset(pa.table(columns))
 
 
@@ -285,57 +287,110 @@ def from_hf_datasets(dataset: "datasets.Dataset") -> list[Experience]:
     for row in dataset.to_list():
         ours: Json = json.loads(row[OURS]) if row.get(OURS) else {}
         values = {name: value for name, value in row.items() if name in known and value is not None}
-        values |= ours.get("fields", {})
-        for name in TENSORS:
-            if name in values:
-                dtype = getattr(torch, ours["dtypes"][name]) if name in ours.get("dtypes", {}) else types[name]
-                values[name] = torch.tensor(values[name], dtype=dtype)
-        # The mask of a single turn stands in Trinity's column, where it would make several turns of it.
-        if ours.get("experience_type") == "single_turn":
-            values.pop("action_mask", None)
+        values |= {**ours.get("fields", {}), **({"eid": ours["eid"]} if "eid" in ours else {})}
+        dtypes = {**types, **{name: getattr(torch, dtype) for name, dtype in ours.get("dtypes", {}).items()}}
+        shapes = ours.get("shapes", {})
+        values |= {name: _tensor(values[name], dtypes[name], shapes.get(name)) for name in TENSORS if name in values}
         values["custom_fields"] = [CustomField.from_dict(item) for item in values.get("custom_fields", [])]
-        modal = values.get("multi_modal_inputs")
-        if modal is not None:
-            values["multi_modal_inputs"] = _modal_tensors(modal, ours.get("modal", {}))
-        experiences.append(Experience(**values))
+        if values.get("multi_modal_inputs") is not None:
+            tensors = {
+                key: _tensor(value, dtypes.get(f"{MULTI_MODAL}{key}"), shapes.get(f"{MULTI_MODAL}{key}"))
+                for key, value in values["multi_modal_inputs"].items()
+                if value is not None
+            }
+            values["multi_modal_inputs"] = tensors or None
+        experiences.append(restore(ours.get("experience_type"), values))
     return experiences
 
 
-def _unchanged(exp: Experience) -> Json:
-    """What Arrow would change."""
+def _exact_fields(exp: Experience, number: int) -> Json:
+    """The content of the column `OURS`; RecordError names a value that JSON cannot hold, and its row."""
     tensors = {name: value for name in TENSORS if (value := getattr(exp, name)) is not None}
-    modal = exp.multi_modal_inputs or {}
-    return {
+    tensors |= {f"{MULTI_MODAL}{key}": value for key, value in (exp.multi_modal_inputs or {}).items()}
+    where = f"row {number} ({exp.eid.uid})"
+    exact = {
         "experience_type": exp.experience_type,
+        "eid": as_plain(exp.eid.to_dict(), f"{where}: eid"),
         "dtypes": {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()},
-        "modal": {key: str(value.dtype).removeprefix("torch.") for key, value in modal.items()},
-        "fields": {name: value for name in _NESTED if (value := getattr(exp, name)) is not None},
+        "shapes": {name: list(value.shape) for name, value in tensors.items() if not value.numel()},
+        "fields": {
+            name: as_plain(value, f"{where}: {name}") for name in _EXACT if (value := getattr(exp, name)) is not None
+        },
     }
+    try:
+        json.dumps(exact)
+    except (TypeError, ValueError) as error:
+        raise RecordError(where, str(error), "values that JSON has") from None
+    return exact
 
 
-def _tensor_column(values: list[torch.Tensor | None]) -> pa.Array:
+def _plain_value(exp: Experience, name: str) -> Any:
+    value = getattr(exp, name)
+    if name == "custom_fields":
+        return [item.to_dict() for item in value]
+    if name == "multi_modal_inputs" and value is not None:
+        return {key: item.detach().cpu().tolist() for key, item in value.items()}
+    return value
+
+
+def _with_common_type(name: str, values: list[Any]) -> list[Any]:
+    """Values of one type, where rows may legitimately differ."""
+    if name == "eid":
+        for key in ("batch", "task"):
+            if len({type(value[key]) for value in values}) > 1:
+                values = [{**value, key: str(value[key])} for value in values]
+    elif name == "reward":
+        values = [None if value is None else float(value) for value in values]
+    elif name in _CONVERSATIONS:
+        messages = [message for value in values for message in value or []]
+        kinds = {type(message.get("content")) for message in messages} - {type(None)}
+        if kinds == {str, list}:
+            values = [value and [_with_parts(message) for message in value] for value in values]
+    return values
+
+
+def _with_parts(message: Json) -> Json:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _tensor_column(name: str, values: list[Tensor | None]) -> pa.Array:
     """Nested lists in the dtype that holds the values of all rows."""
     present = [value for value in values if value is not None]
     if not present:
         return pa.nulls(len(values))
-    dtype = present[0].dtype
-    for value in present[1:]:
-        dtype = torch.promote_types(dtype, value.dtype)
+    dtype = _promote([value.dtype for value in present])
     # Arrow has no bfloat16; float32 holds its values, and `dtypes` says what they were.
     kind = pa.float32() if dtype is torch.bfloat16 else pa.from_numpy_dtype(torch.empty(0, dtype=dtype).numpy().dtype)
     for _ in range(present[0].ndim):
         kind = pa.list_(kind)
-    return pa.array([None if value is None else value.detach().cpu().tolist() for value in values], kind)
+    return _column(name, [None if value is None else value.detach().cpu().tolist() for value in values], kind)
 
 
-def _plain_column(name: str, values: list[Any]) -> pa.Array:
-    if name == "eid":
-        values = [value.to_dict() for value in values]
-    elif name == "custom_fields":
-        values = [[item.to_dict() for item in value] for value in values]
-    elif name == "multi_modal_inputs":
-        values = [None if value is None else {key: item.tolist() for key, item in value.items()} for value in values]
-    return pa.array(values)
+def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """An Arrow column; RecordError names two rows whose values have no common type."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+    # The first row that does not fit those before it, and the first of these that it does not fit.
+    last = bisect_left(range(len(values)), True, key=lambda number: not _fits(values[: number + 1], kind))
+    first = next((number for number in range(last) if not _fits([values[number], values[last]], kind)), None)
+    rows = f"row {last}" if first is None else f"rows {first} and {last}"
+    raise RecordError(f"{name} of {rows}", reason, "values of one type in all rows")
+
+
+def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
+    try:
+        pa.array(values, kind)
+    except (pa.ArrowException, OverflowError):
+        return False
+    return True
+
+
+def _tensor(value: Any, dtype: torch.dtype | None, shape: list[int] | None) -> Tensor:
+    tensor = torch.tensor(value, dtype=dtype)
+    return tensor if shape is None else tensor.reshape(shape)  # an empty list does not have its shape
 
 
 def _element_dtype(kind: pa.DataType) -> torch.dtype | None:
@@ -344,12 +399,3 @@ def _element_dtype(kind: pa.DataType) -> torch.dtype | None:
     if pa.types.is_null(kind):
         return None
     return torch.from_numpy(pa.array([], kind).to_numpy(zero_copy_only=False).copy()).dtype
-
-
-def _modal_tensors(modal: Json, dtypes: dict[str, str]) -> dict[str, torch.Tensor] | None:
-    tensors = {
-        key: torch.tensor(value, dtype=getattr(torch, dtypes[key]) if key in dtypes else None)
-        for key, value in modal.items()
-        if value is not None
-    }
-    return tensors or None

@@ -4,7 +4,9 @@ written, gathered or turned into a record. Its bytes are Trinity's; nothing in t
 S is the length of `tokens`, R = S - prompt_length; arrays over the response have the length R.
 """
 
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +18,7 @@ from pairwright.errors import CodecError, RecordError
 from pairwright.records.arrays import DTYPE_NAMES, Array, as_array, to_torch
 from pairwright.records.experience import Experience as Record
 from pairwright.records.experience import Kind
-from pairwright.records.messages import Json, to_chat_message
+from pairwright.records.messages import Json, Message, count_ids, to_chat_message
 from pairwright.sources.rollouts.safe_pickle import dump_plain
 from pairwright.sources.rollouts.trinity import HEADER, MAGIC, VERSION, BadItem, experience_from_fields, read_items
 
@@ -43,7 +45,7 @@ PLAIN = (
     *("reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text"),
     *("messages", "tools", "chosen_messages", "rejected_messages"),
 )
-_MULTI_MODAL = "multi_modal_inputs:"
+MULTI_MODAL = "multi_modal_inputs:"
 _TRUNCATED = "prompt_truncated"
 
 
@@ -277,7 +279,7 @@ class Experience:
                     "experience_type": exp.experience_type,
                 }
             )
-            arrays |= {f"{_MULTI_MODAL}{key}": value for key, value in modal.items()}
+            arrays |= {f"{MULTI_MODAL}{key}": value for key, value in modal.items()}
             # Copies: safetensors refuses tensors that share memory.
             tensors |= {f"{number}:{name}": value.detach().cpu().clone() for name, value in arrays.items()}
         metadata = dump_plain({"version": VERSION, "num_items": len(items), "items": items}, "experience")
@@ -329,7 +331,7 @@ class Experience:
         ):
             arrays["action_mask"] = as_array(self.action_mask, "action_mask", dtype="bool")
         for key, value in (self.multi_modal_inputs or {}).items():
-            arrays[f"{_MULTI_MODAL}{key}"] = as_array(value, key, dtype="float32")
+            arrays[f"{MULTI_MODAL}{key}"] = as_array(value, key, dtype="float32")
         row = {name: getattr(self, name) for name in PLAIN}
         row |= {"eid": self.eid.to_dict(), "custom_fields": [item.to_dict() for item in self.custom_fields]}
         return experience_from_fields(row, arrays)
@@ -347,13 +349,16 @@ class Experience:
         if record.model_version is not None:
             info.setdefault("model_version", record.model_version)
         values: Json = {"info": info, "metrics": dict(record.metrics)}
-        prompt = [to_chat_message(message) for message in record.prompt]
+        prompt = _chat_messages(record.prompt)
         if record.kind is Kind.PREFERENCE and record.chosen is not None and record.rejected is not None:
             for name, side in (("chosen", record.chosen), ("rejected", record.rejected)):
                 arrays[name] = side.tokens
-                values[f"{name}_messages"] = [*prompt, *map(to_chat_message, side.messages)] or None
+                answer = _chat_messages(side.messages)
+                values[f"{name}_messages"] = [*prompt, *answer] if answer else None
+            if prompt and values["chosen_messages"] is None:
+                values["messages"] = prompt
         else:
-            values["messages"] = [*prompt, *map(to_chat_message, record.completion)] or None
+            values["messages"] = [*prompt, *_chat_messages(record.completion)] or None
         return cls(
             eid=EID(record.eid.batch, record.eid.task, record.eid.run, record.eid.step, record.eid.suffix),
             **{name: to_torch(array) for name, array in arrays.items() if array is not None},
@@ -374,19 +379,32 @@ class Experience:
 
 def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
     """An experience from the metadata and the tensors of a payload."""
-    modal = {
-        name.removeprefix(_MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(_MULTI_MODAL)
-    }
+    modal = {name.removeprefix(MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(MULTI_MODAL)}
     values = {name: row[name] for name in PLAIN if row.get(name) is not None}
     if "tokens" not in arrays:
         raise RecordError("tokens", None, "token ids")
-    return Experience(
-        eid=row.get("eid"),
+    arguments = {
         **values,
+        "eid": row.get("eid"),
         **{name: to_torch(arrays[name]) for name in TENSORS if name in arrays},
-        multi_modal_inputs=modal or None,
-        custom_fields=[CustomField.from_dict(item) for item in row.get("custom_fields") or []],
-    )
+        "multi_modal_inputs": modal or None,
+        "custom_fields": [CustomField.from_dict(item) for item in row.get("custom_fields") or []],
+    }
+    return restore(row.get("experience_type"), arguments)
+
+
+def restore(experience_type: Any, arguments: Json) -> Experience:
+    """An experience that was stored with its type: the mask of a single turn, which alone would make it multi_turn, is
+    kept as it was."""
+    exp = Experience(**arguments)
+    if experience_type == "single_turn":
+        exp.experience_type = "single_turn"
+    return exp
+
+
+def _chat_messages(messages: Iterable[Message]) -> list[Json]:
+    """Messages as chat dicts, without those of which only the ids were recorded: the tensors have these."""
+    return [to_chat_message(message) for message in messages if not count_ids(message)]
 
 
 def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:
@@ -399,8 +417,15 @@ def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:
 
 
 def _same(left: Any, right: Any) -> bool:
+    """Equality of field values; NaN equals NaN."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return bool(left.dtype == right.dtype and torch.equal(left, right))
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(((left == right) | (left.isnan() & right.isnan())).all())
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, float) and isinstance(right, float) and math.isnan(left):
+        return math.isnan(right)
     return bool(type(left) is type(right) and left == right)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pairwright.errors import PairwrightError
 from pairwright.evaluate.evaluation import FILE_NAME as EVALUATION_NAME
-from pairwright.evaluate.evaluation import SIDES
-from pairwright.pairs.outcomes import source_tables
+from pairwright.evaluate.held_out_runs import SIDES
+from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.report.run_folder import RunFolder, open_run
 from pairwright.store.segments import MARKER

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from pairwright.pairs.candidates.candidates import is_tied
 from pairwright.pairs.candidates.trajectories import messages_of
+from pairwright.pairs.near_duplicates import Signature, near_duplicates, signature
 from pairwright.pairs.pair_stats import MAX_SIGNED, NEAR, side_words, tie_tolerance
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pairs_of_batch
-from pairwright.pairs.selection import Signature, near_duplicates, signature
 from pairwright.records.experience import Pair
 from pairwright.records.messages import canonical_messages, content_hash
 from pairwright.report.pairs_section import count_same_turns

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.errors import ConfigError, PairwrightError, TableError
-from pairwright.store.columns import parse_where
+from pairwright.store.conditions import parse_where
 
 R = TypeVar("R")
 Numbers = npt.NDArray[np.int64]

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import PairwrightError
-from pairwright.evaluate.evaluation import SIDES, TASKS_NAME, read_evaluation
+from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
+from pairwright.evaluate.held_out_runs import SIDES
 from pairwright.ledger.run_status import read_status
 from pairwright.pairs.funnel import read_funnel
-from pairwright.report.outcome import MAX_POINTS, metric_curve, metric_names, metric_rows
 from pairwright.report.run_folder import RunFolder, find_side, open_run, read_json
+from pairwright.report.training_section import MAX_POINTS, metric_curve, metric_names, metric_rows
 from pairwright.store.table import Table
 from pairwright.view.experience_queries import ExperienceQueries, plain
 from pairwright.view.facets import quote

@@ -42,7 +42,7 @@ def compare(
     from pairwright.cli.commands.experience_table import _condition
     from pairwright.config import load_config
     from pairwright.evaluate import evaluate, read_scores
-    from pairwright.evaluate.comparison import evaluate_settings
+    from pairwright.evaluate.evaluate_options import evaluate_settings
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     section = settings.evaluate
@@ -69,7 +69,7 @@ def run(
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
     from pairwright.cli.output import CollectView
     from pairwright.config import base_folder, load_config
-    from pairwright.evaluate.evaluation import evaluate_models
+    from pairwright.evaluate.held_out_runs import evaluate_models
 
     settings = load_config(config, overrides=parse_overrides(override))
     folder = output or Path("runs") / settings.name

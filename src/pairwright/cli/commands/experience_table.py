@@ -32,8 +32,8 @@ class Target(StrEnum):
 def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     """Count what a table holds: kinds, tasks, rewards, lengths, sources, and what people have excluded."""
     from pairwright.pairs.decisions.exclusions import read_exclusions
-    from pairwright.store.exporting import table_statistics
     from pairwright.store.table import Table
+    from pairwright.store.table_stats import table_statistics
 
     table = Table(folder, create=False)
     statistics = table_statistics(table, _condition(where))
@@ -99,7 +99,7 @@ def filter_rows(
 ) -> None:
     """Write the rows for which a condition holds into a new table."""
     from pairwright.paths import place
-    from pairwright.store.columns import parse_where
+    from pairwright.store.conditions import parse_where
     from pairwright.store.exporting import filter_table
     from pairwright.store.table import Table
 
@@ -124,20 +124,19 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a table as JSON lines, one Parquet file, an HF dataset on disk, or pairwright bytes."""
-    from pairwright.paths import place
+    from pairwright.paths import claim_file, place
     from pairwright.store.exporting import EXPORTERS
     from pairwright.store.table import Table
 
     table, file = Table(folder, create=False), place(output)
-    if file.exists() and not overwrite:
-        raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
     target = to or _target_of(file)
     condition = _condition(where)
-    # checked first, so that no empty file is written
-    if not table.count(condition):
-        which = "" if where is None else f" for which {where!r} holds"
-        raise PairwrightError(f"{table.path}: no experience{which}; nothing was written")
-    num_rows = EXPORTERS[target.value](table, file, condition)
+    with claim_file(file, overwrite=overwrite, work="export"):
+        # checked first, so that no empty file is written
+        if not table.count(condition):
+            which = "" if where is None else f" for which {where!r} holds"
+            raise PairwrightError(f"{table.path}: no experience{which}; nothing was written")
+        num_rows = EXPORTERS[target.value](table, file, condition)
     say(f"{num_rows:,} experiences written to {file} ({target.value})")
 
 
@@ -152,13 +151,17 @@ def _target_of(output: "Place") -> Target:
 def _condition(where: str | None) -> "pl.Expr | None":
     if where is None:
         return None
-    from pairwright.store.columns import parse_where
+    from pairwright.store.conditions import parse_where
 
     return parse_where(where)
 
 
 def _print_message(label: str, message: Any) -> None:
+    from pairwright.records.messages import count_ids
+
     text = " ".join(message.text.split())
+    if num_ids := count_ids(message):
+        text = f"{num_ids} token ids, no text"
     print(f"{label}{message.role}: {text[:160]}{'…' if len(text) > 160 else ''}")
     for call in message.tool_calls:
         print(f"{' ' * len(label)}  calls {call.name}({call.arguments[:120]})")

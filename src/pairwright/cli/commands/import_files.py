@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE
-from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.cli.output import Interrupted, Progress, describe_stop, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -67,7 +67,7 @@ def import_files(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Read agent traces into an experience table, and say what happened to every record."""
-    from pairwright.engines.engine import without_blas_threads
+    from pairwright.engines.blas_threads import without_blas_threads
 
     # these imports load numpy, whose BLAS would start a thread per core
     with without_blas_threads():
@@ -100,18 +100,23 @@ def import_files(
     if not paths or output is None:
         raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
     folder = place(output)
-    with Progress("reading", "MB") as progress, open_engine(settings.engine) as engine:
-        summary = run_import(
-            paths,
-            Table(folder),
-            format_name=sources.format,
-            options=options,
-            redact=sources.redact,
-            scores=scores,
-            update=update,
-            engine=engine,
-            progress=progress.show,
-        )
+    table = Table(folder)
+    try:
+        with Progress("reading", "MB") as progress, open_engine(settings.engine) as engine:
+            summary = run_import(
+                paths,
+                table,
+                format_name=sources.format,
+                options=options,
+                redact=sources.redact,
+                scores=scores,
+                update=update,
+                engine=engine,
+                progress=progress.show,
+            )
+    except KeyboardInterrupt as error:
+        line = f"{describe_stop('import')}; {folder} has {table.count():,} experiences now"
+        raise Interrupted(line) from error
     _report(summary, folder, as_json=as_json)
     # after the report, which shows why nothing was read
     refuse_empty(summary)

@@ -236,7 +236,7 @@ def export_pairs(
 ) -> None:
     """Write pairs for a trainer, and say what became of every pair."""
     from pairwright.export import EXPORTERS, ExportOptions, NothingFits, export_runs
-    from pairwright.paths import place
+    from pairwright.paths import claim_file, place
 
     if to not in EXPORTERS:
         near = difflib.get_close_matches(to, EXPORTERS, n=1)
@@ -244,15 +244,14 @@ def export_pairs(
         raise ConfigError(f"--to {to!r}: {hint}")
     options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
     file, source = place(output), place(pairs)
-    if file.exists() and not overwrite:
-        raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
     is_experience = (source / "table.json").exists()
     _check_source(pairs, to, threshold, is_experience=is_experience)
     try:
-        if is_experience:
-            summary = export_runs(source, file, options, threshold=threshold)
-        else:
-            summary = EXPORTERS[to](source, file, options)
+        with claim_file(file, overwrite=overwrite, work="export"):
+            if is_experience:
+                summary = export_runs(source, file, options, threshold=threshold)
+            else:
+                summary = EXPORTERS[to](source, file, options)
     except NothingFits as error:
         # the summary says why every pair was refused
         _report_export(error.summary, file, as_json=as_json)

@@ -130,7 +130,7 @@ def _colour_of(line: str) -> str:
 
 
 def _show_plan(flow: Any, *, as_json: bool) -> None:
-    from pairwright.flow.run_flow import plan_rows
+    from pairwright.flow.dry_run import plan_rows
 
     plan = flow.plan()
     rows = plan_rows(flow, plan)

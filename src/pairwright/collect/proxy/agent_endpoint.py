@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pairwright.collect.agent_calls import AgentCalls, BadRequest
-from pairwright.collect.policies import PolicyError
 from pairwright.collect.proxy.openai_replies import chat_events, chat_reply, response_events, response_reply
+from pairwright.collect.run_failures import PolicyError
 from pairwright.engines.listening import listen, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json

@@ -5,16 +5,18 @@ Only our own headers (`x-pairwright-*`) and content headers are read, so no API 
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import zstandard
 
-from pairwright.collect.endpoint import completions_of_chat
+from pairwright.collect.candidate_records import facts_of
+from pairwright.collect.chat_completions import completions_of_chat
 from pairwright.collect.policies import Completion
-from pairwright.collect.sampled_tokens import arrays_of, facts_of
+from pairwright.collect.proxy.event_streams import chat_response, final_response
+from pairwright.collect.sampled_tokens import arrays_of
 from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY
 from pairwright.records.experience import EID, Experience, Kind
@@ -23,116 +25,6 @@ from pairwright.sources.fields import index
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
-
-# Server-sent events, assembled to the complete response
-
-_DONE = b"[DONE]"
-_FINAL = ("response.completed", "response.incomplete")
-
-
-def events(data: bytes) -> Iterator[bytes]:
-    """The data of each complete event.
-
-    >>> list(events(b'data: {"a":\\ndata: 1}\\n\\n: a comment\\n\\ndata: [DONE]\\n\\ndata: cut'))
-    [b'{"a":\\n1}', b'[DONE]']
-    """
-    lines: list[bytes] = []
-    # the last piece is an incomplete line; an event may have several data lines and ends with an empty one
-    for line in data.replace(b"\r\n", b"\n").split(b"\n")[:-1]:
-        if line.startswith(b"data:"):
-            # "data:" has five bytes; one space after it belongs to the format, further ones to the value
-            lines.append(line[5:].removeprefix(b" "))
-        elif not line and lines:
-            yield b"\n".join(lines)
-            lines = []
-
-
-def chat_response(data: bytes) -> Json | None:
-    """Assemble the chat completion of a stream of chunks; None if the stream broke off."""
-    response: Json = {}
-    choices: dict[int, Json] = {}  # by index; chunks of several choices are interleaved
-    done = False
-    for event in events(data):
-        if event.strip() == _DONE:
-            done = True
-            continue
-        chunk = _event_object(event)
-        for key, value in chunk.items():
-            # metadata (id, model, usage) may come in any chunk; the last value counts
-            if key != "choices" and value is not None:
-                response[key] = value
-        for piece in chunk.get("choices") or ():
-            if isinstance(piece, dict) and type(piece.get("index", 0)) is int:
-                _add(choices.setdefault(piece.get("index", 0), {"message": {"role": "assistant"}}), piece)
-    # some servers end without [DONE]: then every choice needs a finish reason
-    whole = choices and all(choice.get("finish_reason") for choice in choices.values())
-    if not choices or not (done or whole):
-        return None
-    for choice in choices.values():
-        # while a stream is assembled, tool calls are a dict by index; the response has a list
-        calls = choice["message"].get("tool_calls")
-        if calls:
-            choice["message"]["tool_calls"] = [calls[number] for number in sorted(calls)]
-    return {**response, "choices": [choices[number] for number in sorted(choices)]}
-
-
-def final_response(data: bytes) -> Json | None:
-    """The final response object of a stream of the Responses API."""
-    for event in events(data):
-        value = _event_object(event)
-        if value.get("type") in _FINAL and isinstance(value.get("response"), dict):
-            response: Json = value["response"]
-            return response
-    return None
-
-
-def _add(choice: Json, piece: Json) -> None:
-    """Merge one chunk into a choice: texts and lists are appended, other values replaced."""
-    delta = piece.get("delta")
-    message = choice["message"]
-    for key, value in (delta if isinstance(delta, dict) else {}).items():
-        if key == "tool_calls":
-            for call in value or ():
-                # pieces of several calls are interleaved: each names the index of its call
-                _add_call(message.setdefault("tool_calls", {}), call)
-        elif isinstance(value, str) and key != "role":
-            message[key] = message.get(key, "") + value
-        elif value is not None:
-            message[key] = value
-    logprobs = piece.get("logprobs")
-    # token log-probabilities and ids come in pieces that belong to the text of the same chunk
-    if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
-        choice.setdefault("logprobs", {"content": []})["content"] += logprobs["content"]
-    if isinstance(piece.get("token_ids"), list):
-        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
-    for key, value in piece.items():
-        if key not in ("delta", "logprobs", "token_ids") and value is not None:
-            choice[key] = value
-
-
-def _add_call(calls: dict[int, Json], piece: Any) -> None:
-    if not isinstance(piece, dict) or type(piece.get("index")) is not int:
-        return
-    call = calls.setdefault(piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
-    function = piece.get("function")
-    for key, value in (function if isinstance(function, dict) else {}).items():
-        if isinstance(value, str):
-            # names and arguments come in pieces, too
-            call["function"][key] = call["function"].get(key, "") + value
-    for key in ("id", "type"):
-        if isinstance(piece.get(key), str):
-            call[key] = piece[key]
-
-
-def _event_object(event: bytes) -> Json:
-    try:
-        value = msgspec.json.decode(event)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-# Exchanges to experiences
 
 MAX_DECODED_BYTES = 64 * 2**20
 _MAX_CONVERSATIONS = 2000
@@ -322,7 +214,7 @@ def _text_logprobs(answer: Json) -> tuple[list[str] | None, list[float] | None]:
     ]
     if len(parts) != 1:
         return None, None
-    from pairwright.collect.endpoint import token_logprobs
+    from pairwright.collect.chat_completions import token_logprobs
 
     return token_logprobs({"content": parts[0].get("logprobs")})
 

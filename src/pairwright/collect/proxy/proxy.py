@@ -27,9 +27,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pairwright.collect.policies import one_line
-from pairwright.collect.proxy.exchange import ENCODINGS, Exchanges, NotRecorded, Place, final_response
+from pairwright.collect.proxy.event_streams import final_response
+from pairwright.collect.proxy.exchange import ENCODINGS, Exchanges, NotRecorded, Place
 from pairwright.collect.proxy.feedback import FeedbackLog, parse_feedback
+from pairwright.collect.run_failures import one_line
 from pairwright.engines.listening import is_foreign
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience

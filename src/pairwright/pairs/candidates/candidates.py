@@ -31,7 +31,8 @@ from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
 from pairwright.pairs.options import PairOptions
 from pairwright.records.json_text import from_json
 from pairwright.records.messages import content_hash
-from pairwright.store.columns import SCHEMA, parse_where
+from pairwright.store.columns import SCHEMA
+from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 
 Floats = npt.NDArray[np.float64]

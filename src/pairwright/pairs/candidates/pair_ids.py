@@ -1,4 +1,4 @@
-"""Pair ids, seeded draws and the train/validation split, computed from stored content hashes without reading texts.
+"""Pair ids and seeded draws, computed from stored content hashes without reading texts.
 
 Prompts and completions have 128-bit content hashes (records/messages.py), written as 32 hex digits. A pair id is the
 128-bit XXH3 hash of the hashes of prompt, chosen and rejected side, in that order; a draw is half of the hash of a seed
@@ -12,8 +12,6 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 from xxhash import xxh3_128_digest
-
-from pairwright.records.experience import EID
 
 Words = npt.NDArray[np.uint64]
 HEX_DIGITS = 32
@@ -73,45 +71,3 @@ def _hash_rows(columns: Sequence[Words]) -> Words:
     size, content = rows.itemsize * rows.shape[1], memoryview(rows.tobytes())
     digests = b"".join([xxh3_128_digest(content[start : start + size]) for start in range(0, len(content), size)])
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
-
-
-# Train/validation split: no prompt and no task is in both
-
-
-def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
-    """Return 'train' or 'validation' for each draft.
-
-    Drafts that share a task or a prompt, directly or through others, are in the same split. `validation` is the share
-    of such sets to hold out.
-    """
-    if validation <= 0 or not drafts.height:
-        return pl.Series("split", ["train"] * drafts.height, pl.String)
-    sets = _sets(drafts)
-    names = sets.unique().sort()
-    hashes = seeded_draws(seed, words_of(names))
-    # Draws are uniform in [0, 2**64), so this share of the sets is held out.
-    held = hashes.astype(np.float64) < validation * 2.0**64
-    if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
-        held[np.argmin(hashes)] = True
-        if held.all():
-            held[np.argmax(hashes)] = False
-    side = pl.Series(np.where(held, "validation", "train"))
-    return sets.replace_strict(names, side, return_dtype=pl.String).alias("split")
-
-
-def _sets(drafts: pl.DataFrame) -> pl.Series:
-    """Return the connected component (by task and prompt) of each draft, named by its smallest prompt hash."""
-    links = drafts.select("tid", "prompt_hash")
-    across = drafts.filter(pl.col("across_groups"))
-    # A pair across groups ties the task of its rejected side to its prompt as well.
-    if across.height:
-        others = pl.Series("tid", [EID.parse(uid).tid for uid in across["rejected_uid"]], pl.String)
-        links = pl.concat([links, across.select("prompt_hash").with_columns(others).select("tid", "prompt_hash")])
-    links = links.with_columns(label=pl.col("prompt_hash"))
-    # Connected components of the graph that links tasks and prompts, by propagating the smallest label.
-    while True:
-        spread = links.with_columns(label=pl.col("label").min().over("tid"))
-        spread = spread.with_columns(label=pl.col("label").min().over("prompt_hash"))
-        if spread["label"].equals(links["label"]):
-            return spread["label"].head(drafts.height)
-        links = spread

@@ -16,7 +16,7 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
-from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash
+from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash, count_ids
 from pairwright.store.block import SideMeta, side_of_meta
 
 _side = msgspec.json.Decoder(SideMeta).decode
@@ -82,7 +82,7 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
         facts[f"{name}_hash"] = content_hash(canonical_messages(messages))
         facts[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
         facts[f"{name}_reward"] = float(reward or 0.0)
-        is_empty = not any(message.text.strip() or message.tool_calls for message in messages)
+        is_empty = not any(message.text.strip() or message.tool_calls or count_ids(message) for message in messages)
         # -1 marks an empty side, which `_drop_incomparable` drops; with `verbatim` it stays.
         facts[f"num_{name}_characters"] = -1 if is_empty and not keep_empty else num_characters(messages)
     return facts

@@ -428,11 +428,6 @@ def add_keys(frame: pl.DataFrame) -> pl.DataFrame:
     return _complete(frame.with_columns(keys.alias("key")))
 
 
-def sort_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
-    """Sort drafts by prompt, task and step, then by descending gap."""
-    return drafts.sort(ORDER, descending=_DESCENDING)
-
-
 def no_drafts() -> pl.DataFrame:
     return pl.DataFrame(schema=DRAFT_SCHEMA)
 

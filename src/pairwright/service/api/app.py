@@ -23,13 +23,14 @@ from pairwright import __version__
 from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
+from pairwright.service.context import Context
 from pairwright.service.hub import hub_routes, large_files, model_repository_routes
-from pairwright.service.hub.commit_body import storage_refusal
+from pairwright.service.hub.spooling import storage_refusal
 from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
 from pairwright.service.run.deployments import Deployments
 from pairwright.service.run.queue import JobQueue
-from pairwright.service.settings import Context, Settings
+from pairwright.service.settings import Settings
 
 # Middleware: limits on request size and read time
 

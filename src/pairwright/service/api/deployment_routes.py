@@ -12,6 +12,7 @@ from pairwright.service.access import CallerIs
 from pairwright.service.api.model_routes import check_endpoint
 from pairwright.service.api.paging import FILTERED, Getter, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context, context_of
 from pairwright.service.request_models import (
     DeploymentBody,
     DeploymentConfigBody,
@@ -22,10 +23,9 @@ from pairwright.service.request_models import (
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import deployments as rows
-from pairwright.service.rows.entities import check_model_name, check_name, new_id, now, split_reference
+from pairwright.service.rows.names import check_model_name, check_name, new_id, now, split_reference
 from pairwright.service.run import deployments
 from pairwright.service.run.model_names import check_known, model_folder
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(tags=["deployments"])
 ContextIs = Annotated[Context, Depends(context_of)]

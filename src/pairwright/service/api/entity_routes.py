@@ -10,6 +10,7 @@ from starlette.responses import Response
 from pairwright.service.access import CallerIs
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context, context_of
 from pairwright.service.request_models import (
     DatasetBody,
     DatasetUpdate,
@@ -20,9 +21,8 @@ from pairwright.service.request_models import (
 )
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import check_name, now
+from pairwright.service.rows.names import check_name, now
 from pairwright.service.run.submitting import check_files_url
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(prefix="/v1", tags=["namespaces and datasets"])
 ContextIs = Annotated[Context, Depends(context_of)]

@@ -13,18 +13,18 @@ from pairwright.jobs.local import PROCESS
 from pairwright.service.access import CallerIs
 from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, json_answer, page_of
 from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.context import Context, context_of
 from pairwright.service.request_models import JobBody
 from pairwright.service.rows import entities
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import job_facets as facets
 from pairwright.service.rows.database import jobs as rows
-from pairwright.service.rows.entities import check_model_name, check_name, now
-from pairwright.service.rows.job_rows import read_metrics, summary
+from pairwright.service.rows.job_progress import read_metrics, summary
+from pairwright.service.rows.names import check_model_name, check_name, now
 from pairwright.service.run.base_models import config_document, target_document
 from pairwright.service.run.job_control import end_job, remove_job, reopen_job
 from pairwright.service.run.submitting import submit
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(prefix="/v1/customization", tags=["jobs"])
 ContextIs = Annotated[Context, Depends(context_of)]

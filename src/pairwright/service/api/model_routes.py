@@ -21,11 +21,12 @@ from starlette.responses import Response, StreamingResponse
 from pairwright.service.access import CallerIs
 from pairwright.service.api.paging import FILTERED, PagingIs, envelope
 from pairwright.service.api_errors import Refusal, already_there
+from pairwright.service.context import Context, context_of
 from pairwright.service.request_models import ModelBody, ModelUpdate
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import deployments as rows
-from pairwright.service.rows.entities import check_model_name, check_name, now
+from pairwright.service.rows.names import check_model_name, check_name, now, short_hash
 from pairwright.service.run import deployments
 from pairwright.service.run.deployments import EXTERNAL, DeploymentState
 from pairwright.service.run.model_names import (
@@ -36,7 +37,7 @@ from pairwright.service.run.model_names import (
     model_folder,
     remove_model,
 )
-from pairwright.service.settings import Context, Settings, context_of
+from pairwright.service.settings import Settings
 
 router = APIRouter(tags=["models"])
 ContextIs = Annotated[Context, Depends(context_of)]
@@ -200,7 +201,7 @@ def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
                 raise Refusal(404, "model_not_found", f"model: no model {model[:300]!r}") from None
             raise
         # A failed server is tried again under the same name.
-        name = AUTOMATIC + entities.short_hash(model)
+        name = AUTOMATIC + short_hash(model)
         failed = (rows.c.namespace == document["namespace"], rows.c.name == name)
         connection.execute(sa.delete(rows).where(*failed, rows.c.state == DeploymentState.FAILED))
         _make_room(connection, context)

@@ -6,21 +6,18 @@ that no large file is held in memory. Invalid lines are refused with their line 
 
 import base64
 import binascii
-import errno
 import mmap
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
 
 from pairwright.service.api_errors import Refusal
-from pairwright.service.rows.entities import check_path
-from pairwright.service.rows.repositories import Blob, Blobs, Tree
+from pairwright.service.rows.blob_store import Blob, Blobs
+from pairwright.service.rows.names import check_path
+from pairwright.service.rows.repositories import Tree
 
 PIECE = 4 * 2**20  # a multiple of four: base64 decodes piece by piece
 MAX_SMALL_LINE = 2**20
@@ -189,34 +186,3 @@ def _base64(data: Any, number: int) -> bytes:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64: {error}") from None
-
-
-# Spooling of large request bodies to temporary files
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@asynccontextmanager
-async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
-    """Write the body of a request to a temporary file, which is removed on exit."""
-    path = blobs.new_upload()
-    try:
-        with open(path, "xb") as file:
-            async for piece in request.stream():
-                # Large writes go to a thread, so that they do not block the event loop.
-                if len(piece) > 2**18:
-                    await run_in_threadpool(file.write, piece)
-                else:
-                    file.write(piece)
-        yield path
-    except ClientDisconnect:
-        raise Refusal(400, "client_left", "the connection ended before the body did; nothing was kept") from None
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def storage_refusal(error: OSError) -> Refusal | None:
-    """Return a 507 refusal if the disk is full, None for other errors."""
-    if error.errno not in _FULL:
-        return None
-    return Refusal(507, "disk_full", "the service's disk is full: nothing of this request was kept")

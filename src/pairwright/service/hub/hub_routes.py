@@ -17,14 +17,16 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
-from pairwright.service.hub.commit_body import read_change, spool_body
+from pairwright.service.context import Context, context_of
+from pairwright.service.hub.commit_body import read_change
 from pairwright.service.hub.large_files import needs_large_file, was_sent
+from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import check_name, check_path
-from pairwright.service.rows.repositories import Blob, Commit, Tree
+from pairwright.service.rows.blob_store import Blob
+from pairwright.service.rows.names import check_name, check_path
+from pairwright.service.rows.repositories import Commit, Tree
 from pairwright.service.run.usage import check_quota, free_blobs
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
 ContextIs = Annotated[Context, Depends(context_of)]

@@ -18,11 +18,11 @@ from starlette.concurrency import run_in_threadpool
 
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
-from pairwright.service.hub.commit_body import spool_body
+from pairwright.service.context import Context, context_of
+from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import repositories
-from pairwright.service.rows.entities import check_name
+from pairwright.service.rows.names import check_name
 from pairwright.service.run.usage import check_quota
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
 ContextIs = Annotated[Context, Depends(context_of)]

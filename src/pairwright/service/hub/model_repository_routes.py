@@ -17,13 +17,14 @@ from pairwright.ledger.run_status import read_status
 from pairwright.paths import write_bytes
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context, context_of
 from pairwright.service.hub.hub_routes import file_answer, list_entries, no_entry, repository_document
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.blob_store import Blob
 from pairwright.service.rows.database import jobs as rows
-from pairwright.service.rows.entities import check_name, check_path
-from pairwright.service.rows.repositories import Blob
-from pairwright.service.settings import Context, Settings, context_of
+from pairwright.service.rows.names import check_name, check_path
+from pairwright.service.settings import Settings
 
 # Models that jobs made, as repositories of the hub endpoint: `snapshot_download("shop/llama-tickets-lora")`.
 #

@@ -18,12 +18,12 @@ from starlette.responses import FileResponse, Response
 
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.hub.commit_body import spool_body
+from pairwright.service.context import Context, context_of
+from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import check_name, new_id
+from pairwright.service.rows.names import check_name, new_id
 from pairwright.service.run.usage import check_quota, free_blobs
-from pairwright.service.settings import Context, context_of
 
 # Parses `multipart/form-data` bodies that were written to a file, without holding them in memory.
 #

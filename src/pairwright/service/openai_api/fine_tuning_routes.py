@@ -17,16 +17,17 @@ from pairwright.jobs.job import FINAL, JobState
 from pairwright.ledger.run_status import read_status
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.context import Context, context_of
 from pairwright.service.openai_api.file_routes import find_file, home_namespace, list_page, unix_time
 from pairwright.service.request_models import Body, Count, DatasetReference, Dpo, Hyperparameters, JobBody, Json, Number
+from pairwright.service.rows import job_progress
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import jobs as rows
-from pairwright.service.rows.entities import CHECKPOINT, check_name, new_id
+from pairwright.service.rows.names import CHECKPOINT, check_name, new_id
 from pairwright.service.run.base_models import find_target
 from pairwright.service.run.job_control import end_job, reopen_job
 from pairwright.service.run.submitting import Source, check_source, find_repeat, insert_once
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI fine-tuning"])
 ContextIs = Annotated[Context, Depends(context_of)]
@@ -308,7 +309,7 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
     """The final model, and before it what the trainer saved on its way and still has."""
     folder = context.settings.run_folder(row["id"])
     metrics: dict[int, Document] = {}
-    for name, points in jobs.read_metrics(folder).items():
+    for name, points in job_progress.read_metrics(folder).items():
         for point in points:
             metrics.setdefault(point["step"], {})[{"val_loss": "valid_loss"}.get(name, name)] = point["value"]
 
@@ -342,7 +343,7 @@ def _events(row: RowMapping, context: Context) -> list[Document]:
     for number, entry in enumerate(jobs.status_details(row)["status_logs"]):
         is_error = row["state"] == JobState.FAILED and number == len(msgspec.json.decode(row["log"])) - 1
         events.append(_event(f"s{number}", unix_time(entry["updated_at"]), entry["message"], is_error=is_error))
-    curves = jobs.read_metrics(context.settings.run_folder(row["id"]))
+    curves = job_progress.read_metrics(context.settings.run_folder(row["id"]))
     steps: dict[int, Document] = {}
     for name, points in curves.items():
         for point in points:

@@ -14,9 +14,9 @@ from pairwright import __version__
 from pairwright.jobs.job import JobState
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import not_found
+from pairwright.service.context import Context, context_of
 from pairwright.service.rows.database import deployments, jobs
 from pairwright.service.run.deployments import DeploymentState
-from pairwright.service.settings import Context, context_of
 
 router = APIRouter(tags=["operation"])
 ContextIs = Annotated[Context, Depends(context_of)]

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from pairwright.errors import ConfigError
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.database import Database, tokens
-from pairwright.service.rows.entities import check_name, new_id, now
+from pairwright.service.rows.names import check_name, new_id, now
 
 # Makes a token that was leaked recognizable to people and to secret scanners.
 PREFIX = "pw_"

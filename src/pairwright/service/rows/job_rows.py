@@ -1,4 +1,4 @@
-"""Rows of the jobs table, and the progress of jobs from their run folders. State changes use compare-and-set.
+"""Rows of the jobs table. State changes use compare-and-set.
 
 A repeated POST does not create a second job. With an `idempotency-key` header, the job of the same caller and key is
 returned. Clients without the header mark retries by `x-stainless-retry-count`: such a request returns the recent job
@@ -6,10 +6,8 @@ with the same body, unless this or a later retry has already claimed it.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,119 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import JobState, states_before
-from pairwright.ledger.run_status import Status, last_losses, read_status
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.rows.database import facets_of, job_facets, jobs
-from pairwright.service.rows.entities import age_seconds, now
-
-# Progress of a job, from its run folder: `train.json` (state and steps) and `metrics.jsonl` (curves)
-
-# Of a curve, so that a status answer stays small.
-MAX_POINTS = 1000
-_NAMES = {
-    "loss": "train_loss",
-    "eval_loss": "val_loss",
-    "rewards/accuracies": "train_accuracy",
-    "eval_rewards/accuracies": "val_accuracy",
-}
-NOTHING_YET: dict[str, Any] = {
-    "percentage_done": 0.0,
-    "epochs_completed": 0,
-    "steps_completed": 0,
-    "steps_per_epoch": None,
-    "best_epoch": None,
-    "train_loss": None,
-    "val_loss": None,
-    # Sequences that were cut to max_seq_length (a pair has two), and rows that were refused. None: not encoded yet.
-    "truncated_sequences": None,
-    "refused_rows": None,
-}
-_NOT_CURVES = frozenset({"step", "epoch", "time"})
-
-
-def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, list[dict[str, Any]]]:
-    """Read the metrics of a run under the names of the API. Long curves are downsampled, keeping the last point."""
-    curves: dict[str, dict[int, dict[str, Any]]] = {}
-    try:
-        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-    except OSError:
-        return {}
-    for line in lines:
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
-            continue  # the line that is being written
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            continue
-        for key, value in row.items():
-            if key not in _NOT_CURVES and isinstance(value, int | float) and not isinstance(value, bool):
-                if not math.isfinite(value):
-                    continue
-                point = {"step": row["step"], "timestamp": _time(row.get("time")), "value": float(value)}
-                # After a resume, a step may be logged again: the later row counts.
-                curves.setdefault(str(_NAMES.get(key, key)), {})[row["step"]] = point
-    return {
-        name: _thin_points([points[step] for step in sorted(points)], max_points) for name, points in curves.items()
-    }
-
-
-def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read the progress of a job from its run folder. Values that cannot be read are taken from `before`."""
-    run = read_status(folder, strict=False)
-    facts: dict[str, Any] = {**NOTHING_YET, **(before or {})}
-    if run is not None:
-        epoch_of = (lambda step: step // run.steps_per_epoch) if run.steps_per_epoch else (lambda step: 0)
-        facts.update(
-            percentage_done=round(run.percentage or 0.0, 2),
-            steps_completed=run.step,
-            steps_per_epoch=run.steps_per_epoch or None,
-            epochs_completed=int(run.epoch) if run.epoch else epoch_of(run.step),
-            best_epoch=_best_epoch(run),
-            **_row_counts(run),
-        )
-        losses = zip(("train_loss", "val_loss"), last_losses(folder), strict=True)
-        facts.update((name, loss) for name, loss in losses if loss is not None)
-    if is_completed:
-        facts["percentage_done"] = 100.0
-    return facts
-
-
-def _row_counts(run: Status) -> dict[str, Any]:
-    """What the trainer counted while it encoded the rows, summed over its channels."""
-    if not run.counts:
-        return {}
-    return {
-        "truncated_sequences": sum(counts.get("truncated", 0) for counts in run.counts.values()),
-        "refused_rows": sum(
-            number for counts in run.counts.values() for name, number in counts.items() if name.startswith("refused: ")
-        ),
-    }
-
-
-def _best_epoch(run: Status) -> int | None:
-    """Return the best epoch as reported by the trainer, else computed from the best step.
-
-    Epochs of a curriculum differ in length, so the reported value takes precedence.
-    """
-    if run.best_epoch is not None or run.best_step is None:
-        return run.best_epoch
-    return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0
-
-
-def _thin_points(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    if len(points) <= limit:
-        return points
-    # Rounded up, so that with the last point there are at most `limit`.
-    stride = -(-len(points) // (limit - 1))
-    points_left = points[::stride]
-    return points_left if points_left[-1] is points[-1] else [*points_left, points[-1]]
-
-
-def _time(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-# Rows of the jobs table
+from pairwright.service.rows.job_progress import NOTHING_YET
+from pairwright.service.rows.names import age_seconds, now
 
 Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)

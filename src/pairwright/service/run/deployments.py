@@ -23,10 +23,11 @@ from pairwright.engines.listening import free_port
 from pairwright.errors import PairwrightError
 from pairwright.jobs import process
 from pairwright.service.api_errors import Refusal, already_there, not_found
+from pairwright.service.context import Context
 from pairwright.service.rows.database import deployments as rows
-from pairwright.service.rows.entities import new_id, now
+from pairwright.service.rows.names import new_id, now
 from pairwright.service.run.queue import MAX_PASS_SECONDS, OFFLINE
-from pairwright.service.settings import Context, Settings
+from pairwright.service.settings import Settings
 
 # Starts in a row that did not lead to an answer.
 MAX_STARTS = 4

@@ -1,75 +1,17 @@
-"""What becomes of a job by request (cancelled, paused, resumed, deleted), and its result file."""
+"""What becomes of a job by request (cancelled, paused, resumed, deleted)."""
 
-import csv
-import io
 import shutil
-from pathlib import Path
 
-import msgspec
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import RowMapping
 
 from pairwright.jobs.job import FINAL, JobState
 from pairwright.service.api_errors import Refusal
-from pairwright.service.rows import entities
+from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.run.model_names import refuse_deployed
+from pairwright.service.run.result_file import delete_result_file
 from pairwright.service.run.usage import free_blobs
-from pairwright.service.settings import Context
-
-# The result file of a job that came through OpenAI's API: `step_metrics.csv`, a row for each step.
-
-
-PURPOSE = "fine-tune-results"
-FILE_NAME = "step_metrics.csv"
-# OpenAI's columns first, whether or not there are values; then our other curves.
-_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
-
-
-def add_result_file(context: Context, row: RowMapping, run_folder: Path) -> None:
-    """Store the curves of a job as a file, once; its id is made of the job's."""
-    document = msgspec.json.decode(row["document"])
-    if "openai" not in document:
-        return
-    content = format_metrics(run_folder)
-    name = file_id(row["id"])
-    with context.blobs.hold() as held:
-        blob = context.blobs.add([content], len(content), held)
-        file = {"filename": FILE_NAME, "bytes": blob.size, "purpose": PURPOSE, "sha256": blob.sha256}
-        with context.database.writing() as connection:
-            # It is there if the service was killed between this and the end of the job.
-            if entities.find(connection, entities.FILE, row["namespace"], name) is None:
-                file |= {"namespace": row["namespace"], "name": name}
-                entities.insert(connection, entities.FILE, row["namespace"], name, file)
-            jobs.set_document(connection, row["id"], openai={**document["openai"], "result_files": [name]})
-
-
-def delete_result_file(connection: Connection, row: RowMapping) -> set[str]:
-    """Delete the row of a job's result file; returns its blob, if there is one."""
-    document = entities.find(connection, entities.FILE, row["namespace"], file_id(row["id"]))
-    if document is None:
-        return set()
-    entities.delete(connection, entities.FILE, row["namespace"], document["name"])
-    return {document["sha256"]}
-
-
-def file_id(job_id: str) -> str:
-    return f"file-{job_id.partition('-')[2]}"
-
-
-def format_metrics(run_folder: Path) -> bytes:
-    """The curves of a run as CSV."""
-    steps: dict[int, dict[str, float]] = {}
-    for name, points in jobs.read_metrics(run_folder, max_points=2**31).items():
-        column = f"valid_{name.removeprefix('val_')}" if name.startswith("val_") else name
-        for point in points:
-            steps.setdefault(point["step"], {"step": point["step"]})[column] = point["value"]
-    others = sorted({name for values in steps.values() for name in values} - set(_COLUMNS))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*_COLUMNS, *others], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(steps[step] for step in sorted(steps))
-    return text.getvalue().encode()
 
 
 def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -> RowMapping:

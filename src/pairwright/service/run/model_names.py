@@ -12,11 +12,12 @@ from sqlalchemy.engine import Connection
 from pairwright.jobs.job import JobState
 from pairwright.ledger.run_status import read_status
 from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.context import Context
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import deployments, job_facets, jobs
-from pairwright.service.rows.entities import check_name
-from pairwright.service.settings import Context, Settings
+from pairwright.service.rows.names import check_name
+from pairwright.service.settings import Settings
 
 ModelDocument = dict[str, Any]
 AUTOMATIC = "auto-"  # begins the names of deployments that were started on first use

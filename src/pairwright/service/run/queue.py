@@ -26,43 +26,16 @@ from pairwright.jobs import local, process
 from pairwright.jobs.job import FINAL, BackendError, JobState, Status, follow_status, new_job, read_job, silent
 from pairwright.ledger.run_status import FILE_NAME as TRAIN_FILE
 from pairwright.ledger.run_status import read_status
-from pairwright.paths import write_bytes, write_json
+from pairwright.paths import write_json
+from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.database import jobs as rows
-from pairwright.service.rows.entities import age_seconds, now
-from pairwright.service.rows.job_rows import WAITING, WITH_WORKER, summary
-from pairwright.service.run.job_control import add_result_file
-from pairwright.service.settings import WORK_FILE, Context
-
-# The card of a model that a job made: README.md, with what hubs read of it.
-
-
-def write_card(row: RowMapping, folder: Path) -> None:
-    """Write README.md into the folder of a model: what it is, and how it was made. It replaces PEFT's empty form."""
-    document = msgspec.json.decode(row["document"])
-    knobs, snapshot = document["hyperparameters"], document["config_snapshot"]
-    is_adapter = (folder / "adapter_config.json").is_file()
-    values = {name: value for name, value in knobs.items() if not isinstance(value, dict)}
-    lines = [
-        "---",
-        f"base_model: {snapshot['base_model']}",
-        f"library_name: {'peft' if is_adapter else 'transformers'}",
-        "tags:",
-        "- pairwright",
-        f"- {knobs['training_type']}",
-        "---",
-        f"# {document['output_model']}",
-        "",
-        f"{snapshot['base_model']}, trained by pairwright ({knobs['training_type']}, {knobs['finetuning_type']}) "
-        f"in job `{document['id']}` on the dataset `{document['dataset']['namespace']}/{document['dataset']['name']}` "
-        f"(`{document['dataset']['files_url']}`), sequences of at most {snapshot['max_seq_length']} tokens.",
-        "",
-        "| hyperparameter | value |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in sorted(values.items())),
-    ]
-    write_bytes(folder / "README.md", ("\n".join(lines) + "\n").encode())
-
+from pairwright.service.rows.job_progress import summary
+from pairwright.service.rows.job_rows import WAITING, WITH_WORKER
+from pairwright.service.rows.names import age_seconds, now
+from pairwright.service.run.model_card import write_card
+from pairwright.service.run.result_file import add_result_file
+from pairwright.service.settings import WORK_FILE
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
 LOG_LINES = 20

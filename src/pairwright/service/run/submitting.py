@@ -8,16 +8,17 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.errors import SourceError
 from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context
 from pairwright.service.request_models import DatasetReference, JobBody
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import check_model_name, check_name, new_id, split_reference
+from pairwright.service.rows.names import check_model_name, check_name, new_id, split_reference
 from pairwright.service.rows.repositories import Commit
-from pairwright.service.run.base_models import find_target, train_section, warnings_of
+from pairwright.service.run.base_models import find_target
+from pairwright.service.run.hyperparameters import train_section, warnings_of
 from pairwright.service.run.training_data import DataFile, check_rows
 from pairwright.service.run.usage import check_quota
-from pairwright.service.settings import Context
 
 # hf://datasets/NAMESPACE/NAME, with @COMMIT for one revision.
 _FILES_URL = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([A-Za-z0-9]+))?")

@@ -8,10 +8,10 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows import repositories
 from pairwright.service.rows.database import jobs as job_table
-from pairwright.service.settings import Context
 
 
 def namespace_bytes(context: Context, namespace: str) -> int:

@@ -33,7 +33,17 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import (
+    Format,
+    Options,
+    Origin,
+    PartOfAnother,
+    Record,
+    Rejected,
+    build,
+    guarded,
+    split_at_first_answer,
+)
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
@@ -285,13 +295,13 @@ def matches_result(value: Any) -> bool:
     return is_trial or ("n_total_trials" in value and "stats" in value)
 
 
-def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
-    """Yield nothing for the result of a job, or of a trial with a trajectory; refuse a trial that has none."""
+def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected | PartOfAnother]:
+    """Read the result of a job, or of a trial whose trajectory has it; refuse a trial that has no trajectory."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]
     if "trial_name" in mapping(value, "result") and not trajectories:
         raise BadRecord("a trial of Harbor without a trajectory (agent/trajectory.json): only its result is known")
-    yield from ()
+    yield PartOfAnother()
 
 
 RESULT_FORMAT = Format(

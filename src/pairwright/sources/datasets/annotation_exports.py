@@ -174,7 +174,7 @@ def _read(
             prompt=prompt,
             completion=answer,
             # 0.0 - rank and not -rank, which makes -0.0 of a rank of 0.
-            reward=0.0 - ranks[number] if ranks is not None and reward is None else reward,
+            reward=0.0 - ranks[number] if ranks is not None and reward is None and options.reward is None else reward,
             reward_components=ratings,
             info={**info, "answer": key} if len(keys) > 1 else info,
         )

@@ -1,10 +1,12 @@
 """NeMo Customizer datasets.
 
     customizer        {prompt, chosen_response, rejected_response}    a preference; scores are the rewards of its sides
-    customizer-sft    {prompt, completion} or {messages}              a demonstration: an experience with reward 1.0
+    customizer-sft    {prompt, completion} or {messages}              a demonstration: an experience with reward 1.0, or
+                                                                      with the score that `--reward` names
 
 The prompt is text or messages with the full history; an answer is text, a message or messages. Other small fields go
-to info. Rows of `{messages}`, and rows with a score, are read as demonstrations only if the format is given by name.
+to info. Rows are read as demonstrations only if the format is given by name: nothing in them says that the answers are
+good. Without it they are unscored rows (datasets/rows.py).
 """
 
 from collections.abc import Iterator
@@ -17,11 +19,11 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
-from pairwright.sources.datasets.row_names import SYSTEMS, is_score_name, system_of
-from pairwright.sources.fields import BadRecord, mapping, score, small_fields
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
+from pairwright.sources.fields import BadRecord, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import messages_from_chat
-from pairwright.sources.shapes.row_fields import task_of, tools_of
+from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 
 NAME, SFT_NAME = "customizer", "customizer-sft"
 _READ_SFT = frozenset({"prompt", "completion", "messages", "tools", *SYSTEMS})
@@ -42,17 +44,6 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         answer_from(row.get("rejected_response"), "rejected_response"),
     )
     yield preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
-
-
-def matches_sft(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and "prompt" in value
-        and "completion" in value
-        and "messages" not in value
-        # An answer with a score is no demonstration: `rows` reads it.
-        and not any(is_score_name(key) and score(item) is not None for key, item in value.items())
-    )
 
 
 def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
@@ -77,7 +68,8 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Reco
         prompt=prompt,
         completion=answer,
         tools=tools_of(row),
-        reward=1.0,  # nobody scored it: a demonstration is taken as correct
+        # The user has named it a demonstration: it is taken as correct.
+        reward=1.0 if options.reward is None else reward_of(row, options)[0],
         info=small_fields(row, _READ_SFT),
     )
 
@@ -95,7 +87,7 @@ FORMAT = Format(
 SFT_FORMAT = Format(
     name=SFT_NAME,
     unit="record",
-    matches=matches_sft,
+    matches=lambda value: False,
     read=guarded(read_sft_unit),
     summary="NeMo Customizer fine-tuning data",
     matches_named=lambda value: True,

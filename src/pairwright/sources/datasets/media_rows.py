@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.openai_chat import FORMAT as CHAT
+from pairwright.sources.datasets.openai_chat import read_unit as read_chat
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
 from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
@@ -50,7 +50,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         yield preference_of_row(NAME, origin, row, (prompt, [chosen], [rejected]), small_fields(row, _READ))
         return
     rest = {name: item for name, item in row.items() if name not in _KINDS and name != key}
-    yield from CHAT.read({**rest, "messages": turns}, origin, options)
+    yield from read_chat({**rest, "messages": turns}, origin, options)
 
 
 def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
+from pairwright.sources.datasets.openai_chat import PARENTS
 from pairwright.sources.datasets.row_names import MODELS, plain_name
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import BadRecord, identifier, items, score, small_fields
@@ -53,7 +54,6 @@ _NUMBERS = _words(
 )
 _TIMES = _words("created_at timestamp time created sent_at date datetime created_time create_time ts")
 _IDS = _words("message_id message_uuid msg_id uuid id")
-_PARENTS = _words("parent_message_id parent_id parent_uuid parent reply_to reply_to_id in_reply_to")
 _SPEAKERS = ("role", "sender", "speaker", "author", "message_role", "sender_role", "author_role")
 _TEXTS = ("content", "text", "message", "body", "message_content", "message_text", "value")
 _ROLES = frozenset(
@@ -88,9 +88,10 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
     """Yield an experience for each conversation."""
     rows = items(value, "rows")
     key = _shared_key(rows, _CONVERSATIONS)
+    roots = _roots(rows) if key is None else {}
     conversations: dict[int | str | None, list[tuple[int, Json]]] = {}  # rows with their numbers in the file
     for number, row in enumerate(rows):
-        conversation = identifier(row.get(key)) if key is not None and isinstance(row, dict) else None
+        conversation = identifier(row.get(key)) if key is not None and isinstance(row, dict) else roots.get(number)
         if not isinstance(row, dict) or (key is not None and conversation is None):
             reason = f"row {number + 1}: no {key}, which other rows have" if isinstance(row, dict) else "no object"
             yield Rejected(origin.file, None if origin.line is None else number + 1, reason, name)
@@ -169,6 +170,24 @@ def _shared_key(rows: list[Any], names: tuple[str, ...]) -> str | None:
     return next((keys[name] for name in names if name in keys), None)
 
 
+def _roots(rows: list[Any]) -> dict[int, int | str]:
+    """Return the first message of each message's tree, by row; {} for rows that do not name the message before them."""
+    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
+    if id_key is None or parent_key is None or not all(isinstance(row, dict) for row in rows):
+        return {}
+    parents = {identifier(row.get(id_key)): identifier(row.get(parent_key)) for row in rows}
+    roots: dict[int, int | str] = {}
+    for number, row in enumerate(rows):
+        name = identifier(row.get(id_key))
+        seen: set[int | str | None] = {None}
+        while (parent := parents.get(name)) is not None and parent not in seen:
+            seen.add(name)
+            name = parent
+        if name is not None:
+            roots[number] = name
+    return roots
+
+
 def _in_order(rows: list[Json]) -> list[Json]:
     """Rows by number, else by time, where all have one; rows of one time stay in the order of the file."""
     for names, read_value in ((_NUMBERS, score), (_TIMES, _seconds)):
@@ -202,7 +221,7 @@ def _seconds(value: Any) -> float | None:
 def _ways(rows: list[Json]) -> list[list[Json]]:
     """The ways from a first message to a last one; rows that name no other row are one way, in their order."""
     ordered = _in_order(rows)
-    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, _PARENTS)
+    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
     if id_key is None or parent_key is None:
         return [ordered]
     by_id = {identifier(row.get(id_key)): row for row in ordered}

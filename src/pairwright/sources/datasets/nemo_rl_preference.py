@@ -3,6 +3,8 @@
     {context, completions: [{rank, completion}, ...]}    PreferenceDataset: text or messages; a lower rank is better
     {prompt, chosen, rejected}                           BinaryPreferenceDataset; only if the format is given by name,
                                                          since TRL uses the same keys. Text becomes a chat turn
+    {prompt, chosen, rejected, reward_gap,               the same, as the script of NeMo Gym's DPO guide writes it
+     chosen_reward, rejected_reward}
 
 Two completions with different ranks are a preference. More than two, or two with equal ranks, become one experience
 each, of one task with reward = -rank, from which pairs are built as usual. The `reward` of a completion, if present, is
@@ -29,10 +31,13 @@ from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "nemo-rl-preference"
+_GUIDE_REWARDS = frozenset({"reward_gap", "chosen_reward", "rejected_reward"})
 _READ = frozenset({"context", "completions", "prompt", "chosen", "rejected", "tools", *SCORES, *SYSTEMS})
 
 
 def matches(value: Any) -> bool:
+    if is_preference_row(value) and value.keys() >= _GUIDE_REWARDS:
+        return isinstance(value["prompt"], str)
     if not isinstance(value, dict) or not isinstance(value.get("context"), str | list):
         return False
     completions = value.get("completions")

@@ -77,7 +77,9 @@ _FOREIGN = (
 
 def matches(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(map(_is_message, value)) and any(item["role"] == "assistant" for item in value)
+        if not value or not all(map(_is_message, value)) or any(map(names_parent, value)):
+            return False
+        return any(item["role"] == "assistant" for item in value)
     if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
         return False
     if isinstance(value.get("request"), dict) and _has_choices(value):
@@ -173,6 +175,18 @@ def read_messages(value: Any, where: str) -> list[Message]:
         weight = read_weight(item)
         messages.append(msgspec.structs.replace(message, extra={**message.extra, **weight}) if weight else message)
     return messages
+
+
+# Names of the field in which a message of a tree names the one before it.
+PARENTS = (
+    *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
+    *("parentId", "parentUuid", "parentMessageId"),
+)
+
+
+def names_parent(message: Any) -> bool:
+    """Whether a message names the one before it: a list of such messages is a tree, not one conversation."""
+    return isinstance(message, dict) and any(isinstance(message.get(key), str | int) for key in PARENTS)
 
 
 def _has_blocks(item: Any) -> bool:

@@ -238,6 +238,8 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
     scored = [key for key in weak_lists if _has_scores(row, key)]
     strong = [key for key in row if plain_name(key) in COMPLETIONS and _is_answer(row[key])]
     weak = [key for key in row if plain_name(key) in WEAK_COMPLETIONS and _is_answer(row[key])]
+    # Several texts under "solution" may be attempts at one answer: they are candidates where each has a score, too.
+    weak = [key for key in weak if isinstance(row[key], str) or not _is_candidates(row[key]) or _has_scores(row, key)]
     # Beside several candidates, a single answer is the reference or one of them.
     for keys in ([key for key in listed if key not in weak_lists], strong, scored, weak):
         if not keys:

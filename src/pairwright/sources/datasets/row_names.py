@@ -41,7 +41,10 @@ COMPLETIONS = _names(
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Lists of answers have the plural of these names, or one of these.
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
-SYSTEMS = ("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt")
+SYSTEMS = (
+    *("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt"),
+    *("system_instruction", "systemInstruction", "custom_system_prompt"),
+)
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
@@ -173,10 +176,18 @@ def system_of(row: Json, messages: list[Message]) -> list[Message]:
         value = row.get(key)
         if value is None or value in ("", []):
             continue
-        if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
-            value = "\n\n".join(str(part["text"]) for part in value)
-        if not isinstance(value, str):
-            raise BadRecord(f"{key}: expected text, got {kind_of(value)}")
+        value = _system_text(value, key)
         is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
         return [] if is_repeated else [Message("system", value)]
     return []
+
+
+def _system_text(value: Any, where: str) -> str:
+    """Return a system prompt: text, text blocks, or a content of Google's API ({role, parts[{text}]})."""
+    if isinstance(value, dict):
+        value = value.get("parts", value.get("content", [value]))
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        value = "\n\n".join(part["text"] for part in value)
+    if not isinstance(value, str):
+        raise BadRecord(f"{where}: expected text, got {kind_of(value)}")
+    return value

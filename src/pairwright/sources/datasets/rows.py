@@ -66,7 +66,8 @@ _DECIDES = "decides"  # the last word of a refusal that a map resolves
 
 def matches(value: Any) -> bool:
     """Whether a row has a prompt and an answer, or a conversation with an answer in it."""
-    if not isinstance(value, dict):
+    # A trace has an input and an output, too; read as a row it would lose the calls in its spans.
+    if not isinstance(value, dict) or any(map(_is_spans, value.items())):
         return False
     try:
         layout = arrange(value)
@@ -75,6 +76,12 @@ def matches(value: Any) -> bool:
         return _DECIDES in str(error)  # it is a row, and the user must say how to read it
     except RecursionError:
         return False
+
+
+def _is_spans(field: tuple[Any, Any]) -> bool:
+    key, value = field
+    is_named_so = isinstance(key, str) and key.lower().endswith("spans")
+    return is_named_so and isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
 def refuse(rows: list[Any], options: Options) -> str | None:
@@ -131,7 +138,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         )
         return
     for number, (answer, completion, (reward, components, _)) in enumerate(zip(answers, sides, scores, strict=True)):
-        if layout.best is not None or layout.is_tie:
+        if options.reward is None and (layout.best is not None or layout.is_tie):
             # Of several answers the preferred one has 1 and the others 0; equal ones share it.
             reward = 0.5 if layout.is_tie else float(number == layout.best)
         yield build(
@@ -405,7 +412,7 @@ def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, s
     if named:
         # Several scores of different names: the rule for components decides, or the user with --reward.
         return pick_reward(named, options.reward), (named if len(named) > 1 else None), set(named)
-    for key in ("rank", "ranking"):
+    for key in ("rank", "ranking") if options.reward is None else ():
         rank = score(row.get(key))
         if rank is not None:  # it counts from the best: 0.0 - rank, since -rank would give -0.0 for the rank 0
             return 0.0 - rank, None, {key}

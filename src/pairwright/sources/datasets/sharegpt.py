@@ -12,13 +12,12 @@ assigned to the first. An assistant turn with loss_weight, weight, train or loss
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.roles import calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -30,9 +29,6 @@ _ROLES = {
     "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "developer": "developer",
     "observation": "tool", "tool": "tool", "function_response": "tool", "function_call": "function_call",
 }  # fmt: skip
-# Raw: arguments keep the bytes of the file, including spacing and key order.
-_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_list = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 class _Calls:
@@ -102,22 +98,6 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
             )
         )
     return messages
-
-
-def calls_of_text(value: str) -> list[ToolCall] | None:
-    """Parse calls from JSON text, {name, arguments} or a list of them; arguments keep their original text."""
-    try:
-        values = _decode_list(value) if value.lstrip().startswith("[") else [_decode_raw(value)]
-        return [_call(item) for item in values] or None
-    except (msgspec.MsgspecError, RecursionError, ValueError, KeyError):
-        return None
-
-
-def _call(item: dict[str, msgspec.Raw]) -> ToolCall:
-    name = msgspec.json.decode(item["name"], type=str)
-    raw = bytes(item["arguments"]).decode() if "arguments" in item else ""
-    # Arguments that are JSON text inside JSON are decoded once; an object stays as it is written.
-    return ToolCall(name, msgspec.json.decode(raw, type=str) if raw.startswith('"') else raw)
 
 
 def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None, list[ToolCall]]:

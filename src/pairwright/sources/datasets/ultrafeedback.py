@@ -7,8 +7,9 @@
 
 Each answer is an experience of one task. The reward is `overall_score`, else `fine-grained_score`, else `score` or
 `rating`; `options.reward` selects another score or the rating of an aspect ("helpfulness"). Aspect ratings are the
-reward components. Answers in a request to a judge are unscored. The system prompt, which UltraFeedback varied between
-answers, stays in info, because the answers were rated against the instruction alone.
+reward components. Answers in a request to a judge are unscored. A system prompt, of the row or of one answer
+(`custom_system_prompt`, which UltraFeedback varied between answers), is the first message of the prompt: answers to
+different system prompts are of different tasks.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import task_of
@@ -27,8 +29,8 @@ _ANSWERS = ("completions", "generations", "responses")
 _RATINGS = ("ratings", "rating", "scores", "correctness_math_verify", "correctness_llama", "correctness")
 _MODELS = ("models", "generation_models", "model_names")
 _SCORES = ("overall_score", "fine-grained_score", "score", "rating")
-_READ = frozenset({*_PROMPTS, *_ANSWERS, *_RATINGS, *_MODELS})
-_READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotations", *_SCORES})
+_READ = frozenset({*_PROMPTS, *_ANSWERS, *_RATINGS, *_MODELS, *SYSTEMS})
+_READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotations", *_SCORES, *SYSTEMS})
 
 
 def matches(value: Any) -> bool:
@@ -64,7 +66,14 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         where = f"{field}[{number}]"
         completion = answer if isinstance(answer, dict) else _beside(row, number, text(answer, where))
         yield _experience(
-            completion, where, origin, options, prompt=prompt, run=number, info=shared, task=task or task_of(row)
+            completion,
+            where,
+            origin,
+            options,
+            prompt=[*(system_of(completion, prompt) or system_of(row, prompt)), *prompt],
+            run=number,
+            info=shared,
+            task=task or task_of(row),
         )
 
 

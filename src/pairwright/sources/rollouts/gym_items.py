@@ -101,6 +101,8 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
     calls: list[PlainCall] = []
     canonical_calls: list[Any] = []
     results: list[str] = []
+    called: list[str] = []
+    answered: set[str] = set()
     num_characters = num_calls = 0
     has_errors, has_tokens = bool(prompt.errors), False
     for item in (*items, _END):
@@ -114,6 +116,7 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
                 has_errors = True
             number = call_numbers.setdefault(call_id, len(call_numbers))
             calls.append(PlainCall(name, arguments, call_id))
+            called.append(call_id)
             canonical_calls.append((number, name, decode(arguments)))  # raises for what is not JSON
             num_characters += len(arguments)
             num_calls += 1
@@ -133,6 +136,7 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
             if output is None or call_id is None:
                 return None
             results.append(output)
+            answered.add(call_id)
             turns.append(_Turn("tool", output, None, (), call_id))
             canonical.append(("tool", output, "", None, (), call_numbers.get(call_id, call_id)))
             num_characters += len(output)
@@ -153,7 +157,9 @@ def read_completion(items: list[Item], prompt: PlainPrompt) -> Completion | None
     if arrays is None:
         return None
     errors = errors_of(prompt, encode(turns)) if has_errors else ()
-    return Completion(turns, canonical, num_characters, num_calls, errors, () if has_errors else results, arrays)
+    num_open = sum(call_id not in answered for call_id in called)
+    results = [] if has_errors else results
+    return Completion(turns, canonical, num_characters, num_calls, errors, results, num_open, arrays)
 
 
 def _read_text(item: Item) -> str | None:

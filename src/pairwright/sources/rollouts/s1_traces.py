@@ -1,11 +1,18 @@
-"""Traces with their own preferences, in the form of S1:
+"""Traces and preferences in the form of the Composer collator (composer-replication-framework):
 
     {trace_id, turns: [{role, content, tool_call, tool_error, error_meta}], final_reward,
      dpo_pairs: [{state_messages, chosen, rejected}]}
+    {state_messages, chosen, rejected}     a pair alone
 
-The turns are one experience with `final_reward`; each pair is a preference. A turn with `tool_call` calls a tool, and
-the tool turns after it are its results, in order. A turn whose `tool_error` is true, or a text, is an error site with
-`error_meta`. task = task_id or the like, else a hash of the prompt; run = a hash of trace_id.
+The turns are one experience with `final_reward`; each pair is a preference. A pair of a trace without `state_messages`
+answers the prompt of the trace. A turn with `tool_call` calls a tool, and the tool turns after it are its results, in
+order. Turns without text and calls are left out and counted in info["empty_turns"].
+
+An assistant turn with `tool_error` is the recovery: the message before it shows the failure and is the error site. On
+any other turn `tool_error` marks the turn itself. `tool_error` is the kind of the error, `error_meta` its details.
+
+task = task_id or the like, else a hash of the prompt; run = a hash of trace_id. `pairwright.composer` uses `read_turns`
+and `read_pair`, too, so that a file and a batch give the same training data.
 """
 
 from collections.abc import Iterator
@@ -13,7 +20,14 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
-from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
+from pairwright.sources.datasets.preference_rows import (
+    SCORES,
+    answer_from,
+    conversations_from,
+    preference_from,
+    preference_of_row,
+    prompt_from,
+)
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -29,15 +43,21 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
-from pairwright.sources.shapes.tool_errors import failure_kind
+from pairwright.sources.shapes.tool_errors import failure_kind, tool_names
 from pairwright.sources.shapes.traces import run_of
 
 NAME = "s1"
+_PAIR = frozenset({"state_messages", "chosen", "rejected"})
+_PAIR_READ = _PAIR | SCORES | {"tools"}
 _READ = frozenset({"turns", "dpo_pairs", "final_reward", "tools"})
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("turns"), list) or "trace_id" not in value:
+    if not isinstance(value, dict):
+        return False
+    if value.keys() >= _PAIR:
+        return True
+    if not isinstance(value.get("turns"), list) or "trace_id" not in value:
         return False
     return "final_reward" in value or isinstance(value.get("dpo_pairs"), list)
 
@@ -45,8 +65,13 @@ def matches(value: Any) -> bool:
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
     """Yield the experience of the turns, then the preferences; one that cannot be read is Rejected."""
     row = mapping(value, "trace")
+    if row.keys() >= _PAIR:
+        yield preference_of_row(NAME, origin, row, read_pair(row, "pair", []), small_fields(row, _PAIR_READ))
+        return
     tools, info = tools_of(row), small_fields(row, _READ)
-    messages, errors = _messages(items(row.get("turns"), "turns"))
+    messages, errors, num_empty = read_turns(items(row.get("turns"), "turns"))
+    if num_empty:
+        info["empty_turns"] = num_empty
     prompt, completion = split_at_first_answer(messages)
     pairs = optional_items(row.get("dpo_pairs"), "dpo_pairs")
     if completion and prompt:
@@ -64,74 +89,109 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         )
     elif not pairs:
         raise BadRecord("turns: no prompt with an answer of the assistant after it")
-    for number, pair in enumerate(pairs):
+    for number, value in enumerate(pairs):
         where = f"dpo_pairs[{number}]"
         try:
-            yield _preference(mapping(pair, where), where, origin, tools, info)
+            pair = mapping(value, where)
+            state, chosen, rejected = read_pair(pair, where, prompt)
+            details = {**info, **small_fields(pair, _PAIR)}
+            yield preference_from(
+                NAME, origin, prompt=state, chosen=chosen, rejected=rejected, tools=tools, info=details
+            )
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"{where}: {error}", NAME)
 
 
-def _preference(pair: Json, where: str, origin: Origin, tools: list[Json], info: Json) -> Record:
-    state = prompt_from(pair.get("state_messages"), f"{where}.state_messages")
+def read_pair(pair: Json, where: str, prompt: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
+    """Return the prompt and both answers; a pair without `state_messages` answers `prompt`."""
+    state = pair.get("state_messages")
+    state = prompt_from(state, f"{where}.state_messages") if state else prompt
     chosen, rejected = (answer_from(pair.get(side), f"{where}.{side}") for side in ("chosen", "rejected"))
-    prompt, chosen, rejected = conversations_from(state, chosen, rejected)
-    details = {**info, **small_fields(pair, frozenset({"state_messages", "chosen", "rejected"}))}
-    return preference_from(NAME, origin, prompt=prompt, chosen=chosen, rejected=rejected, tools=tools, info=details)
+    return conversations_from(state, chosen, rejected)
 
 
-def _messages(turns: list[Any]) -> tuple[list[Message], list[ErrorSite]]:
-    """Return the messages of the turns and their error sites."""
+def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
+    """Return the messages of the turns, their error sites, and the number of turns without text and calls."""
     messages: list[Message] = []
     errors: list[ErrorSite] = []
+    num_empty = 0
     waiting: list[ToolCall] = []  # calls without a result
+    last_call: ToolCall | None = None
     for number, turn in enumerate(turns):
         where = f"turns[{number}]"
         turn = mapping(turn, where)
         role = text(turn.get("role"), f"{where}.role")
-        calls = [_call(call, f"{where}.tool_call", number) for call in _listed(turn.get("tool_call"))]
+        content = content_from_chat(turn.get("content"), f"{where}.content")
         is_result = role == "tool"
+        calls = [] if is_result else _calls(turn.get("tool_call"), f"{where}.tool_call", number)
+        if not (content or calls or is_result):
+            num_empty += 1
+            continue
         call = waiting.pop(0) if is_result and waiting else None
         # A result may name its call itself.
         call_id = optional_text(turn.get("tool_call_id"), f"{where}.tool_call_id") or (call.id if call else None)
         messages.append(
             Message(
                 role,
-                content_from_chat(turn.get("content"), f"{where}.content"),
-                tool_calls=tuple([] if is_result else calls),
+                content,
+                tool_calls=tuple(calls),
                 tool_call_id=call_id if is_result else None,
                 name=optional_text(turn.get("name"), f"{where}.name") or (call.name if call else None),
             )
         )
-        if not is_result:
-            waiting = calls if calls else waiting
         error = turn.get("tool_error")
-        if error:
-            text_of_error = error if isinstance(error, str) else messages[-1].text
-            meta = turn.get("error_meta")
-            meta = meta if isinstance(meta, dict) else {}
-            kind = failure_kind(meta.get("type", text_of_error), failure_kind(text_of_error, "tool_error"))
-            tool = call.name if call else calls[0].name if calls else None
-            errors.append(ErrorSite(number, kind, text_of_error, tool=tool, call_id=call_id, meta=meta))
-    return messages, errors
+        # A recovery answers the message before it, which a first turn does not have.
+        index = len(messages) - (2 if role == "assistant" else 1)
+        if error is not None and error is not False and index >= 0:
+            errors.append(_error_site(index, messages[index], error, turn.get("error_meta"), last_call))
+        # The calls of a recovery are made after the failure.
+        if calls:
+            waiting, last_call = list(calls), calls[-1]
+    return messages, errors, num_empty
 
 
-def _listed(value: Any) -> list[Any]:
-    return [] if not value else value if isinstance(value, list) else [value]
-
-
-def _call(value: Any, where: str, number: int) -> ToolCall:
-    call = mapping(value, where)
-    function = mapping(call["function"], f"{where}.function") if "function" in call else call
-    arguments = next((function[key] for key in ("arguments", "args", "input", "parameters") if key in function), None)
-    call_id = optional_text(call.get("id", call.get("call_id")), f"{where}.id")
-    return ToolCall(
-        text(function.get("name", function.get("tool")), f"{where}.name"),
-        "" if arguments is None else json_text(arguments),
-        call_id or f"call_{number}",
+def _error_site(index: int, shown: Message, error: Any, meta: Any, last_call: ToolCall | None) -> ErrorSite:
+    """`shown` is the message that shows the failure; its tool is named in `meta`, or was called last."""
+    meta = meta if isinstance(meta, dict) else {}
+    tools = (meta.get("tool"), meta.get("tool_name"), shown.name, last_call.name if last_call else None)
+    kind = error
+    if not isinstance(error, str):  # a flag: the kind is in the details, or in what the tool said
+        kind = failure_kind(meta.get("type"), failure_kind(shown.text, "tool_error"))
+    available = meta.get("available_tools")
+    available = available if isinstance(available, list) else []
+    named = [item for item in available if isinstance(item, str)]
+    return ErrorSite(
+        index,
+        kind,
+        shown.text,
+        tool=next((name for name in tools if name and isinstance(name, str)), None),
+        call_id=shown.tool_call_id,
+        available_tools=(*named, *tool_names([item for item in available if isinstance(item, dict)])),
+        meta=meta,
     )
+
+
+def _calls(value: Any, where: str, number: int) -> list[ToolCall]:
+    """One call, or a list of them; a call without an id gets one from the number of its turn."""
+    calls = []
+    for place, item in enumerate([] if not value else value if isinstance(value, list) else [value]):
+        call = mapping(item, where)
+        function = mapping(call["function"], f"{where}.function") if "function" in call else call
+        keys = (key for key in ("arguments", "args", "input", "parameters") if key in function)
+        arguments = function.get(next(keys, "arguments"))
+        call_id = optional_text(call.get("id", call.get("call_id")), f"{where}.id")
+        calls.append(
+            ToolCall(
+                text(function.get("name", function.get("tool")), f"{where}.name"),
+                "" if arguments is None else json_text(arguments),
+                call_id or (f"call_{number}_{place}" if place else f"call_{number}"),
+            )
+        )
+    return calls
 
 
 read = guarded(read_unit)
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Traces of S1 with their preferences")
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=read, summary="Traces and pairs of the Composer collator"
+)

@@ -2,9 +2,9 @@
 
 A pickle is a program that may name and call any importable function. This unpickler builds only plain containers,
 numbers, text and bytes, and imports nothing. Classes listed in `holders` are replaced by objects that only hold
-attributes, and numpy scalars are decoded from their bytes. Any other name is replaced by an inert object, and a value
-that contains one is rejected with that name. Sizes claimed by the pickle are checked before anything is allocated.
-`dump_plain` writes pickles of such values alone.
+attributes; numpy scalars and torch tensors are decoded from their bytes. Any other name is replaced by an inert object,
+and a value that contains one is rejected with that name. Sizes claimed by the pickle are checked before anything is
+allocated. `dump_plain` writes pickles of such values alone.
 """
 
 import io
@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pairwright.errors import CodecError, CorruptBytes, RecordError, TruncatedBytes, UnsafeBytes
+from pairwright.records.arrays import DTYPE_NAMES, Array
+from pairwright.sources.rollouts.pickled_tensors import Storage, read_storage, view_storage
 
 _MAX_DEPTH = 200
 _MIN_BUDGET, _MAX_GROWTH = 2**24, 64  # how far shared parts may make a pickle grow when it is written out
@@ -58,6 +60,22 @@ class Foreign:
     def add(self, item: Any) -> None: ...
 
 
+class PickledTensor(Foreign):
+    """A torch tensor of a pickle: its elements, or why they cannot be read. No opcode changes it."""
+
+    name = "a torch tensor"
+
+    def __init__(self, content: Array | CorruptBytes) -> None:
+        self._content = content
+
+    @property
+    def array(self) -> Array:
+        """The elements; CorruptBytes if the pickle does not describe a tensor."""
+        if isinstance(self._content, CorruptBytes):
+            raise self._content
+        return self._content
+
+
 class Loaded(NamedTuple):
     """The loaded value of a pickle, which may still contain placeholder objects."""
 
@@ -65,7 +83,10 @@ class Loaded(NamedTuple):
     budget: list[int]
 
     def plain(self, value: Any) -> Any:
-        """Convert a part of the value to dicts, lists, text, bytes and numbers; raise UnsafeBytes for anything else."""
+        """Convert a part of the value to dicts, lists, text, bytes and numbers; raise UnsafeBytes for anything else.
+
+        Tensors become numbers or lists of numbers.
+        """
         return _plain(value, 0, self.budget)
 
 
@@ -81,39 +102,39 @@ def load_plain(data: bytes, holders: Holders | None = None) -> Any:
 def load(data: bytes, holders: Holders | None = None) -> Loaded:
     """Load a pickle; its parts are converted separately with `Loaded.plain`, so that a bad part affects no other."""
     _check_opcodes(data)
+    budget = [max(_MIN_BUDGET, _MAX_GROWTH * len(data))]
     try:
-        value = _PlainUnpickler(data, holders or {}).load()
+        value = _PlainUnpickler(data, {**_NUMPY, **_torch_names(budget), **(holders or {})}).load()
     except CodecError:
         raise
     except EOFError:
         raise TruncatedBytes("pickle: the bytes end before the value does") from None
     except Exception as error:  # whatever the opcodes lead to: they come from elsewhere
         raise CorruptBytes(f"pickle: {type(error).__name__}: {error}") from None
-    return Loaded(value, [max(_MIN_BUDGET, _MAX_GROWTH * len(data))])
+    return Loaded(value, budget)
 
 
 def dump_plain(value: Any, where: str = "value") -> bytes:
     """Pickle dicts, lists, tuples, text, bytes and numbers, numpy's and torch's scalars as numbers; RecordError for
     anything else, so that reading it back needs no class."""
-    return pickle.dumps(_as_plain(value, where, 0), protocol=4)
+    return pickle.dumps(as_plain(value, where), protocol=4)
 
 
-def _as_plain(value: Any, where: str, depth: int) -> Any:
+def as_plain(value: Any, where: str, depth: int = 0) -> Any:
+    """Copy a value as plain types; RecordError names the place of anything else."""
     if depth > _MAX_DEPTH:
         raise RecordError(where, type(value).__name__, f"at most {_MAX_DEPTH} levels")
     if value is None or type(value) in (str, int, float, bool, bytes):
         return value
     if isinstance(value, dict):
-        return {
-            _as_plain(key, where, depth): _as_plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()
-        }
+        return {as_plain(key, where, depth): as_plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_as_plain(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(value)]
+        items = [as_plain(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, str | bool | int | float):  # subclasses, such as members of an enumeration
         return next(kind(value) for kind in (str, bool, int, float) if isinstance(value, kind))
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return _as_plain(value.item(), where, depth + 1)
+        return as_plain(value.item(), where, depth + 1)
     raise RecordError(where, type(value).__name__, "text, numbers, lists and dicts; other objects are not written")
 
 
@@ -131,8 +152,6 @@ class _PlainUnpickler(pickle.Unpickler):
         # Every class and function that a pickle names passes here; the default would import it.
         if (module, name) in self._holders:
             return self._holders[module, name]
-        if (module, name) in _NUMPY:
-            return _NUMPY[module, name]
         return type("Foreign", (Foreign,), {"name": f"{module}.{name}"})
 
 
@@ -147,6 +166,15 @@ class _NumpyDtype:
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
             self.order = state[1]
+
+
+class _StorageHolder(Foreign):
+    """The storage of a tensor, or why it cannot be read."""
+
+    name = "a torch storage"
+
+    def __init__(self, content: Storage | CorruptBytes) -> None:
+        self.content = content
 
 
 # Called by the pickle as functions. They are classes with a `__setstate__`, so that the BUILD opcode, which sets
@@ -187,6 +215,45 @@ _NUMPY: Holders = {
 }
 
 
+def _torch_names(budget: list[int]) -> Holders:
+    """The functions that a pickled tensor names, and the dtypes; `budget` limits the bytes that they allocate."""
+
+    class LoadFromBytes(Foreign):
+        name = "torch.storage._load_from_bytes"
+
+        def __new__(cls, data: Any = None) -> Any:
+            try:
+                return _StorageHolder(read_storage(data if isinstance(data, bytes) else b""))
+            except CorruptBytes as error:  # of this record: the others are read
+                return _StorageHolder(error)
+
+    class RebuildTensor(Foreign):
+        name = "torch._utils._rebuild_tensor_v2"
+
+        def __new__(
+            cls, storage: Any = None, offset: Any = None, size: Any = None, stride: Any = None, *more: Any
+        ) -> Any:
+            # Further arguments: requires_grad, hooks, and for an untyped storage the dtype.
+            try:
+                if not isinstance(storage, _StorageHolder):
+                    raise CorruptBytes("tensor: without a storage")
+                content = storage.content
+                if isinstance(content, CorruptBytes):
+                    raise content
+                dtype = more[2] if len(more) > 2 else None
+                return PickledTensor(view_storage(content, offset, size, stride, dtype, budget))
+            except CorruptBytes as error:
+                return PickledTensor(error)
+
+    return {
+        ("torch.storage", "_load_from_bytes"): LoadFromBytes,
+        ("torch._utils", "_rebuild_tensor_v2"): RebuildTensor,
+        ("torch._utils", "_rebuild_tensor_v3"): RebuildTensor,
+        ("collections", "OrderedDict"): dict,  # of the hooks; a type that no opcode can change
+        **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
+    }
+
+
 def _check_opcodes(data: bytes) -> None:
     """Reject opcodes that load external objects, lengths beyond the data, and memo slots above the opcode count."""
     num_opcodes = 0
@@ -221,6 +288,11 @@ def _plain(value: Any, depth: int, budget: list[int]) -> Any:
         return {key: _plain(item, depth + 1, budget) for key, item in vars(value).items()}
     if isinstance(value, bytearray):
         return bytes(value)
+    if isinstance(value, PickledTensor):
+        budget[0] -= _NODE_BYTES * value.array.size
+        if budget[0] < 0:
+            raise CorruptBytes(f"pickle: expands to more than {_MAX_GROWTH} times its size")
+        return (value.array.astype("float32") if value.array.dtype.name == "bfloat16" else value.array).tolist()
     if isinstance(value, Foreign) or (isinstance(value, type) and issubclass(value, Foreign)):
         raise UnsafeBytes(f"pickle: asks for {value.name}, and nothing but plain values is read")
     raise UnsafeBytes(f"pickle: holds a {type(value).__name__}, which is no plain value")

@@ -18,9 +18,9 @@ import numpy as np
 import safetensors
 
 from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
-from pairwright.records.arrays import DTYPE_NAMES, Array, dtype_named
+from pairwright.records.arrays import Array, dtype_named
 from pairwright.records.experience import EID, CustomField, Experience, Kind, Side, Source
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import TEXT, Json, Message, message_of_ids
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -42,7 +42,7 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
-from pairwright.sources.rollouts.safe_pickle import Foreign, Holders, Loaded, holder, load
+from pairwright.sources.rollouts.safe_pickle import Foreign, Held, Holders, Loaded, PickledTensor, holder, load
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -57,6 +57,8 @@ HEADER = struct.Struct("<4sBQQ")
 _MODULE = "trinity.common.experience"
 # Arrays with a value for each token of the response.
 _RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
+_TENSOR_FIELDS = ("tokens", "action_mask", "chosen", "rejected", "routed_experts", *_RESPONSE)
+_MULTI_MODAL = "multi_modal_inputs:"
 # Names of dtypes in safetensors -> ours.
 _DTYPES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16",
@@ -132,6 +134,8 @@ def read_items(data: bytes, build: Callable[[Json, dict[str, Array]], _Built]) -
                 if isinstance(array, CorruptBytes):
                     raise array
             known = {name: array for name, array in arrays.items() if not isinstance(array, CorruptBytes)}
+            if isinstance(row, Held):
+                row, known = _split_pickled(row)
             yield build(mapping(loaded.plain(row), "record"), known)
         except (BadRecord, CodecError, RecordError) as error:
             yield BadItem(place, len(rows), error)
@@ -158,9 +162,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
         "custom_fields": _custom_fields(row.get("custom_fields")),
         "routed_experts": arrays.get("routed_experts"),
         "multi_modal_inputs": {
-            name.removeprefix("multi_modal_inputs:"): array
-            for name, array in arrays.items()
-            if name.startswith("multi_modal_inputs:")
+            name.removeprefix(_MULTI_MODAL): array for name, array in arrays.items() if name.startswith(_MULTI_MODAL)
         },
     }
     sides = [row.get("chosen_messages"), row.get("rejected_messages")]
@@ -169,9 +171,11 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
         return _preference(row, arrays, common)
     messages = messages_from_chat(row["messages"], "messages") if row.get("messages") else []
     prompt, completion = split_at_first_answer(messages)
+    # Bytes without the type have a mask only where there are several turns; whole pickles have both.
+    kind = row.get("experience_type") or row.get("type") or ("multi_turn" if "action_mask" in arrays else "single_turn")
     response: Json = {field: arrays.get(field) for field in ("tokens", "action_mask", *_RESPONSE)}
     return Experience(
-        kind=Kind.MULTI_TURN if "action_mask" in arrays or row.get("type") == "multi_turn" else Kind.SINGLE_TURN,
+        kind=Kind.MULTI_TURN if kind == "multi_turn" else Kind.SINGLE_TURN,
         prompt=tuple(prompt),
         completion=tuple(completion),
         errors=tuple(error_sites(messages, list(common["tools"]), result_error_kind)),
@@ -182,7 +186,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
-    """Build a preference: the shared prompt, and each side with its own tokens.
+    """Build a preference: the shared prompt, and each side with its own tokens. What has no messages is its token ids.
 
     Per-token arrays are dropped, since nothing says which side they belong to.
     """
@@ -196,6 +200,14 @@ def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience
         )
     elif row.get("messages"):
         prompt = messages_from_chat(row["messages"], "messages")
+    if "tokens" in arrays and not prompt and not common["prompt_text"]:
+        prompt = [message_of_ids(arrays["tokens"].tolist())]
+    if "chosen" in arrays and "rejected" in arrays and not chosen:
+        # No messages of the sides: their ids are all there is to compare and to train.
+        role = prompt[0].role if prompt and prompt[0].role == TEXT else "assistant" if prompt else TEXT
+        chosen, rejected = (
+            [message_of_ids(arrays[side].tolist(), role, generated=True)] for side in ("chosen", "rejected")
+        )
     # Per-token values of a preference: nothing says which of the two answers they belong to.
     unused = [field for field in ("action_mask", *_RESPONSE) if field in arrays]
     if unused:
@@ -264,14 +276,23 @@ def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
 def _whole_pickle(data: bytes) -> tuple[Loaded, list[Any]]:
     if not data.startswith(b"\x80"):
         raise ForeignBytes(f"payload: begins with {data[:4]!r}, expected {MAGIC!r} or a pickle")
-    # What the names of the pickle stand for: classes as holders of attributes, dtypes of torch as their names.
-    holders: Holders = {
-        **{(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")},
-        **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
-    }
-    # A torch tensor in it is a foreign object: a record that holds one is rejected.
+    holders: Holders = {(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")}
     loaded = load(data, holders)
     return loaded, loaded.value if isinstance(loaded.value, list) else [loaded.value]
+
+
+def _split_pickled(experience: Held) -> tuple[Json, dict[str, Array]]:
+    """Split a pickled Experience into its plain fields and its tensors, named as in the other layout."""
+    values = vars(experience)
+    modal = values.get("multi_modal_inputs")
+    if isinstance(modal, dict):
+        values = {**values, "multi_modal_inputs": None, **{f"{_MULTI_MODAL}{key}": item for key, item in modal.items()}}
+    arrays = {
+        name: item.array
+        for name, item in values.items()
+        if isinstance(item, PickledTensor) and (name in _TENSOR_FIELDS or name.startswith(_MULTI_MODAL))
+    }
+    return {name: item for name, item in values.items() if name not in arrays}, arrays
 
 
 def _eid(value: Any) -> EID:

@@ -22,7 +22,7 @@ import msgspec
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Record, Rejected, guarded
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -49,7 +49,7 @@ def matches(value: Any) -> bool:
     return _is_session(value) or _is_message(value) or _is_part(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected | PartOfAnother]:
     """Yield the experiences of an export or of a session file and the files that belong to it."""
     record = mapping(value, "session")
     if isinstance(record.get("messages"), list):
@@ -58,6 +58,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
         info, messages = record, _stored_messages(origin.path, text(record.get("id"), "id"))
     else:
         _find_session(record, origin.path)
+        yield PartOfAnother()
         return
     session = Session(NAME, identifier(info.get("id")))
     keys = ("title", "directory", "parentID", "version")

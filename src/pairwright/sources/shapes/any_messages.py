@@ -70,6 +70,9 @@ _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
 )
 _CONTENT_TYPES = BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
+# Parts that are reasoning; Microsoft's agents name them after their class.
+_REASONING = frozenset({"reasoning", "thinking", "text_reasoning", "TextReasoningContent"})
+_CALL_KEYS = frozenset({"function", "id", "type", "index"})
 # Keys whose text replaces an object that has no other value, as in {"question": "..."}.
 _TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "text", "response", "result")
 # A dict is a message if it has one of these roles and one of these keys; either alone is too common.
@@ -430,14 +433,18 @@ def _messages(item: Json, where: str) -> list[Message]:
 
 
 def _are_calls(content: Any) -> bool:
-    """Whether the content is JSON text of a list of calls, which Koog logs in the place of text."""
-    if not isinstance(content, str) or not content.startswith('[{"'):
+    """Whether the content is a list of calls, or JSON text of one, which Koog logs in the place of text."""
+    if isinstance(content, str) and not content.startswith('[{"'):
         return False
     calls = decode_json_text(content)
-    return isinstance(calls, list) and all(
-        isinstance(call, dict) and {"function", "id", "type"} == set(call) and call["type"] == "function"
-        for call in calls
-    )
+    return isinstance(calls, list) and bool(calls) and all(map(_is_call, calls))
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict) or not {"id", "function"} <= call.keys() <= _CALL_KEYS:
+        return False
+    function = call["function"]
+    return call.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _from_parts(item: Json, where: str) -> list[Message]:
@@ -458,10 +465,10 @@ def _from_parts(item: Json, where: str) -> list[Message]:
             arguments = part.get("arguments")
             name = text(part.get("name"), f"{at}.name")
             calls.append(ToolCall(name, "" if arguments is None else json_text(arguments), _call_id(part)))
-        elif kind in ("reasoning", "thinking") and isinstance(part.get("content"), str):
-            thoughts.append(part["content"])
-        elif kind in ("text", None) and isinstance(part.get("content", part.get("text")), str):
-            content.append({"type": "text", "text": part.get("content", part.get("text"))})
+        elif isinstance(kind, str) and kind in _REASONING and (thought := _text_of_part(part)) is not None:
+            thoughts.append(thought)
+        elif kind in ("text", None) and (text_of := _text_of_part(part)) is not None:
+            content.append({"type": "text", "text": text_of})
         else:
             content.append(part)
     if content or calls or thoughts or not messages:
@@ -477,6 +484,11 @@ def _from_parts(item: Json, where: str) -> list[Message]:
         )
         messages.append(message)
     return messages
+
+
+def _text_of_part(part: Json) -> str | None:
+    value = part.get("content", part.get("text"))
+    return value if isinstance(value, str) else None
 
 
 def _call_id(part: Json) -> str | None:

@@ -11,6 +11,7 @@ import msgspec
 
 from pairwright.records.messages import TURN_WEIGHT, Json, Message, ToolCall, canonical_arguments
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+from pairwright.sources.roles import CALLS, ROLES, role_of
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
@@ -40,7 +41,7 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     value = mapping(value, where)
     if _USUAL.issuperset(value) and (message := _usual_message(value, generated)) is not None:
         return message
-    role = text(value.get("role"), f"{where}.role")
+    role = _role(text(value.get("role"), f"{where}.role"))
     calls = [
         call_from_chat(call, f"{where}.tool_calls[{number}]")
         for number, call in enumerate(optional_items(value.get("tool_calls"), f"{where}.tool_calls"))
@@ -151,7 +152,12 @@ def message_from_turn(turn: PlainTurn, generated: bool | None = None) -> Message
     calls: tuple[ToolCall, ...] = ()
     if turn.tool_calls:
         calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
-    return Message(turn.role, turn.content, None, calls, turn.tool_call_id, turn.name, generated)
+    return Message(_role(turn.role), turn.content, None, calls, turn.tool_call_id, turn.name, generated)
+
+
+def _role(name: str) -> str:
+    """Return the usual name of a role; a call that is a message of its own keeps its own, until it joins its turn."""
+    return name if name in ROLES or name in CALLS else role_of(name)
 
 
 def check_plain(turn: PlainTurn) -> None:

@@ -28,6 +28,7 @@ from pairwright.records.messages import (
 )
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import UNUSUAL, Origin, ReadRows, ReadyRow, label_of, task_hash
+from pairwright.sources.roles import ROLES
 from pairwright.sources.shapes.chat_messages import PlainCall, PlainTurn
 from pairwright.sources.shapes.tool_errors import (
     error_sites,
@@ -38,6 +39,7 @@ from pairwright.sources.shapes.tool_errors import (
 )
 
 NO_ARRAYS: Json = {}
+_ROLES = ROLES - {TEXT}
 _decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 
 
@@ -75,6 +77,7 @@ class Completion(Struct, gc=False):
     num_calls: int
     errors: Sequence[ErrorSite] = ()  # of the whole conversation, but for those of `results`
     results: Sequence[str] = ()  # of tools, which nobody has looked at yet
+    num_open: int = 0  # calls without a result
     arrays: Json = NO_ARRAYS  # recorded tokens
 
 
@@ -145,17 +148,17 @@ NO_TOOLS = read_tools(())
 def read_prompt(messages: Sequence[Message], tools: PlainTools = NO_TOOLS, metadata: Any = None) -> PlainPrompt:
     """Check a prompt, and compute what its runs share; raises one of UNUSUAL for raw text."""
     messages = tuple(messages)
-    is_chat = True  # without calls and results, in which errors are looked for
     for message in messages:
         if message.role == TEXT:
             raise BadRecord("raw text before a chat")
-        is_chat = is_chat and message.role != "tool" and not message.tool_calls
+        if message.tool_calls or message.role == "tool" or message.role not in _ROLES:
+            raise BadRecord("calls before the completion, or a role for the general code")
     # What `pack` writes of (messages, tools): MessagePack has an array of two as 0x92 and its items behind it.
     return PlainPrompt(
         messages,
         tools.schemas,
         tools.names,
-        () if is_chat else tuple(error_sites(list(messages), list(tools.schemas), result_error_kind)),
+        (),
         digest(b"\x92" + pack(messages) + tools.packed),
         digest(b"\x92" + pack(canonical_messages(messages)) + tools.packed),
         encode(messages) if messages else None,
@@ -171,6 +174,8 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
     call_numbers: dict[str, int] = {}
     names = prompt.tool_names
     results: list[str] = []
+    called: list[str] = []
+    answered: set[str | None] = set()
     num_characters = num_calls = 0
     has_errors = bool(prompt.errors)
     for turn in turns:
@@ -181,7 +186,10 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
             num_characters += len(content)
         if role == "tool":
             results.append(content)
-        elif not role or role == TEXT:
+            answered.add(call_id)
+            if call_id is None:
+                return None
+        elif role not in _ROLES:
             return None
         calls: Any = turn.tool_calls
         if not calls:
@@ -198,6 +206,7 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
             if names and name not in names:
                 has_errors = True
             plain.append(PlainCall(name, arguments, call.id, call.type))
+            called.append(call.id)
             number = call_numbers.setdefault(call.id, len(call_numbers))
             canonical_calls.append((number, name, canonical_arguments(arguments)))
             num_characters += len(arguments)
@@ -206,8 +215,12 @@ def read_turns(turns: list[PlainTurn], prompt: PlainPrompt) -> Completion | None
         result_of = None if call_id is None else call_numbers.get(call_id, call_id)
         canonical.append((role, content, "", turn.name, canonical_calls, result_of))
     if has_errors:
-        return Completion(turns, canonical, num_characters, num_calls, errors_of(prompt, encode(turns)))
-    return Completion(turns, canonical, num_characters, num_calls, (), results)
+        errors: Sequence[ErrorSite] = errors_of(prompt, encode(turns))
+        results = []
+    else:
+        errors = ()
+    num_open = sum(call_id not in answered for call_id in called)
+    return Completion(turns, canonical, num_characters, num_calls, errors, results, num_open)
 
 
 def answer_of(text: str, prompt: PlainPrompt) -> Completion:
@@ -243,6 +256,8 @@ def plain_row(format_name: str, origin: Origin, record: PlainRecord) -> ReadyRow
     prompt, completion, reward, info = record.prompt, record.completion, record.reward, record.info
     batch, run, step, reward_components = record.batch, record.run, record.step, record.reward_components
     model, metrics = record.model, record.metrics
+    if completion.num_open:
+        metrics = {**(metrics or {}), "unanswered_calls": completion.num_open}
     if reward is not None and not math.isfinite(reward):
         raise BadRecord("a reward that is no number")
     turns, errors = completion.turns, completion.errors

@@ -16,9 +16,9 @@ import pyarrow as pa
 from pairwright.config.sections import TokensConfig
 from pairwright.errors import TableError
 from pairwright.generate.template_variables import KEY
-from pairwright.pairs.outcomes import source_tables
+from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
-from pairwright.pairs.texts import REJECTED_KEY
+from pairwright.pairs.rewritten_texts import REJECTED_KEY
 from pairwright.paths import Place
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.grouping import conversation_of

@@ -24,11 +24,11 @@ import xxhash
 from pairwright.config.config_file import adjust_config
 from pairwright.config.sections import TokensConfig
 from pairwright.engines import Engine, Pool
-from pairwright.engines.engine import Progress, progress_of
+from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.container import Pairs
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
-from pairwright.paths import Place, place, write_bytes
+from pairwright.paths import Place, claim_folder, place, write_bytes
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
@@ -63,8 +63,23 @@ def encode_source(
 ) -> dict[str, Any]:
     """Encode what is not in the cache yet, then count all of it. Returns the manifest.
 
-    Without an engine the work is done by processes of this machine: `num_workers`, or as many as there are cores.
+    Without an engine the work is done by processes of this machine: `num_workers`, or as many as there are cores. One
+    process at a time encodes into a folder.
     """
+    with claim_folder(output, "items.parquet", work="tokens"):
+        return encode_into(source, output, options, num_workers=num_workers, engine=engine, progress=progress)
+
+
+def encode_into(
+    source: Place,
+    output: Place,
+    options: TokensConfig,
+    *,
+    num_workers: int | None = None,
+    engine: Engine | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Do what `encode_source` does in a folder that the caller holds, as the processes of a training hold theirs."""
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
     # Fails before anything is read if the tokenizer is broken.

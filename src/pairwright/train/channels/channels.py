@@ -18,33 +18,28 @@ from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.ledger.trained import Held
-from pairwright.pairs.selection import Curriculum
+from pairwright.pairs.curriculum import Curriculum
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
-from pairwright.train.batch_schedule import Limits, Order, tree_batches
+from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.distillation import DistillChannel, open_teacher
 from pairwright.train.channels.likelihood import LikelihoodChannel, Likely
 from pairwright.train.channels.policy_gradient import PolicyChannel
 from pairwright.train.channels.preference_channel import PreferenceChannel, open_moving_reference
 from pairwright.train.channels.unpaired_channel import UnpairedChannel
-from pairwright.train.data import (
-    DataError,
-    PairData,
-    PolicyData,
-    find_stages,
-    load_pairs,
-    load_policy_data,
-)
+from pairwright.train.data import PairData, PolicyData, find_stages, load_pairs, load_policy_data
 from pairwright.train.distill_data import distill_runs, load_distill_data
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits, tree_batches
 from pairwright.train.model.load_model import model_hash
 from pairwright.train.model.policy_model import Policy, open_policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceCache, ReferenceLogps
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
+from pairwright.train.table_signals import DataError
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 

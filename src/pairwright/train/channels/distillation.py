@@ -25,13 +25,14 @@ from pairwright.tokens.batch.collate import Tree, count_distinct, tree_of
 from pairwright.tokens.sequence import Origin
 from pairwright.tokens.teacher_sequences import Distillation
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.train.batch_schedule import Limits, Order
-from pairwright.train.data import DataError
+from pairwright.train.batch_schedule import Order
 from pairwright.train.distill_data import DistillData
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, follow, open_policy
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
+from pairwright.train.model.ranks import Ranks
+from pairwright.train.table_signals import DataError
 
 ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
 
@@ -139,6 +140,9 @@ class DistillChannel:
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
+
+    def teacher_trees(self, items: Array) -> list[Tree]:
+        return [_teacher_tree(self.data.items[item]) for item in items]
 
     def item_weights(self, items: Array) -> Array:
         return np.ones(len(items), np.float32)

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
-from pairwright.pairs.selection import Curriculum
+from pairwright.pairs.curriculum import Curriculum
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Limits, Order
+from pairwright.train.batch_schedule import Order
 from pairwright.train.data import join_weights
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits
 from pairwright.train.model.policy_model import Policy
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
+from pairwright.train.model.ranks import Ranks
 
 
 @dataclass(frozen=True)

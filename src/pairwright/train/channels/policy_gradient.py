@@ -20,13 +20,14 @@ from pairwright.losses.advantages import group_advantages
 from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Limits, Order
+from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits
 from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
 
 
 class PolicyChannel:
@@ -65,9 +66,8 @@ class PolicyChannel:
         active = np.flatnonzero(is_active)
         self._active = set(active.tolist())  # for `list_held`, which asks item by item
         if not len(active):
-            raise PairwrightError(
-                f"grpo: {grouped.num_groups} groups, and in none do the rewards differ: nothing to learn from"
-            )
+            problem = f"{grouped.num_groups} groups, and in none do the rewards differ"
+            raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
         self.order = order(active)
         self.validation = np.zeros(0, np.int64)
         self.reference: ReferenceLogps | None = None

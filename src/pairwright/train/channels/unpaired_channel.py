@@ -19,17 +19,18 @@ from pairwright.config.train_config import KtoConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
-from pairwright.losses.preference import kto_loss, mismatch_sums, reference_point
-from pairwright.pairs.selection import choose_threshold
+from pairwright.losses.unpaired import kto_loss, mismatch_sums, reference_point
+from pairwright.pairs.desirability import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.train.batch_schedule import Limits, Order, Parted, even_parts
+from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
+from pairwright.train.metrics import Sums
+from pairwright.train.micro_batches import Limits, Parted, even_parts
 from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
-from pairwright.train.model.sharding import Ranks
-from pairwright.train.run_dir import Sums
 
 
 class Mismatching(Parted, Protocol):
@@ -211,7 +212,10 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     """Which runs (N,) are desirable, which have a label at all, and the rule in words. NaN is neither."""
     rewards, is_scored = data.rewards, np.isfinite(data.rewards)
     if options.label_by == "threshold":
-        threshold = choose_threshold(rewards[is_scored], options.threshold, option="train.kto.threshold")
+        try:
+            threshold = choose_threshold(rewards[is_scored], options.threshold, option="train.kto.threshold")
+        except PairwrightError as error:
+            raise PairwrightError(f"kto: {data.left_out}{error}") from None
         return rewards >= threshold, is_scored, f"reward ≥ {threshold:g}"
     # Sums of each group over its scored runs, and its extremes.
     num_groups = int(data.groups.max(initial=-1)) + 1
@@ -223,7 +227,9 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     np.maximum.at(highest, scored_groups, scored_rewards)
     is_used = is_scored & (lowest < highest)[data.groups]
     if not is_used.any():
-        raise PairwrightError("kto: in no group do the rewards differ: set train.kto.label_by=threshold")
+        raise PairwrightError(
+            f"kto: {data.left_out}in no group do the rewards differ: set train.kto.label_by=threshold"
+        )
     if options.label_by != "group":
         # Several runs of a group may share its highest reward.
         is_best = rewards >= highest[data.groups]

@@ -16,7 +16,7 @@ attention never guesses.
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from pairwright.errors import PairwrightError
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.token_tree import Segment
+from pairwright.train.model.attention_call import Call, attend, attend_backward
 
 # A row that is a tree of tokens, as a block mask of torch's flex attention: the way that a GPU takes.
 #
@@ -141,15 +142,6 @@ DENSE_KEYS, DENSE_ROWS = 512, 1024  # of a call whose scores are all in memory: 
 
 class CannotShare(PairwrightError):
     """This model's attention has something that a row of trees does not know."""
-
-
-class Call(NamedTuple):
-    """Queries that see keys. `mask` (R, N) is added to the scores; None where all see all, or where it is causal."""
-
-    rows: Any  # a slice, or the places (R,)
-    keys: slice
-    mask: Tensor | None = None
-    is_causal: bool = False
 
 
 class Plan:
@@ -303,10 +295,10 @@ class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
         own, earlier = plan.calls(window, is_dense=is_dense)
         for call in own:
             inputs = query_GKTD[:, :, call.rows], key_GKTD[:, :, call.keys], value_GKTD[:, :, call.keys]
-            output_GKTD[:, :, call.rows], log_sum_GKT[:, :, call.rows] = _attend(*inputs, call, scale, softcap)
+            output_GKTD[:, :, call.rows], log_sum_GKT[:, :, call.rows] = attend(*inputs, call, scale, softcap)
         for call in earlier:
             inputs = query_GKTD[:, :, call.rows], key_GKTD[:, :, call.keys], value_GKTD[:, :, call.keys]
-            more_GKRD, more_GKR = _attend(*inputs, call, scale, softcap)
+            more_GKRD, more_GKR = attend(*inputs, call, scale, softcap)
             before_GKR = log_sum_GKT[:, :, call.rows]
             total_GKR = torch.logaddexp(before_GKR, more_GKR)
             # Each part by its share of the sum of exponentials.
@@ -336,7 +328,7 @@ class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
         for call in ctx.calls:
             rows, keys = call.rows, call.keys
             # With the output and the log-sum of all calls, the gradient of each is that of its part of the softmax.
-            parts = _attend_backward(
+            parts = attend_backward(
                 grad_GKTD[:, :, rows],
                 query_GKTD[:, :, rows],
                 key_GKTD[:, :, keys],
@@ -366,57 +358,3 @@ def _by_key_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     num_groups = query.shape[1] // num_heads
     query_GKTD = query[0].unflatten(0, (num_heads, num_groups)).transpose(0, 1)
     return query_GKTD, key.expand(num_groups, -1, -1, -1), value.expand(num_groups, -1, -1, -1)
-
-
-# A call: attention of some queries to some keys, with the log-sum of the scores; and its gradients.
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """(G, K, R, D) and the log-sums (G, K, R)."""
-    if softcap is None and query.device.type == "cpu":
-        mask = None if call.mask is None else call.mask.to(query.dtype)
-        return _flash(query, key, value, 0.0, call.is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
-    scores, _ = _score(query, key, call, scale, softcap)
-    log_sum = scores.logsumexp(-1)
-    return (scores - log_sum[..., None]).exp_() @ value.float(), log_sum
-
-
-def _attend_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    log_sum: Tensor,
-    call: Call,
-    scale: float,
-    softcap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries (G, K, R, D), keys and values (G, K, N, D)."""
-    if softcap is None and query.device.type == "cpu":
-        mask = None if call.mask is None else call.mask.to(query.dtype)
-        return _flash_backward(  # type: ignore[no-any-return]
-            grad, query, key, value, output, log_sum, 0.0, call.is_causal, attn_mask=mask, scale=scale
-        )
-    scores, slope = _score(query, key, call, scale, softcap)
-    grad, shares = grad.float(), (scores - log_sum[..., None]).exp_()
-    grad_value = shares.transpose(-1, -2) @ grad
-    grad_scores = grad @ value.float().transpose(-1, -2) - (grad * output.float()).sum(-1, keepdim=True)
-    grad_scores = grad_scores.mul_(shares).mul_(scale if slope is None else slope * scale)
-    return grad_scores @ key.float(), grad_scores.transpose(-1, -2) @ query.float(), grad_value
-
-
-def _score(query: Tensor, key: Tensor, call: Call, scale: float, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Scores (G, K, R, N) in float32, and the slope of the cap where there is one."""
-    scores = (query.float() @ key.float().transpose(-1, -2)).mul_(scale)
-    slope = None
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_()
-        slope = 1 - scores.square()
-        scores = scores.mul_(softcap)
-    return scores if call.mask is None else scores.add_(call.mask), slope

@@ -27,7 +27,8 @@ from pairwright.losses.logps import masked_logps
 from pairwright.tokens.batch.collate import Tree, TreeBatch, collate_trees, tree_of
 from pairwright.train.model.attention import NAME, CannotShare, Plan, register
 from pairwright.train.model.load_model import ModelError, load_model, plain_model
-from pairwright.train.model.sharding import Ranks, Root, load_sharded
+from pairwright.train.model.ranks import Ranks
+from pairwright.train.model.sharding import Root, load_sharded
 
 TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
 
@@ -131,12 +132,6 @@ class Policy:
         weight = self.head.weight
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
-
-    @torch.no_grad()
-    def log_sum_squares(self, hidden_NH: Tensor) -> Tensor:
-        """log Σ p² of the distribution at each position, in chunks of (C, V)."""
-        parts = [torch.logsumexp(2 * self.logits(rows_CH).log_softmax(-1), -1) for rows_CH in hidden_NH.split(512)]
-        return torch.cat(parts)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:

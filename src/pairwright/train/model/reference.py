@@ -22,7 +22,7 @@ from pairwright.records.arrays import Array
 from pairwright.store.segments import new_segment_id
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.model.policy_model import Policy
-from pairwright.train.model.sharding import Ranks
+from pairwright.train.model.ranks import Ranks
 
 ROWS_PER_PART = 8192
 # key: xxh3-128 of a branch's ids and mask; logps: a value for each of its trained tokens.

@@ -1,4 +1,4 @@
-"""Several processes: their sums (`Ranks`), and a model in shards (torch's FSDP).
+"""A model in shards (FSDP of torch), trained by several processes.
 
 Every process holds its piece of each weight, gradient and optimizer state; tensors are read and written in pieces.
 
@@ -12,191 +12,18 @@ same order: `Ranks.in_step` ensures it.
 """
 
 import ctypes
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.train.model.load_model import ModelError, default_device, load_model, plain_model, trainable
-
-# Several processes that train one model: who takes what, and sums over all of them.
-#
-# Every process computes sums, and every normaliser is of the whole batch, so that adding up gradients gives the
-# update that one process would make. A process alone is rank 0 of 1, and nothing here costs it anything.
-#
-# Where the model is in shards (sharding.py), a pass through it is made by all processes at once: `in_step` has those
-# that are done go along until all are.
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ranks:
-    rank: int = 0
-    size: int = 1
-    is_sharded: bool = False
-
-    @classmethod
-    def here(cls, *, sharding: bool = False) -> "Ranks":
-        """Of the process group that is up; one is started where torchrun or accelerate launched this process."""
-        if not dist.is_available():
-            return cls()
-        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # torchrun numbers the processes of a machine: one GPU each.
-            if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        if not dist.is_initialized():
-            return cls()
-        size = dist.get_world_size()
-        return cls(dist.get_rank(), size, is_sharded=sharding and size > 1)
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-    def share(self, items: Any) -> Any:
-        """The items of this process: every size-th one."""
-        return items[self.rank :: self.size]
-
-    def share_neighbours(self, items: Any) -> Any:
-        """The items of this process: those that stand together."""
-        start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
-        return items[start:stop]
-
-    def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
-        """Each part, and that it counts. Of a model in shards all take as many: who has no more takes spare ones,
-        which do not count."""
-        # `any` is a collective: every process asks it once before each pass, with True while it has parts left.
-        for part in parts:
-            if self.is_sharded:
-                self.any(True)
-            yield part, True
-        while self.is_sharded and self.any(False):
-            yield spare(), False
-
-    def sum_gradients(self, parameters: Iterable[Any]) -> None:
-        """Add up the gradients of all processes, in place; a process without one adds zero.
-
-        Those of a model in shards were added up in the backward pass.
-        """
-        if self.size == 1 or self.is_sharded:
-            return
-        tensors = list(parameters)
-        for tensor in tensors:
-            if tensor.grad is None:
-                tensor.grad = torch.zeros_like(tensor)
-        # One collective for all gradients: many small ones cost more than a copy.
-        flat = torch.cat([tensor.grad.flatten() for tensor in tensors])
-        dist.all_reduce(flat)
-        at = 0
-        for tensor in tensors:
-            tensor.grad.copy_(flat[at : at + tensor.numel()].view_as(tensor))
-            at += tensor.numel()
-
-    def sum_values(self, values: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Add up named (sum, count) pairs over all processes; a name may be missing in some."""
-        if self.size == 1:
-            return values
-        # Names may differ between processes, so dicts are exchanged, not tensors.
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, values)
-        total: dict[str, tuple[float, float]] = {}
-        for part in gathered:
-            for name, (value, count) in part.items():
-                before = total.get(name, (0.0, 0.0))
-                total[name] = (before[0] + value, before[1] + count)
-        return total
-
-    def any(self, value: bool) -> bool:
-        """Whether it is so in any process."""
-        return bool(self.sum_values({"any": (float(value), 1.0)})["any"][0])
-
-    def wait(self) -> None:
-        if self.size > 1:
-            dist.barrier()
-
-
-# Tensors of which every process holds a piece: gathered, distributed, written as safetensors.
-
-# as safetensors names them
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-
-
-def is_in_pieces(tensor: Any) -> bool:
-    if not dist.is_available():
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
-
-
-def whole(tensor: Any) -> Tensor:
-    """The whole tensor, in every process."""
-    return tensor.full_tensor() if is_in_pieces(tensor) else tensor
-
-
-def like(value: Tensor, parameter: Any) -> Any:
-    """A whole value, cut as a parameter is cut; numbers stay as they are, and other shapes go to every process."""
-    if not is_in_pieces(parameter) or not value.ndim:
-        return value
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    mesh = parameter.device_mesh
-    placements = parameter.placements if value.shape == parameter.shape else [Replicate()]
-    return distribute_tensor(value, mesh, placements, src_data_rank=None)  # all have it: nothing is sent
-
-
-@torch.no_grad()
-def put(value: Tensor, parameter: Any) -> None:
-    """Copy a whole value into a parameter, each process its piece."""
-    parameter.copy_(like(value, parameter))
-
-
-def write_tensors(
-    path: Path, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None, is_writer: bool = True
-) -> None:
-    """A safetensors file, written tensor by tensor, so that no process holds more than one that is whole.
-
-    Those that are not the writer take part in the gathering.
-    """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps all aligned
-    if not is_writer:
-        for _, tensor in ordered:
-            whole(tensor.detach())
-        return
-    with open(path, "wb") as file:
-        file.write(_header(ordered, metadata))
-        for _, tensor in ordered:
-            value = whole(tensor.detach()).cpu().contiguous()
-            file.write(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
-
-
-def _header(tensors: list[tuple[str, Any]], metadata: Mapping[str, str] | None) -> bytes:
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
-    for name, tensor in tensors:
-        end = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
-    return len(text).to_bytes(8, "little") + text
-
-
-# The sharded model.
+from pairwright.train.model.ranks import Ranks, T
+from pairwright.train.model.sharded_tensors import whole
 
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 20  # glibc's number of the option, and the smallest block to give back
 

@@ -1,0 +1,20 @@
+"""`pairwright` and `python -m pairwright`: the command line, with Ctrl-C handled while its modules are loaded, too."""
+
+import sys
+
+from pairwright.interrupts import handle_interrupts
+
+
+def run_program() -> None:
+    handle_interrupts()
+    try:
+        from pairwright.cli import run_program as run_commands
+
+        run_commands()
+    except KeyboardInterrupt:  # no command has begun, or all of it has ended
+        print("pairwright: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run_program()

@@ -1,0 +1,84 @@
+"""SDK clients of one endpoint: a new one for every few dozen requests in flight.
+
+The API key is read from an environment variable and never appears in a message or a record.
+"""
+
+import os
+import resource
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pairwright.config import PolicyConfig
+from pairwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+_NO_KEY = "none"  # the SDK requires a key; local servers ignore it
+_REQUESTS_PER_CLIENT = 32
+
+
+@dataclass
+class _Slot:
+    client: "AsyncOpenAI"
+    in_flight: int = 0
+
+
+class ClientPool:
+    """`async with pool.acquire() as client` for one request. All clients share the key, address and settings."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        try:
+            import openai  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "policy: an endpoint needs the openai package: pip install 'pairwright[collect]'"
+            ) from None
+        self._config = config
+        self._key = _NO_KEY
+        if config.api_key_env is not None:
+            self._key = os.environ.get(config.api_key_env, "")
+            if not self._key:
+                raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
+        _allow_many_connections()
+        self._tls = ssl.create_default_context()  # shared: loading the CA certificates takes milliseconds
+        self._slots: list[_Slot] = []
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator["AsyncOpenAI"]:
+        slot = next((slot for slot in self._slots if slot.in_flight < _REQUESTS_PER_CLIENT), None)
+        if slot is None:
+            slot = _Slot(self._client())
+            self._slots.append(slot)
+        slot.in_flight += 1
+        try:
+            yield slot.client
+        finally:
+            slot.in_flight -= 1
+
+    async def close(self) -> None:
+        for slot in self._slots:
+            await slot.client.close()
+
+    def _client(self) -> "AsyncOpenAI":
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        config = self._config
+        return AsyncOpenAI(
+            base_url=config.base_url,
+            api_key=self._key,
+            max_retries=0,
+            timeout=config.timeout_seconds,
+            http_client=DefaultAsyncHttpxClient(verify=self._tls, timeout=config.timeout_seconds),
+        )
+
+
+def _allow_many_connections() -> None:
+    """Raise the limit of open files: each connection needs one, and the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

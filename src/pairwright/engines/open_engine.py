@@ -1,0 +1,28 @@
+"""Open the engine that the configuration names."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from pairwright.engines.engine import Engine
+from pairwright.engines.process_pool import open_pool
+from pairwright.engines.ray_engine import open_ray
+
+if TYPE_CHECKING:
+    from pairwright.config.sections import EngineConfig
+
+# Values of `engine.name`, each with a context manager that opens the engine.
+ENGINES: dict[str, Callable[["EngineConfig"], AbstractContextManager[Engine]]] = {
+    "embedded": open_pool,
+    "ray": open_ray,
+}
+
+
+@contextmanager
+def open_engine(settings: "EngineConfig") -> Iterator[Engine | None]:
+    """Open the configured engine; None for the defaults, where a stage chooses what is fastest on this machine."""
+    if settings.name == "embedded" and settings.workers is None:
+        yield None
+        return
+    with ENGINES[settings.name](settings) as engine:
+        yield engine

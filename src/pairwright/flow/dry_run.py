@@ -1,0 +1,63 @@
+"""The dry run: stages, their states, and estimates of the work."""
+
+from pathlib import Path
+
+from pairwright.flow.run_flow import Flow, Plan
+
+
+def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
+    """(stage, state, estimate) in order; `plan` is the result of `flow.plan()`, if the caller has it."""
+    plan = flow.plan() if plan is None else plan
+    states = dict(plan.steps)
+    # for a refused stage the third cell is the reason
+    return [
+        (name, state, str(plan.refusal) if state == "refused" else _estimate(flow, name, states))
+        for name, state in plan.steps
+    ]
+
+
+def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
+    """Estimated counts of a stage, from the configuration or from the results of earlier stages."""
+    config = flow.config
+    # stage names are "round-1/train"
+    number, _, stage = name.rpartition("/")
+    if states[name] == "done":
+        return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
+    if stage == "collect":
+        return _estimate_requests(
+            flow,
+            config.collect.dataset,
+            config.collect.num_tasks,
+            config.collect.num_runs,
+            config.policy.num_candidates,
+        )
+    if stage == "evaluate":
+        section = config.evaluate
+        dataset, tasks = section.dataset or config.collect.dataset, section.num_tasks or config.collect.num_tasks
+        return "twice " + _estimate_requests(flow, dataset, tasks, section.num_runs, 1)
+    if stage == "train" and states.get(f"{number}/tokens") == "done":
+        tokens = flow.manifest.stages[f"{number}/tokens"]
+        return f"about {tokens.result['tokens'] * config.train.epochs:,} tokens in {config.train.epochs} epochs"
+    return ""
+
+
+def _estimate_requests(
+    flow: Flow, dataset: str | None, num_tasks: int | None, num_runs: int, num_candidates: int
+) -> str:
+    tasks = num_tasks if dataset is None else _num_lines(flow, dataset, num_tasks)
+    if tasks is None:
+        return ""
+    answers = tasks * num_runs * num_candidates
+    limit = flow.config.policy.max_tokens
+    tokens = f", at most {answers * limit:,} tokens a step" if limit else ""
+    return f"{tasks:,} tasks, {tasks * num_runs:,} runs, {answers:,} answers a step{tokens}"
+
+
+def _num_lines(flow: Flow, dataset: str, most: int | None) -> int | None:
+    path = Path(dataset) if Path(dataset).exists() or flow.base is None else flow.base / dataset
+    if path.suffix not in (".jsonl", ".csv") or not path.is_file():
+        return most
+    with open(path, "rb") as file:
+        # the first line of a CSV file is its header
+        lines = sum(1 for _ in file) - (path.suffix == ".csv")
+    return lines if most is None else min(most, lines)

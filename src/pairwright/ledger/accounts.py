@@ -1,0 +1,124 @@
+"""Accounts: every generated turn of a channel under one fate, and the sums that have to agree."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from pairwright.ledger.generated_turns import Answer, Key
+from pairwright.ledger.trained import HELD_OUT, NOT_SELECTED, TRAINED
+
+CUT = "cut: longer than tokens.max_length"
+_RANK = {TRAINED: 0, HELD_OUT: 1, NOT_SELECTED: 3}  # a turn of several pairs has the first of their fates
+
+
+class Fate(msgspec.Struct):
+    """What became of turns. `tokens` are those that are known; `num_uncounted` turns have neither recorded ids nor an
+    encoding."""
+
+    name: str
+    turns: int = 0
+    tokens: int = 0
+    num_uncounted: int = 0
+
+
+class Account(msgspec.Struct, kw_only=True):
+    """`drawn_tokens` is the sum over what was drawn, `loss_tokens` what the losses were computed on, counted by the
+    training loop. `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained as these ids."""
+
+    channel: str
+    experiences: int
+    turns: int
+    tokens: int
+    fates: list[Fate]
+    drawn_tokens: int = 0
+    loss_tokens: int = 0
+    num_recorded: int = 0
+    num_as_sampled: int = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """What does not add up; empty where everything does."""
+        problems = []
+        if sum(fate.turns for fate in self.fates) != self.turns:
+            problems.append(f"{self.turns:,} turns, but {sum(fate.turns for fate in self.fates):,} have a fate")
+        if sum(fate.tokens for fate in self.fates) != self.tokens:
+            problems.append(f"{self.tokens:,} tokens, but {sum(fate.tokens for fate in self.fates):,} have a fate")
+        if self.drawn_tokens != self.loss_tokens:
+            problems.append(f"{self.drawn_tokens:,} tokens were drawn, the losses saw {self.loss_tokens:,}")
+        if self.num_as_sampled != self.num_recorded:
+            problems.append(f"{self.num_recorded - self.num_as_sampled:,} recorded turns were trained as other ids")
+        return problems
+
+
+class TurnRow(NamedTuple):
+    """A row of trained.parquet, assigned to an answer; `turn` is None where the item could not be encoded."""
+
+    key: Key
+    turn: int | None
+    tokens: int
+    times: int
+    fate: str
+    digest: int | None
+
+
+def account(
+    channel: str,
+    answers: dict[Key, Answer],
+    rows: Iterable[TurnRow],
+    name_fate: Callable[[Key, Answer, str | None], str],
+) -> Account:
+    """Give every turn its fate. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
+    hold; `refusal` is why an item of the answer could not be encoded."""
+    best: dict[tuple[Key, int], TurnRow] = {}  # the row that decides the fate of a turn, among those of all its pairs
+    refused: dict[Key, str] = {}
+    drawn = num_recorded = num_as_sampled = 0
+    for row in rows:
+        # Every draw computes a loss on all trained tokens of the turn.
+        drawn += row.tokens * row.times
+        if row.turn is None:
+            refused.setdefault(row.key, row.fate)
+            continue
+        place = (row.key, row.turn)
+        if place not in best or _RANK.get(row.fate, 2) < _RANK.get(best[place].fate, 2):
+            best[place] = row
+        # Hash of the ids that were sampled, where they were recorded.
+        sampled = answers[row.key].digests.get(row.turn) if row.key in answers else None
+        if row.fate == TRAINED and sampled is not None:
+            num_recorded += 1
+            num_as_sampled += sampled == row.digest
+    fates: dict[str, Fate] = {}
+    total = Account(
+        channel=channel,
+        experiences=len({answer.row for answer in answers.values()}),
+        turns=0,
+        tokens=0,
+        fates=[],
+        drawn_tokens=drawn,
+        num_recorded=num_recorded,
+        num_as_sampled=num_as_sampled,
+    )
+
+    def enter(name: str, tokens: int | None, *, turns: int = 1) -> None:
+        fate = fates.setdefault(name, Fate(name))
+        fate.turns += turns
+        fate.tokens += tokens or 0
+        fate.num_uncounted += tokens is None
+
+    for key, answer in answers.items():
+        for turn, known in answer.turns.items():
+            held = best.get((key, turn))
+            is_held = held is not None and held.fate != NOT_SELECTED
+            # Recorded ids are exact; without them the channel's own count stands.
+            tokens = held.tokens if held is not None and is_held and not answer.is_recorded else known
+            total.turns += 1
+            total.tokens += tokens or 0
+            if held is None or not is_held:
+                enter(NOT_SELECTED if held is not None else name_fate(key, answer, refused.get(key)), tokens)
+                continue
+            enter(held.fate, held.tokens)
+            if tokens is not None and tokens > held.tokens:
+                enter("first token of a sequence: nothing predicts it", tokens - held.tokens, turns=0)
+    order = {TRAINED: 0}
+    total.fates = sorted(fates.values(), key=lambda fate: (order.get(fate.name, 1), -fate.tokens, fate.name))
+    return total

@@ -1,0 +1,100 @@
+"""Buckets: input rows partitioned by prompt hash, so that planning fits in memory."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from pairwright.pairs.candidates.candidates import no_rows, read_rows, row_batches
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.spill import Spill
+from pairwright.pairs.strategies.strategies import IN_GROUPS
+from pairwright.paths import Place
+from pairwright.store.table import Table
+
+BYTES_PER_ROW = 2_000  # of a row while its bucket is planned, with everything that is made of it on the way
+BYTES_PER_PAIR = 1_200  # of a pair while it is planned
+MAX_BUCKETS = 1024
+_PREFIX_DIGITS = 4
+
+
+def num_buckets(tables: Sequence[Table], options: PairOptions) -> int:
+    """Return the number of buckets that keeps planning within `memory_megabytes`.
+
+    It is 1 for strategies that compare rows across prompts.
+    """
+    if not is_parted(options):
+        return 1
+    num_rows = sum(table.count() for table in tables)
+    return min(MAX_BUCKETS, max(1, -(-num_rows * BYTES_PER_ROW // (options.memory_megabytes * 2**20))))
+
+
+class Buckets:
+    """The rows of tables, partitioned by prompt hash in ascending order; can be iterated more than once.
+
+    Iteration yields each bucket, split further if its pairs would not fit in memory. `number` is the number of buckets;
+    `fits` is True if all rows are a single piece.
+    """
+
+    def __init__(self, tables: Sequence[Table], options: PairOptions, number: int, folder: Place | None) -> None:
+        self._options = options
+        self._number = number
+        self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
+        where, runs = options.where, options.within_run
+        is_whole = number == 1
+        self._only = (
+            read_rows(tables, where=where, with_runs=runs) if is_whole else no_rows(where=where, with_runs=runs)
+        )
+        for batch in () if is_whole else row_batches(tables, where=where, with_runs=runs):
+            for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
+                self._spill.add(int(bucket), rows)
+        self.fits = number == 1 and len(_bounds(self._only, options)) == 0
+
+    def __iter__(self) -> Iterator[pl.DataFrame]:
+        for bucket in range(self._number):
+            spilled = self._spill.read(bucket) if self._number > 1 else None
+            yield from split_rows(self._only if spilled is None else spilled, self._options)
+
+
+def bucket_of(number: int) -> pl.Expr:
+    """Polars expression for the bucket of a row, out of `number`: a range of the leading digits of its prompt hash."""
+    prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
+    # Equal ranges of the hash in ascending order: buckets one after another keep the order of prompts.
+    bucket: pl.Expr = prefix * number // 16**_PREFIX_DIGITS
+    return bucket.alias("bucket")
+
+
+def is_parted(options: PairOptions) -> bool:
+    return options.strategy in IN_GROUPS and not options.across_groups and options.votes is None
+
+
+def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:
+    """Split rows by prompt hash into pieces whose pairs fit in memory."""
+    bounds = [None, *_bounds(rows, options), None]
+    for first, last in pairwise(bounds):
+        piece = rows if first is None else rows.filter(pl.col("prompt_hash") >= first)
+        yield piece if last is None else piece.filter(pl.col("prompt_hash") < last)
+
+
+def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
+    """Return the prompt hashes at which to split rows, so that the pairs planned at once fit in memory."""
+    most = options.memory_megabytes * 2**20 // BYTES_PER_PAIR
+    # n² / 2 bounds the pairs of n rows, however they are grouped.
+    if not is_parted(options) or rows.height**2 // 2 <= most:
+        return []
+    largest = 1 if options.strategy == "best-worst" else options.max_pairs_per_group
+    # Planning the K largest gaps builds about K·(1 + ln K) pairs of a group (pairing.py).
+    per_row = None if largest is None else math.ceil(largest * (1 + math.log(largest)))
+    if per_row is not None and rows.height * per_row <= most:
+        return []
+    sizes = rows.group_by("prompt_hash").len().sort("prompt_hash")
+    counts = sizes["len"].cast(pl.Int64).to_numpy()
+    pairs = counts * (counts - 1) // 2
+    if per_row is not None:
+        pairs = np.minimum(pairs, per_row * counts)
+    totals = np.cumsum(pairs)
+    # The prompts at which the running total of pairs passes a multiple of `most`.
+    starts = np.flatnonzero(np.diff(totals // most, prepend=0))
+    return sizes["prompt_hash"].gather(starts[starts > 0]).to_list()

@@ -1,0 +1,54 @@
+"""Length balance: effect size of the length difference between chosen and rejected, and how to bound it."""
+
+import numpy as np
+
+from pairwright.pairs.candidates.candidates import Flags, Floats
+
+
+def length_effect(differences: Floats, weights: Floats | None = None) -> float:
+    """Mean divided by standard deviation of (chosen - rejected) characters.
+
+    It is 0 for no pairs, and infinite if all differences are equal and not 0.
+    """
+    weights = np.ones(len(differences)) if weights is None else weights
+    total = weights.sum()
+    if not total:
+        return 0.0
+    mean = float((weights * differences).sum() / total)
+    deviation = float(np.sqrt((weights * (differences - mean) ** 2).sum() / total))
+    if deviation == 0:
+        return 0.0 if mean == 0 else float(np.copysign(np.inf, mean))
+    return mean / deviation
+
+
+def one_sided(differences: Floats, bound: float) -> Flags:
+    """Mask of the pairs to drop so that the length effect is within the bound: as few as possible, largest first."""
+    towards = np.sign(differences.mean()) or 1.0
+    # From the most one-sided pair in the prevailing direction; lexsort takes its last key first, ties go by number.
+    order = np.lexsort([np.arange(len(differences)), -towards * differences])
+    left = differences[order][::-1]  # the last so many of `order`, summed from its end
+    counts = np.arange(1, len(left) + 1)
+    means = np.cumsum(left) / counts
+    # E[x²] - E[x]², which rounding can take slightly below 0.
+    variances = np.maximum(np.cumsum(left**2) / counts - means**2, 0.0)
+    fine = np.abs(means) <= bound * np.sqrt(variances) + 1e-12
+    num_left = int(counts[fine].max()) if fine.any() else 0
+    bad = np.zeros(len(differences), np.bool_)
+    bad[order[: len(differences) - num_left]] = True
+    return bad
+
+
+def balance_weights(weights: Floats, differences: Floats, bound: float) -> Floats:
+    """Scale the weights of the prevailing direction down until the length effect of the weighted pairs is in bounds."""
+    effect = length_effect(differences, weights)
+    if abs(effect) <= bound:
+        return weights
+    direction = np.sign(effect)
+    prevailing = np.sign(differences) == direction
+    # Bisection: 60 halvings are more than the bits of a double.
+    low, high = 0.0, 1.0
+    for _ in range(60):  # the effect falls with the weight of the prevailing pairs
+        middle = (low + high) / 2
+        effect = length_effect(differences, np.where(prevailing, middle * weights, weights)) * direction
+        low, high = (middle, high) if effect <= bound else (low, middle)
+    return np.where(prevailing, low * weights, weights)

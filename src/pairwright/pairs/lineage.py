@@ -1,0 +1,46 @@
+"""Lineage: the experience tables that a pairs folder was built from."""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from pairwright.errors import TableError
+from pairwright.paths import Place, is_address, place
+from pairwright.store.table import Table
+
+LINEAGE_FILE = "lineage.json"
+
+
+def table_references(tables: Sequence[Table], pairs: Place) -> list[str]:
+    """Return the sorted paths of tables as lineage.json stores them: relative to `pairs` if both are local."""
+    return sorted(_reference(table.path, pairs) for table in tables)
+
+
+def _reference(table: Place, pairs: Place) -> str:
+    # Relative where both are local, so that a run folder can be moved as a whole.
+    if is_address(table) or is_address(pairs):
+        return str(table.absolute())
+    return os.path.relpath(str(table.absolute()), str(pairs.absolute()))
+
+
+def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:
+    """Open the tables that pairs were built from: those in `named`, or those of lineage.json that still exist."""
+    if named:
+        return [Table(place(path), create=False) for path in named]
+    folder = pairs.parent if pairs.is_file() else pairs
+    if not (folder / LINEAGE_FILE).exists():
+        return []
+    try:
+        references = msgspec.json.decode((folder / LINEAGE_FILE).read_bytes(), type=dict[str, list[str]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TableError(f"{folder / LINEAGE_FILE}: cannot be read: {error}") from error
+    tables = []
+    for reference in references.get("tables", []):
+        is_relative = not is_address(folder) and not is_address(reference)
+        path = folder / reference if is_relative else place(reference)
+        try:
+            tables.append(Table(path, create=False))
+        except TableError:
+            continue  # moved or removed: whoever needs a record of it says so
+    return tables

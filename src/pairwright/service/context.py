@@ -1,0 +1,29 @@
+"""Shared state of the routes: settings, database, blob store, and the event that wakes the supervisor."""
+
+import threading
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from pairwright.service.rows.blob_store import Blobs
+from pairwright.service.rows.database import Database
+from pairwright.service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    settings: Settings
+    database: Database
+    blobs: Blobs
+    needs_token: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
+    # Monotonic time at which a deployment was asked last, by id.
+    asked: dict[str, float] = field(default_factory=dict)
+    # Files that were sent before their commit: namespace, repository and sha256; a dict keeps the order.
+    sent_files: dict[tuple[str, str, str], None] = field(default_factory=dict)
+
+
+async def context_of(request: Request) -> Context:  # async: a plain function would take a thread for each request
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context

@@ -1,0 +1,46 @@
+"""Statistics of a table."""
+
+from typing import Any
+
+import polars as pl
+
+from pairwright.store.table import Table
+
+
+def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
+    """Return counts of experiences, tasks, runs, rewards, lengths and sources; reads only narrow columns."""
+    # Only narrow columns are named below, so Polars does not read the content columns from the files.
+    frame = table.lazy() if where is None else table.lazy().filter(where)
+    scored = pl.col("reward").is_not_null()
+    numbers = frame.select(
+        experiences=pl.len(),
+        tasks=pl.col("tid").n_unique(),
+        runs=pl.struct("tid", "run").n_unique(),
+        prompts=pl.col("prompt_hash").n_unique(),
+        scored=scored.sum(),
+        unscored=scored.not_().sum(),
+        reward_min=pl.col("reward").min(),
+        reward_mean=pl.col("reward").mean(),
+        reward_median=pl.col("reward").median(),
+        reward_max=pl.col("reward").max(),
+        messages=(pl.col("num_prompt_messages") + pl.col("num_completion_messages")).sum(),
+        tool_calls=pl.col("num_tool_calls").sum(),
+        completion_characters=pl.col("num_completion_characters").sum(),
+        error_sites=pl.col("num_errors").sum(),
+        with_tokens=pl.col("num_tokens").is_not_null().sum(),
+        tokens=pl.col("num_tokens").cast(pl.Int64).sum(),
+        truncated=pl.col("truncate_status").is_not_null().sum(),
+    )
+    statistics: dict[str, Any] = numbers.collect().row(0, named=True)
+    statistics["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
+    # The 20 most frequent values, in descending order of count; ties by name, so that the order is stable.
+    for name in ("kind", "model_version", "source_format"):
+        counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
+        statistics[name] = {str(key): count for key, count in counts.iter_rows()}
+    return statistics
+
+
+def _num_comparable_groups(scored: pl.LazyFrame) -> int:
+    """Count groups (same task, step and prompt) with at least two different rewards, which can give pairs."""
+    groups = scored.group_by("tid", "step", "prompt_hash").agg(pl.col("reward").n_unique().alias("rewards"))
+    return int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())

@@ -1,0 +1,98 @@
+"""Several processes that train one model: who takes what, and sums over all of them."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int = 0
+    size: int = 1
+    is_sharded: bool = False
+
+    @classmethod
+    def here(cls, *, sharding: bool = False) -> "Ranks":
+        """Of the process group that is up; one is started where torchrun or accelerate launched this process."""
+        if not dist.is_available():
+            return cls()
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # torchrun numbers the processes of a machine: one GPU each.
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if not dist.is_initialized():
+            return cls()
+        size = dist.get_world_size()
+        return cls(dist.get_rank(), size, is_sharded=sharding and size > 1)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Any) -> Any:
+        """The items of this process: every size-th one."""
+        return items[self.rank :: self.size]
+
+    def share_neighbours(self, items: Any) -> Any:
+        """The items of this process: those that stand together."""
+        start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
+        return items[start:stop]
+
+    def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
+        """Each part, and that it counts. Of a model in shards all take as many: who has no more takes spare ones,
+        which do not count."""
+        # `any` is a collective: every process asks it once before each pass, with True while it has parts left.
+        for part in parts:
+            if self.is_sharded:
+                self.any(True)
+            yield part, True
+        while self.is_sharded and self.any(False):
+            yield spare(), False
+
+    def sum_gradients(self, parameters: Iterable[Any]) -> None:
+        """Add up the gradients of all processes, in place; a process without one adds zero.
+
+        Those of a model in shards were added up in the backward pass.
+        """
+        if self.size == 1 or self.is_sharded:
+            return
+        tensors = list(parameters)
+        for tensor in tensors:
+            if tensor.grad is None:
+                tensor.grad = torch.zeros_like(tensor)
+        # One collective for all gradients: many small ones cost more than a copy.
+        flat = torch.cat([tensor.grad.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        at = 0
+        for tensor in tensors:
+            tensor.grad.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def sum_values(self, values: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Add up named (sum, count) pairs over all processes; a name may be missing in some."""
+        if self.size == 1:
+            return values
+        # Names may differ between processes, so dicts are exchanged, not tensors.
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, values)
+        total: dict[str, tuple[float, float]] = {}
+        for part in gathered:
+            for name, (value, count) in part.items():
+                before = total.get(name, (0.0, 0.0))
+                total[name] = (before[0] + value, before[1] + count)
+        return total
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so in any process."""
+        return bool(self.sum_values({"any": (float(value), 1.0)})["any"][0])
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
