@@ -32,9 +32,9 @@ from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import split_at_first_answer
 from pairwright.sources.rollouts.s1_traces import read_pair, read_turns
 from pairwright.tokens.batch.collate import IGNORE_INDEX, make_attention_mask, pad_rows
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.hints import HINT_FUNCTIONS, HINTS, Hint, find_hints
-from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence as TokenSequence

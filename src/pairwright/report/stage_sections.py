@@ -16,8 +16,8 @@ from pairwright.report.pairs_section import sample_pairs
 from pairwright.report.plots import Markup, join, tag
 from pairwright.report.run_folder import RunFolder, Stages, read_json
 from pairwright.report.style_sheets import Plot
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
-from pairwright.tokens.options import DEFAULT, EncodeOptions
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Paint, Sequence
 from pairwright.tokens.stage.cache import describe_losses, read_sequences

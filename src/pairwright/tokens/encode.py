@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from pairwright.records.arrays import Array
 from pairwright.records.messages import TEXT, Json, Message, count_ids
+from pairwright.tokens.encode_options import WHOLE, EncodeOptions
 from pairwright.tokens.message_dialect import adapt_dicts, adapt_records
-from pairwright.tokens.options import WHOLE, EncodeOptions
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.control_tokens import control_pattern

@@ -28,7 +28,7 @@ from pairwright.tokens.encode import (
     paint_tokens,
     prepare_chat,
 )
-from pairwright.tokens.options import DEFAULT, EncodeOptions
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.recorded import EncodedSide, count_shared_prompt, drop_stop, encode_recorded_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation

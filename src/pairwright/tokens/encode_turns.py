@@ -17,7 +17,7 @@ from pairwright.tokens.encode import (
     is_raw_text,
     prepare_chat,
 )
-from pairwright.tokens.options import DEFAULT, EncodeOptions
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import refuse_dropped
 from pairwright.tokens.spans.regions import locate_groups

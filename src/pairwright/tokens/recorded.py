@@ -18,8 +18,8 @@ from pairwright.records.messages import Json, Message, canonical_messages
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens.clock import time_of
 from pairwright.tokens.encode import Messages, Prepared, paint_tokens, prepare_chat
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.options import DEFAULT, EncodeOptions
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence, weigh_turns
 from pairwright.tokens.spans.dropped import count_media, refuse_media_inputs

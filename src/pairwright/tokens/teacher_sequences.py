@@ -19,8 +19,8 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.tokens.clock import time_of
 from pairwright.tokens.encode import Prepared, encode_located, prepare_chat
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.hints import Aid, Hint, add_text, aid_of
-from pairwright.tokens.options import DEFAULT, EncodeOptions
 from pairwright.tokens.recorded import (
     RECORDED,
     RecordedTurn,

@@ -27,7 +27,7 @@ from pairwright.paths import write_json
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
-from pairwright.tokens.options import EncodeOptions
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part

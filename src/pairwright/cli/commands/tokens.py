@@ -105,8 +105,8 @@ def show(
 
     from pairwright.config import load_config
     from pairwright.paths import local_folder, place
+    from pairwright.tokens.encode_options import EncodeOptions
     from pairwright.tokens.hints import Hinter
-    from pairwright.tokens.options import EncodeOptions
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
 

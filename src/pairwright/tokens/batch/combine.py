@@ -26,9 +26,9 @@ from pairwright.tokens.batch.collate import (
     collate_policy,
     collate_preference,
 )
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, find_hints
-from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation, name_record, truncate

@@ -170,7 +170,7 @@ def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
         header = _find_header(renderer, grammar)
         openers = [item for item in split_symbols(tokenizer, header) if item in tokenizer.special]
         openers = openers or _find_user_header(tokenizer, renderer)
-        ends = _learn_ends(tokenizer, renderer, row, header, openers)
+        ends = _learn_ends(tokenizer, renderer, row, openers)
         tokenizer.learnt[key] = grammar._replace(ends=ends, header=header, opener=next(iter(openers), ""))
     found: Grammar = tokenizer.learnt[key]
     return found
@@ -276,9 +276,7 @@ def _find_prompt(shown: _Shown) -> Tags | None:
     return Tags(added, closing) if is_inside and added.strip() and closing else None
 
 
-def _learn_ends(
-    tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, header: str, openers: list[str]
-) -> frozenset[str]:
+def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, openers: list[str]) -> frozenset[str]:
     ends = set(tokenizer.eos)
     if row is not None:
         ends |= {end for end in (row.end_text, row.end_call) if end in tokenizer.added}
@@ -297,10 +295,19 @@ def _learn_ends(
         # After a call, and where the generation prompt is always there, the render must end with it: else a token that
         # closes the call, or opens the next message, would be taken for the end of the turn.
         is_whole = not tokenizer.special.intersection(last[len(common) :])
-        if not specials or not (is_whole or (header and turns is not _CALLERS)):
+        if not specials or not (is_whole or (turns is not _CALLERS and not _adds_always(renderer))):
             break
         ends.add(specials[-1])
     return frozenset(ends)
+
+
+def _adds_always(renderer: Renderer) -> bool:
+    """Whether the generation prompt is there, asked for or not; also where there is none at all."""
+    return any(
+        rendered is not None and rendered == try_render(renderer, [_USER], tools, prompt=True)
+        for tools in (None, _TOOLS)
+        for rendered in [try_render(renderer, [_USER], tools)]
+    )
 
 
 def _find_tails(

@@ -10,7 +10,7 @@ record says was generated, nothing of another message, and a closing for every t
 
     rule 1   `next` witnesses: its text is trained. Such a turn stands in the sequence of the next one.
     rule 2   `last` witnesses, or one of the two would if it began with P(i): a sequence ends with the turn
-    rule 3   a declared row says how the thought is written, or what ends the turn
+    rule 3   a declared row says how the thought is written, or what ends the turn; EOS where no render shows an end
     refusal  no_reasoning, dropped, two_forms, template_error
 
 Where `next` and `last` witness different texts, the row says which one the model samples; without it: `two_forms`.
@@ -525,7 +525,7 @@ def _end_turn(case: Case, terms: Terms) -> Verdict | None:
             common = common.partition(case.grammar.opener)[0]
         common = common.rstrip()
         joined = _join(case, [], shown, rest, added=added, end=common + eos)
-        return Verdict(3 if declared else 2, source, joined._replace(stop=eos), is_joined=True, end_added=True)
+        return Verdict(3, source, joined._replace(stop=eos), is_joined=True, end_added=True)
     return None
 
 

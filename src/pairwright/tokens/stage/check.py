@@ -11,9 +11,9 @@ import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.message_dialect import find_call_forms
-from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular
 from pairwright.tokens.stage.template_cases import (

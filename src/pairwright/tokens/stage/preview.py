@@ -13,10 +13,10 @@ import msgspec
 import polars as pl
 
 from pairwright.errors import PairwrightError, TableError
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import Hinter
-from pairwright.tokens.options import DEFAULT, EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import TokensError
 from pairwright.tokens.sequence import Sequence

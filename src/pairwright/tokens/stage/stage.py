@@ -34,8 +34,8 @@ from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
 from pairwright.tokens.clock import FIXED
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
-from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, name_record, truncate, weigh_turns

@@ -15,8 +15,8 @@ from jinja2 import nodes
 
 from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.options import EncodeOptions
 from pairwright.tokens.refusals import WAY_OUT, Limits, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.render import Template
