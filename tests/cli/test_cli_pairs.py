@@ -172,7 +172,7 @@ def test_lint_of_a_bad_table_exits_with_two_and_the_reasons(folder, capsys):
     [
         (("--min-gap", "-1"), 3, "--min-gap: got -1.0, expected at least 0"),
         (("--min-gap", "much"), 3, "--min-gap"),
-        (("--strategy", "best"), 3, "--strategy: got 'best', expected 'all', 'best-worst'"),
+        (("--strategy", "best"), 3, "--strategy: got 'best', expected one of all, best-worst"),
         (("--min-gap", "0.2", "--max-gap", "0.1"), 3, "--max-gap: got 0.1, expected at least min_gap, 0.2"),
         (("pairs.min_gap=-1",), 3, "config: pairs.min_gap: Input should be greater than or equal to 0"),
         (("--votes", "s3://bucket/votes.csv"), 3, "--votes: an address, but votes are read on this machine only"),

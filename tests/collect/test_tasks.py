@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from pairwright.collect.tasks import load_tasks, run_seed
-from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import CollectConfig
+from pairwright.config.user_code import WORKFLOWS, load_function
 from pairwright.errors import ConfigError, SourceError
 
 ROWS = [{"id": f"t{n}", "question": f"Was ist {n}? ü", "level": n} for n in range(5)]

@@ -118,7 +118,7 @@ def test_every_key_of_the_three_components_is_mapped(written):
         },
         "pairs": {
             "strategy": "best-worst", "min_gap": 0.05, "within_run": True, "max_pairs_per_group": 10, "weight": "chosen",
-            "dedupe": False, "max_pairs": 5000,
+            "dedupe": False, "contradictions": "keep", "max_pairs": 5000,
         },
         "backend": {
             "name": "nemo-customizer",
@@ -187,10 +187,10 @@ def test_a_secret_is_never_copied():
 
 
 def test_a_value_that_we_refuse_is_named_with_our_reason():
-    found = from_nat(customizer(hyperparameters={"training_type": "sft", "epochs": 0, "batch_size": 2}))
+    found = from_nat(customizer(hyperparameters={"training_type": "grpo", "epochs": 0, "batch_size": 2}))
     assert found.tree["backend"]["nemo_customizer"]["hyperparameters"] == {"batch_size": 2}
     reasons = {left.key: left.reason for left in found.unmapped}
-    assert "'sft' would silently drop" in reasons["trainer_adapters.a.hyperparameters.training_type"]
+    assert "'dpo' or 'sft'" in reasons["trainer_adapters.a.hyperparameters.training_type"]
     assert "greater than or equal to 1" in reasons["trainer_adapters.a.hyperparameters.epochs"]
 
 

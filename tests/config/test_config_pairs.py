@@ -99,7 +99,7 @@ def test_errors_of_a_file_name_the_key(tmp_path, section, problem):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"strategy": "best"}, "strategy: got 'best', expected 'all', 'best-worst'"),
+        ({"strategy": "best"}, "strategy: got 'best', expected one of all, best-worst"),
         ({"min_gap": -1}, "min_gap: got -1, expected at least 0"),
         ({"high": "much"}, "high: got 'much', expected a reward"),
         ({"mingap": 1}, "unknown key 'mingap'; did you mean 'min_gap'?"),

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.customizer_peer import Peer, running
 from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
-from pairwright import Message, ToolCall
+from pairwright import Message, Pairs, ToolCall
 from pairwright.config import Config, load_config
 from pairwright.errors import ConfigError
 from pairwright.jobs import (
@@ -78,13 +78,59 @@ def test_a_job_goes_from_pairs_to_a_deployment(peer, tmp_path):
     assert body["hyperparameters"] == {
         "training_type": "dpo", "finetuning_type": "all_weights", "epochs": 3, "batch_size": 4, "learning_rate": 5e-5,
         "dpo": {"ref_policy_kl_penalty": 0.1, "preference_loss_weight": 1.0, "preference_average_log_probs": False,
-                "sft_loss_weight": 0.0},
+                "sft_loss_weight": 0.0, "sft_average_log_probs": False},
     }  # fmt: skip
     deployment = backend.deploy(tmp_path / "run", read_job(tmp_path / "run"), config, silent)
     assert deployment["url"] == "http://model"
     assert deployment["models"] == ["team/tuned@cust-0"]
     assert read_job(tmp_path / "run").deployment["status"] == "ready"
     assert peer.configs[job.id]["nim_deployment"] == {"image_tag": "latest", "gpu": 1}
+
+
+def test_sft_uploads_the_chosen_sides_and_no_option_of_dpo(peer, tmp_path):
+    submitted(peer, tmp_path / "one", hyperparameters={"training_type": "sft"})
+    (body,) = peer.bodies("POST", JOBS)
+    assert body["hyperparameters"] == {
+        "training_type": "sft", "finetuning_type": "all_weights", "epochs": 3, "batch_size": 4, "learning_rate": 5e-5,
+    }  # fmt: skip
+    table = {tuple(m.text for m in (*p.prompt, *p.chosen)) for p in Pairs(tmp_path / "one" / "pairs")}
+    written = [*rows(peer, "training/training_file.jsonl"), *rows(peer, "validation/validation_file.jsonl")]
+    assert {(row["prompt"], row["completion"]) for row in written} == table
+    assert all(set(row) == {"prompt", "completion"} for row in written)
+    tools = [pair_with_tool_results(n) for n in range(10)]
+    submitted(peer, tmp_path / "two", tools, hyperparameters={"training_type": "sft"}, use_full_message_history=True)
+    messages = rows(peer, "training/training_file.jsonl")[0]["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[-1] == {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    ("dpo", "expected"),
+    [
+        ({"preference_average_log_probs": True}, True),
+        ({"preference_average_log_probs": True, "sft_average_log_probs": False}, False),
+        ({"sft_average_log_probs": True}, True),
+    ],
+)
+def test_the_sft_term_is_averaged_as_the_preference_term_unless_it_is_set(peer, tmp_path, dpo, expected):
+    submitted(peer, tmp_path, hyperparameters={"dpo": dpo})
+    (body,) = peer.bodies("POST", JOBS)
+    assert body["hyperparameters"]["dpo"]["sft_average_log_probs"] is expected
+
+
+def test_polling_is_logged_at_debug_and_what_changes_the_service_at_info(peer, tmp_path, caplog):
+    with caplog.at_level("DEBUG", logger="httpx"):
+        _, config = submitted(peer, tmp_path)
+        backend.wait(tmp_path / "run", config, silent)
+    levels = {"GET": set(), "POST": set()}
+    for record in caplog.records:
+        if record.name == "httpx" and record.args and record.args[0] in levels:
+            levels[record.args[0]].add(record.levelname)
+    assert levels == {"GET": {"DEBUG"}, "POST": {"INFO"}}
+    caplog.clear()
+    with caplog.at_level("INFO", logger="httpx"):
+        backend.wait(tmp_path / "run", config, silent)
+    assert not [record for record in caplog.records if record.name == "httpx"]
 
 
 def test_the_split_is_by_group_so_that_no_prompt_of_validation_stands_in_training(peer, tmp_path):
@@ -274,7 +320,7 @@ def test_pairs_that_none_of_fits_start_no_job(peer, tmp_path):
     [
         ({"epoch": 3}, "unknown key"),
         ({"hyperparameters": {"epoch": 3}}, "did you mean 'epochs'"),
-        ({"hyperparameters": {"training_type": "sft"}}, "drop the rejected sides"),
+        ({"hyperparameters": {"training_type": "grpo"}}, "training_type"),
         ({"hyperparameters": {"dpo": {"kl": 1}}}, "unknown key"),
         ({"deployment_config": {"gpus": 1}}, "did you mean 'gpu'"),
         ({"entity_host": "example.org"}, "entity_host"),

@@ -56,6 +56,20 @@ def test_the_configuration_names_our_data_model_and_tokenizer_and_inherits_nothi
     assert tree["cluster"] == {"gpus_per_node": 1, "num_nodes": 1}
 
 
+@pytest.mark.parametrize(
+    ("dpo", "expected"),
+    [
+        ({}, False),
+        ({"preference_average_log_probs": True}, True),
+        ({"preference_average_log_probs": True, "sft_average_log_probs": False}, False),
+        ({"sft_average_log_probs": True}, True),
+    ],
+)
+def test_the_sft_term_is_averaged_as_the_preference_term_unless_it_is_set(tmp_path, model, dpo, expected):
+    _, tree = prepared(tmp_path, model, config_of({"batch_size": 4, "dpo": dpo}))
+    assert tree["dpo"]["sft_average_log_probs"] is expected
+
+
 def test_every_option_of_train_arrives(tmp_path, model):
     _, tree = prepared(tmp_path, model, config_of(
         {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 3,

@@ -46,6 +46,7 @@ from pairwright.nat import (
     PairwrightTrajectoryBuilderConfig,
 )
 from pairwright.nat.nat_trajectories import WHOLE, read_preferences, select_trajectories
+from pairwright.nat.trainer_adapter import _count_pairs
 
 CALL = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
 
@@ -164,7 +165,6 @@ def test_options_of_the_builder_that_do_not_fit_are_refused(options, message):
     [
         ({}, "entity_host, datastore_host, namespace, customization_config: needed by backend: nemo-customizer"),
         ({"backend": "local"}, "model: needed by backend: local"),
-        ({"backend": "local", "model": "m", "hyperparameters": {"training_type": "sft"}}, "drop the rejected sides"),
         ({"backend": "local", "model": "m", "tokens": {"max_length": 0}}, "max_length"),
         (
             {"entity_host": "x", "datastore_host": "x", "namespace": "a b", "customization_config": "c"},
@@ -190,6 +190,34 @@ def test_hyperparameters_and_our_section_train_make_one_configuration():
     assert "secret" not in repr(config), "NAT prints configurations"
 
 
+def test_sft_trains_on_the_chosen_sides():
+    config = PairwrightTrainerAdapterConfig(backend="local", model="m", hyperparameters={"training_type": "sft"})
+    channels = config.job_config().train.channels
+    assert (channels.sft, channels.dpo) == (1.0, 0.0)
+    service = {"entity_host": "http://h", "datastore_host": "http://h", "namespace": "n", "customization_config": "c"}
+    config = PairwrightTrainerAdapterConfig(**service, hyperparameters={"training_type": "sft"})
+    asked = config.job_config().backend.nemo_customizer.hyperparameters
+    assert asked.training_type == "sft"
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "train", "expected"),
+    [
+        ({}, {}, False),
+        ({"preference_average_log_probs": True}, {}, True),
+        ({"preference_average_log_probs": True, "sft_average_log_probs": False}, {}, False),
+        ({"sft_average_log_probs": True}, {}, True),
+        ({}, {"preference_average_log_probs": True}, True),
+        ({"preference_average_log_probs": True}, {"sft_average_log_probs": False}, False),
+    ],
+)
+def test_the_sft_term_is_averaged_as_the_preference_term_unless_it_is_set(hyperparameters, train, expected):
+    config = PairwrightTrainerAdapterConfig(
+        backend="local", model="m", hyperparameters={"dpo": hyperparameters}, train={"dpo": train}
+    )
+    assert config.job_config().train.dpo.sft_average_log_probs is expected
+
+
 def collection_of(*items, run_id="run"):
     groups = [
         [Trajectory(episode=[DPOItem(prompt=prompt, chosen_response=chosen, rejected_response=rejected)], reward=1.0)]
@@ -204,6 +232,22 @@ def test_the_selection_drops_duplicates_and_contradictions_of_runs(tmp_path):
     assert [group[0].episode[0].prompt for group in left.trajectories] == ["p", "r"]
     drops = {drop["reason"]: drop["count"] for drop in funnel["stages"][-1]["drops"]}
     assert drops == {"duplicate pair": 1, "contradiction: the opposite was also seen": 2}
+
+
+def test_of_equal_pairs_the_first_one_stays(tmp_path):
+    scores = {"chosen_score": 0.3, "rejected_score": 0.1}, {"chosen_score": 0.9, "rejected_score": 0.1}
+    item = DPOItem(prompt="p", chosen_response="a", rejected_response="b")
+    groups = [[Trajectory(episode=[item], reward=1.0, metadata={"example_id": "z", **some})] for some in scores]
+    left, _ = select_trajectories(TrajectoryCollection(trajectories=groups, run_id="run"), tmp_path)
+    ((trajectory,),) = left.trajectories
+    assert trajectory.metadata["chosen_score"] == 0.3
+
+
+def test_a_trajectory_of_several_items_keeps_those_that_became_pairs(tmp_path):
+    items = [DPOItem(prompt="p", chosen_response=chosen, rejected_response="b") for chosen in ("a", "a", "c")]
+    collection = TrajectoryCollection(trajectories=[[Trajectory(episode=items, reward=1.0)]], run_id="run")
+    left, _ = select_trajectories(collection, tmp_path)
+    assert [item.chosen_response for item in left.trajectories[0][0].episode] == ["a", "c"]
 
 
 def test_prompts_are_cut_only_for_a_service_and_only_as_asked():
@@ -238,6 +282,51 @@ def test_examples_that_share_a_prompt_are_split_by_prompt(tmp_path):
     assert trained
     assert not held & trained
     assert len([pair for pair in pairs if pair.split == "train"]) >= 15
+
+
+def test_skipped_turns_and_comparisons_are_counted_as_nat_counts_them(tmp_path):
+    scores = (0.9, 0.9, 0.85, 0.5)
+    turn = [step("t", index, score) for index, score in enumerate(scores)]
+    result = evaluation(a=[*turn, step("alone", 0, 0.5)])
+    # NAT: all six comparisons but those below 0.1 (0.9 and 0.9, twice 0.9 and 0.85), whatever is kept of them
+    _, metrics = build(tmp_path, result, min_score_diff=0.1, max_pairs_per_turn=1)
+    assert (metrics["skipped_score_diff"], metrics["skipped_single_candidate"]) == (3, 1)
+    _, metrics = build(tmp_path, result, min_score_diff=0.5, exhaustive_pairs=False, require_multiple_candidates=False)
+    assert (metrics["skipped_score_diff"], metrics["skipped_single_candidate"]) == (1, 0)
+    # without a least difference NAT skips none; a tie is no pair here, and is counted as such
+    _, metrics = build(tmp_path, result)
+    assert (metrics["skipped_score_diff"], metrics["dropped"]["tied rewards"]) == (0, 1)
+
+
+def test_a_run_keeps_repeated_and_contradicting_pairs_as_nat_does(tmp_path):
+    turns = [
+        *[step("one", index, score, output=output) for index, (output, score) in enumerate((("a", 0.9), ("b", 0.1)))],
+        *[step("two", index, score, output=output) for index, (output, score) in enumerate((("b", 0.9), ("a", 0.1)))],
+        *[step("three", index, score, output=output) for index, (output, score) in enumerate((("a", 0.9), ("b", 0.1)))],
+    ]
+    collection, _ = build(tmp_path, evaluation(a=turns))
+    assert [item.episode[0].chosen_response for item in collection.trajectories[0]] == ["a", "b", "a"]
+    collection, metrics = build(tmp_path, evaluation(a=turns), pairs={"contradictions": "drop", "dedupe": True})
+    assert collection.trajectories == []
+    assert metrics["dropped"]["contradiction: the opposite was also seen"] == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "there is no TTC_END step at all"),
+        ([step("t", 0, 0.5, name="other_step")], "TTC_END steps are named other_step"),
+    ],
+)
+def test_without_candidates_the_causes_are_named(tmp_path, steps, words):
+    class Empty(Builder):
+        async def run_eval(self):
+            return evaluation(a=steps)
+
+    _, (status,) = finetune(tmp_path, Empty(), Adapter())
+    assert words in status.message
+    assert "NAT drops a TTC_END that was pushed without a TTC_START of the same UUID" in status.message
+    assert json.loads((tmp_path / "out/final_metrics.json").read_text())["message"] == status.message
 
 
 class Adapter(PairwrightTrainerAdapter):
@@ -305,6 +394,42 @@ def test_a_failed_run_is_resumed_where_it_stopped(tmp_path):
     assert len(adapter.submitted[0].trajectories) == 3
     history = json.loads((tmp_path / "out/collection_history.json").read_text())
     assert [line["run_number"] for line in history] == [0, 1, 2]
+
+
+class Runs(Builder):
+    """Run 0: a over b, twice; run 1: b over a; run 2: a over c."""
+
+    async def run_eval(self):
+        good, bad, turns = (("a", "b", "xy"), ("b", "a", "x"), ("a", "c", "x"))[self.started[-1]]
+        return evaluation(a=[s for t in turns for s in (step(t, 0, 0.9, output=good), step(t, 1, 0.1, output=bad))])
+
+
+class Submitting(Adapter):
+    """Stores the pairs as ours does, without starting a job."""
+
+    async def submit(self, trajectories):
+        ref = await super().submit(trajectories)
+        folder = self._store_pairs(trajectories, self._output_dir() / trajectories.run_id)
+        counts = _count_pairs(folder, SimpleNamespace(details={}))
+        return ref.model_copy(update={"metadata": {**ref.metadata, "pairs": counts}})
+
+
+@pytest.mark.parametrize(
+    ("options", "removed", "trained"),
+    [
+        ({}, {"duplicate pair": 1}, 3),
+        ({"deduplicate_pairs": False}, {}, 4),
+        ({"contradictions": "drop"}, {"contradiction: the opposite was also seen": 3}, 1),
+        ({"max_pairs": 2}, {"duplicate pair": 1, "not in the sample": 1}, 2),
+    ],
+)
+def test_the_final_metrics_count_pairs_collected_removed_and_trained(tmp_path, options, removed, trained):
+    adapter = Submitting()
+    finetune(tmp_path, Runs(), adapter, **options)
+    metrics = json.loads((tmp_path / "out/final_metrics.json").read_text())
+    assert metrics["pairs"] == {"collected": 4, "removed": removed, "trained": trained, "validation": 0}
+    assert metrics["collection_summary"]["total_dpo_pairs"] == 4
+    assert sum(len(group) for group in adapter.submitted[0].trajectories) == trained
 
 
 def test_another_configuration_or_a_finished_run_is_not_resumed(tmp_path):

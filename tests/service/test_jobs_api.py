@@ -7,7 +7,9 @@ from asked_app import HEADER, application, commit, file_line, with_dataset
 from service_process import CONFIG, job_body
 
 from pairwright.jobs.job import TRANSITIONS, JobState, states_before
+from pairwright.service.request_models import Hyperparameters
 from pairwright.service.rows import job_rows as jobs
+from pairwright.service.run.hyperparameters import train_section
 
 GOOD = {"prompt": "a", "chosen_response": "b", "rejected_response": "c"}
 
@@ -55,6 +57,19 @@ def test_a_dataset_is_registered_listed_and_deleted(client):
     refused(client.delete("/v1/namespaces/default"), 409, "namespace_in_use")
     assert client.delete("/v1/datasets/default/tickets").status_code == 200
     refused(client.get("/v1/datasets/default/tickets"), 404, "dataset_not_found")
+
+
+@pytest.mark.parametrize(
+    ("dpo", "expected"),
+    [
+        ({}, False),
+        ({"preference_average_log_probs": True}, True),
+        ({"preference_average_log_probs": True, "sft_average_log_probs": False}, False),
+    ],
+)
+def test_the_sft_term_is_averaged_as_the_preference_term_unless_it_is_set(dpo, expected):
+    asked = Hyperparameters.model_validate({"training_type": "dpo", "finetuning_type": "lora", "dpo": dpo})
+    assert train_section(asked)["dpo"]["sft_average_log_probs"] is expected
 
 
 def test_a_job_says_what_it_will_train_on_what(client):

@@ -119,7 +119,7 @@ def test_a_condensation_begins_a_step_with_what_is_left():
         event(4, source="user", action="message", args={"content": "On."}),
         event(5, source="agent", action="message", args={"content": "Three."}),
     ]
-    one, two = openhands_legacy.read(events, Origin("e.json"), Options())
+    one, two = openhands_legacy.FORMAT.read(events, Origin("e.json"), Options())
     assert (one.eid.step, outline(one)) == (0, ["user Go.", "--", "assistant* One.", "assistant* Two."])
     assert (two.eid.step, outline(two)) == (
         1,
@@ -157,8 +157,8 @@ def test_a_terminal_bench_result_without_turns_is_rejected():
 
 def test_an_agent_data_trajectory_without_an_action_is_refused():
     row = {"id": "x", "content": [{"class_": "text_observation", "content": "hi", "source": "user"}]}
-    with pytest.raises(BadRecord, match="no action"):
-        list(agent_data.read(row, Origin("a.json"), Options()))
+    with pytest.raises(BadRecord, match="no answer of the model"):
+        list(agent_data.FORMAT.read(row, Origin("a.json"), Options()))
 
 
 def test_atif_1_8_reads_content_of_several_kinds():
@@ -181,7 +181,7 @@ def test_atif_1_8_reads_content_of_several_kinds():
             },
         ],
     }
-    (exp,) = atif.read(trajectory, Origin("trajectory.json"), Options())
+    (exp,) = atif.FORMAT.read(trajectory, Origin("trajectory.json"), Options())
     assert exp.prompt[0].content == [{"type": "text", "text": "Listen."}, audio]
     assert exp.completion[1].content == [audio]
     assert exp.completion[1].tool_call_id == "c"

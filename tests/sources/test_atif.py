@@ -158,7 +158,7 @@ def test_steps_that_no_model_wrote_are_not_generated() -> None:
     assert [message.is_generated for message in one.messages if message.role == "assistant"] == [False, False, True]
     for step in value["steps"]:
         step["is_copied_context"] = True
-    with pytest.raises(BadRecord, match="no step that the agent wrote here"):
+    with pytest.raises(BadRecord, match="no answer of the model"):
         read(value)
 
 

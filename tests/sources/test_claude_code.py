@@ -13,7 +13,8 @@ from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import claude_code
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Options, Origin, Rejected, session_run, task_hash
+from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.identity import session_run, task_hash
 from pairwright.sources.sessions.claude_session import (
     Line,
     MessageLine,
@@ -36,7 +37,7 @@ def lines_of(path: Path) -> list[Any]:
 
 
 def read(lines: list[Any]) -> tuple[list[Experience], list[Rejected]]:
-    results = list(claude_code.read(lines, ORIGIN, Options()))
+    results = list(claude_code.FORMAT.read(lines, ORIGIN, Options()))
     return (
         [item for item in results if isinstance(item, Experience)],
         [item for item in results if isinstance(item, Rejected)],

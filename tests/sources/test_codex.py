@@ -10,7 +10,8 @@ from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import codex
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Options, Origin, Rejected, session_run, task_hash
+from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.identity import session_run, task_hash
 
 ORIGIN = Origin("s.jsonl", 1)
 FIXTURE = Path(__file__).parent / "fixtures" / "codex.jsonl"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pairwright.sources import READERS
-from pairwright.sources.explain import _KEYS, explain_file, suggest_map
+from pairwright.sources.explain import _KEYS, explain_file
 from pairwright.sources.field_map import parse_map
 from pairwright.sources.files import expand_paths
 from pairwright.sources.format import Options
@@ -71,17 +71,55 @@ def test_an_unknown_file_gets_its_keys_the_nearest_format_and_a_map_that_reads_i
     text = "prompt=request.body.text,completion=result.text,reward=eval.judge.score"
     assert explanation.command == f"pairwright import '{path}' --map {text} -o DIR"
     assert explain([OWN], path, map=parse_map(text)).format == "rows"
-    assert any("this may read it" in line for line in explanation.lines())
+    lines = list(explanation.lines())
+    assert any("this map reads it" in line for line in lines)
+    assert "    = 1 experiences; 0 records refused" in lines
 
 
 def test_records_inside_a_document_are_suggested_with_their_path(tmp_path):
     path = tmp_path / "own.json"
-    path.write_text(json.dumps({"version": 1, "items": [{"q": {"question": "Port?"}, "a": {"reply": "Left"}}]}))
+    path.write_text(json.dumps({"version": 1, "items": [{"q": {"question": "Port is?"}, "a": {"reply": "Left"}}]}))
     assert "records=items,prompt=q.question,completion=a.reply" in explain_file(path, "auto", Options()).command
 
 
-def test_nothing_is_suggested_where_nothing_looks_like_an_answer():
-    assert suggest_map([{"loss": 0.5, "lr": 1e-4}], None) is None
+# A record of an unknown file, and what its map must not name: references, ids, one of several answers.
+NEVER_PROPOSED = {
+    "a reference": ({"x": {"question": "Which knot holds?"}, "gold": {"answer": "The bowline."}}, "gold"),
+    "a document": ({"doc": {"question": "Which knot holds?", "answer": "B"}, "out": {"label": "A"}}, "doc"),
+    "an expected output": ({"in": {"prompt": "Which knot holds?"}, "expected": {"output": "The bowline."}}, "expected"),
+    "a target": ({"a": {"question": "Which knot holds?"}, "target": "The bowline holds."}, "target"),
+    "an id": ({"user": "U1", "item": {"reply": "The bowline."}}, "user"),
+    "a label": ({"q": {"question": "Which knot holds?"}, "label": {"text": "The bowline."}}, "label"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_PROPOSED)
+def test_references_and_ids_are_never_proposed(name, tmp_path):
+    row, field = NEVER_PROPOSED[name]
+    explanation = explain([row], tmp_path / "own.jsonl")
+    assert explanation.format is None
+    assert field not in (explanation.command or "")
+
+
+def test_all_answers_of_an_object_are_proposed_with_their_scores(tmp_path):
+    row = {"case": {"question": "Which knot holds?"}, "answers": {"x": "The bowline.", "y": "The granny knot."},
+           "score": {"x": 1, "y": 0}}  # fmt: skip
+    path = tmp_path / "own.jsonl"
+    explanation = explain([row], path)
+    assert "completion=answers.x|answers.y,reward=score.x|score.y" in explanation.command
+    assert (explanation.trial.num_experiences, explanation.trial.answer) == (2, "The bowline.")
+
+
+def test_a_map_that_reads_nothing_is_not_shown(tmp_path):
+    explanation = explain(
+        [{"x": {"question": "Which knot holds?"}, "y": {"reply": {"deep": [1]}}}], tmp_path / "own.jsonl"
+    )
+    assert (explanation.command, explanation.trial) == (None, None)
+    assert any("no map was found" in line for line in explanation.lines())
+
+
+def test_nothing_is_suggested_where_nothing_looks_like_an_answer(tmp_path):
+    assert explain([{"loss": 0.5, "lr": 1e-4}], tmp_path / "own.jsonl").command is None
 
 
 @pytest.mark.parametrize("path", expand_paths([str(FIXTURES)]), ids=lambda path: path.name)

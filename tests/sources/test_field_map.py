@@ -90,7 +90,7 @@ def test_a_record_without_an_optional_field_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("answer=x", "a target among records, prompt"),
+        ("answer=x", "a target among prompt, system"),
         ("prompt=", "expected the path of a field"),
         ("prompt=a,prompt=b", "named twice"),
         ("chosen=a", "belong together"),

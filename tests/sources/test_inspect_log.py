@@ -113,8 +113,8 @@ def test_a_sample_without_messages_is_read_from_its_input_and_output() -> None:
 def test_a_sample_that_cannot_be_used_is_rejected_alone() -> None:
     _, rejected = read(fixture())
     assert isinstance(rejected, Rejected)
-    assert rejected.reason == "samples[1]: messages: the model generated none, so there is no completion"
-    with pytest.raises(BadRecord, match="generated none"):
+    assert rejected.reason == "samples[1]: no answer of the model, so there is no completion"
+    with pytest.raises(BadRecord, match="no answer of the model"):
         read({"eval": HEADER, "sample": fixture()["samples"][1]})
 
 

@@ -179,8 +179,8 @@ def test_rows_in_a_list_are_read_one_by_one() -> None:
     first, bad, last = read(value)
     assert (first.eid.run, last.eid.run) == (0, 2)
     assert isinstance(bad, Rejected)
-    assert bad.reason == "[1]: messages: no assistant message, so there is no completion"
-    with pytest.raises(BadRecord, match="no assistant"):
+    assert bad.reason == "[1]: no answer of the model, so there is no completion"
+    with pytest.raises(BadRecord, match="no answer of the model"):
         read(value[1])
 
 

@@ -412,7 +412,7 @@ def test_messages_and_parts_without_their_session_are_rejected(storage):
 def test_a_session_of_opencode_leads_to_no_file_outside_its_folder(storage):
     record = {"id": "../../etc", "projectID": "p1", "directory": "/"}
     with pytest.raises(BadRecord, match="no file name"):
-        list(opencode.read(record, Origin(str(storage / "session" / "p1" / "x.json")), Options()))
+        list(opencode.FORMAT.read(record, Origin(str(storage / "session" / "p1" / "x.json")), Options()))
     shutil.rmtree(storage / "message")
     (storage / "message").mkdir()
     (storage / "message" / "ses_1").symlink_to(storage / "part")
@@ -457,7 +457,7 @@ def test_telemetry_that_forgets_messages_begins_a_new_step():
     first = [message("user", "a", 1), message("assistant", "b", 2)]
     window = [first[1], message("user", "c", 3), message("assistant", "d", 4)]
     lines = [{"type": "agent.end", "sessionKey": "k", "messages": listed} for listed in (first, window, window)]
-    one, two = pi.read(lines, Origin("t.jsonl", 1), Options())
+    one, two = pi.FORMAT.read(lines, Origin("t.jsonl", 1), Options())
     assert outline(one) == ["user a", "--", "assistant* b"]
     assert outline(two) == ["assistant b", "user c", "--", "assistant* d"]
 

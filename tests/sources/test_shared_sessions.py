@@ -163,7 +163,7 @@ WITHOUT = {
     "opencode/part1.json": "without its opencode session",
     "terminal_bench/results.json": "logged no turns",
     "terminal_bench/4caf_results.json": "logged no turns",
-    "inspect/log_tool_call_error.json": "the model generated none",
+    "inspect/log_tool_call_error.json": "no answer of the model",
 }
 
 

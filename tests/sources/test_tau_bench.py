@@ -36,7 +36,7 @@ def test_a_trajectory_is_read_whole():
 
 
 def test_a_trajectory_without_an_answer_is_refused():
-    with pytest.raises(BadRecord, match="no assistant message"):
+    with pytest.raises(BadRecord, match="no answer of the model"):
         read({"task_id": 1, "traj": [{"role": "user", "content": "hi"}]})
 
 

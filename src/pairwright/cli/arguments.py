@@ -54,6 +54,20 @@ def complete_loss(incomplete: str) -> list[str]:
     return [name for name in PREFERENCE_LOSS_NAMES if name.startswith(incomplete)]
 
 
+def complete_strategy(incomplete: str) -> list[str]:
+    """Names for `pairs --strategy`."""
+    from pairwright.config.pairs_config import STRATEGY_NAMES
+
+    return [name for name in STRATEGY_NAMES if name.startswith(incomplete)]
+
+
+def complete_backend(incomplete: str) -> list[str]:
+    """Names for `--backend`."""
+    from pairwright.config.backend_config import BACKEND_NAMES
+
+    return [name for name in BACKEND_NAMES if name.startswith(incomplete)]
+
+
 def complete_names(*names: str) -> _Completer:
     """A completion of comma-separated names, each at most once."""
 

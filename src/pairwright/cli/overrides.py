@@ -23,11 +23,13 @@ from typer.core import TyperCommand
 
 from pairwright.cli.arguments import (
     PLACE,
+    complete_backend,
     complete_choices,
     complete_format,
     complete_loss,
     complete_names,
     complete_override,
+    complete_strategy,
     literals_of,
 )
 from pairwright.errors import ConfigError
@@ -189,7 +191,8 @@ _SPELLINGS = {
     "sources.map": Spelling(metavar="TARGET=FIELD,..."),
     "sources.compaction_prompt": Spelling(metavar="FILE"),
     "engine.name": Spelling("--engine"),
-    "backend.name": Spelling("--backend"),
+    "backend.name": Spelling("--backend", complete=complete_backend),
+    "pairs.strategy": Spelling(complete=complete_strategy),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
     "pairs.teachers": Spelling(metavar=PLACE),
     "pairs.votes": Spelling(metavar=PLACE),

@@ -38,8 +38,8 @@ from pairwright.collect.run_failures import CollectError, FailureKind, PolicyErr
 from pairwright.collect.run_policy import RunPolicy, make_policy
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
 from pairwright.collect.tasks import Task, load_tasks, run_seed
-from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import Config
+from pairwright.config.user_code import WORKFLOWS, load_function
 from pairwright.engines.event_loops import run_to_end
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.experience import EID, Experience

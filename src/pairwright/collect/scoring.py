@@ -18,8 +18,8 @@ from pairwright.collect.judge import Judge
 from pairwright.collect.recording import Candidate, Step
 from pairwright.collect.run_failures import CollectError, ScorerError, one_line
 from pairwright.collect.tasks import Task
-from pairwright.collect.user_code import SCORERS, load_function
 from pairwright.config import ScorerConfig
+from pairwright.config.user_code import SCORERS, load_function
 from pairwright.records.messages import Json
 
 

@@ -22,14 +22,14 @@ from typing import Any, Protocol, TypedDict
 import msgspec
 import numpy as np
 
-from pairwright.collect.user_code import load_function
 from pairwright.composer.stub_encoder import StubEncoder, TokenizerLike
+from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.arrays import Array, to_torch
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.assemble import split_at_first_answer
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import split_at_first_answer
 from pairwright.sources.rollouts.s1_traces import read_pair, read_turns
 from pairwright.tokens.batch.collate import IGNORE_INDEX, make_attention_mask, pad_rows
 from pairwright.tokens.encode_options import EncodeOptions

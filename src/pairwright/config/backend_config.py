@@ -1,12 +1,14 @@
 """`backend`: where a job trains, and what that place wants to know."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from pairwright.config.sections import Section
+from pairwright.config.user_code import BACKENDS, check_name
 
 # Names that are safe in URLs and paths
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -34,9 +36,19 @@ class DpoHyperparameters(Section):
     sft_loss_weight: float = Field(default=0.0, ge=0)
     """Weight of an SFT loss on the chosen side."""
     sft_average_log_probs: bool | None = None
-    """Average log-probs over tokens in the SFT loss."""
+    """Average log-probs over tokens in the SFT loss; null: as preference_average_log_probs."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Largest norm of a gradient."""
+
+
+def follow_average(dpo: Mapping[str, Any]) -> dict[str, Any]:
+    """DPO options with `sft_average_log_probs` as NeMo RL sets it: equal to `preference_average_log_probs` unless set.
+
+    >>> follow_average({"preference_average_log_probs": True, "sft_average_log_probs": None})
+    {'sft_average_log_probs': True, 'preference_average_log_probs': True}
+    """
+    options = {name: value for name, value in dpo.items() if value is not None}
+    return {"sft_average_log_probs": options.get("preference_average_log_probs", False), **options}
 
 
 class LoraHyperparameters(Section):
@@ -56,7 +68,7 @@ class CustomizerHyperparameters(Section):
     """What the job is asked to do. What is not set is not sent, and is the service's choice."""
 
     training_type: Literal["dpo", "sft"] = "dpo"
-    """Pairs train with dpo; sft would train the chosen sides only and is refused."""
+    """dpo trains on pairs; sft trains on their chosen sides."""
     finetuning_type: Literal["lora", "lora_merged", "all_weights"] = "all_weights"
     """What is trained."""
     epochs: int = Field(default=3, ge=1)
@@ -91,12 +103,14 @@ class CustomizerHyperparameters(Section):
     sequence_packing_enabled: bool | None = None
     """Pack sequences."""
 
-    @field_validator("training_type")
-    @classmethod
-    def _only_dpo(cls, value: str) -> str:
-        if value != "dpo":
-            raise ValueError("pairs are trained with 'dpo'; 'sft' would silently drop the rejected sides")
-        return value
+    def options(self) -> dict[str, Any]:
+        """The options that are set, by name; sft has none of DPO's."""
+        options = self.model_dump(exclude_none=True, mode="json")
+        if self.training_type == "sft":
+            del options["dpo"]
+        else:
+            options["dpo"] = follow_average(options["dpo"])
+        return options
 
 
 class DeploymentConfig(Section):
@@ -422,16 +436,24 @@ class NemoRlConfig(Section):
         return self
 
 
+BACKEND_NAMES = ("local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl")  # those of jobs.BACKENDS
+
+
 class BackendConfig(Section):
     """Where jobs train."""
 
-    name: Literal["local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl"] = "local"
-    """Where to train: on this machine, on a Ray cluster, with NeMo Customizer, NeMo Platform, NeMo RL or TRL."""
+    name: str = "local"
+    """Where to train: local, ray, nemo-customizer, nemo-platform, nemo-rl, trl, or your own as file.py:BACKEND."""
     local: LocalConfig = LocalConfig()
     nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
     nemo_platform: NemoPlatformConfig = NemoPlatformConfig()
     nemo_rl: NemoRlConfig = NemoRlConfig()
     trl: TrlConfig = TrlConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _name_exists(cls, name: str) -> str:
+        return check_name(name, BACKEND_NAMES, BACKENDS)
 
     @property
     def is_followed(self) -> bool:

@@ -238,6 +238,7 @@ class _Conversion:
         if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
             self.values[("backend", "name")] = "nemo-customizer"
         self.values[("pairs", "within_run")] = True  # NAT builds the pairs of each run by itself
+        self.values[("pairs", "contradictions")] = "keep"  # NAT removes exact duplicates only
         if ("evaluate", "dataset") not in self.values:
             self.values[("loop", "evaluate")] = "never"
 

@@ -91,7 +91,7 @@ DEFAULTS = {
 }
 """Defaults of NAT's that are not ours; they are written out, so that leaving a key out means what it meant."""
 NIM_MAX_TOKENS = 300
-IMAGE = "nvcr.io/nim/nvidia/nemotron-3.5-lightning-30b-a3b"
+IMAGE = "nvcr.io/nim/meta/llama-3.1-8b-instruct"
 
 _AGENT = "a part of the agent in NAT; here collect.workflow names the function that plays a task"
 _FOLDER = "files go to runs/<name>: set name, or --output"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from pairwright.config.sections import Section
+from pairwright.config.user_code import STRATEGIES, check_name
 from pairwright.errors import ConfigError
 from pairwright.paths import Place, is_address
 
@@ -29,8 +30,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 _UNITS = {"MB": 1, "GB": 1024}  # in megabytes
-# Strategies that can be restricted to the candidates of one run
-_IN_RUNS = ("all", "best-worst", "stratified")
+STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # those of pairs.STRATEGIES
+# Strategies of ours that compare more than the candidates of a group
+_BEYOND_GROUPS = ("divergence", "teachers", "imported")
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,9 @@ class PairsConfig(Section):
     preset: Literal["gym-guide"] | None = None
     """Defaults to start from. gym-guide: NeMo Gym's guide, best against worst of one prompt from a gap of 0.2 on."""
     # which candidates are paired, and by how much they must differ
-    strategy: Literal["all", "best-worst", "stratified", "divergence", "teachers", "imported"] = "all"
-    """Which candidates of a group are paired."""
+    strategy: str = "all"
+    """Which candidates of a group are paired: all, best-worst, stratified, divergence, teachers, imported, or your own
+    as file.py:FUNCTION (docs/how-to/own-strategy.md)."""
     min_gap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Least difference of rewards; a tie is never a pair."""
     max_gap: float | None = None
@@ -129,6 +132,8 @@ class PairsConfig(Section):
     """Rewards tie that differ by no more than this share of the larger one."""
     within_run: bool = False
     """Compare only candidates of one run, as NAT does; false compares those of all runs of a task."""
+    within: str | None = None
+    """Compare only candidates that agree in this: model, source (the file), or a field of info."""
     min_candidates: Annotated[int, Field(ge=2)] = 2
     """Least number of candidates in a group."""
     max_pairs_per_group: Count | None = None
@@ -206,6 +211,11 @@ class PairsConfig(Section):
         preset = data.get("preset")
         return (PRESETS.get(preset, {}) if isinstance(preset, str) else {}) | own_names(data)
 
+    @field_validator("strategy")
+    @classmethod
+    def _strategy_exists(cls, name: str) -> str:
+        return check_name(name, STRATEGY_NAMES, STRATEGIES)
+
     @field_validator("votes")
     @classmethod
     def _votes_are_local(cls, value: str | Path | None) -> str | Path | None:
@@ -225,10 +235,11 @@ class PairsConfig(Section):
             raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
         if self.verbatim and (self.strategy != "imported" or self.votes is not None):
             raise ValueError("verbatim: only preferences that were imported can be passed through: strategy 'imported'")
-        if self.within_run and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
+        narrower = "within_run" if self.within_run else "within" if self.within is not None else None
+        if narrower and (self.strategy in _BEYOND_GROUPS or self.across_groups or self.votes is not None):
             raise ValueError(
-                f"within_run: candidates of one run are compared by the strategies {', '.join(_IN_RUNS)}, without "
-                f"across_groups and votes; leave it out with {self.strategy!r} here"
+                f"{narrower}: smaller groups are compared by the strategies all, best-worst, stratified and your own, "
+                f"without across_groups and votes; leave it out with {self.strategy!r} here"
             )
         return self
 
@@ -259,11 +270,9 @@ class PairsConfig(Section):
     def content(self) -> dict[str, Any]:
         """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
         they did not have counts only where it is set."""
-        options = self.model_dump(mode="json", exclude={"preset"} if self.verbatim else {"preset", "verbatim"})
+        new = {name for name in ("verbatim", "within") if not getattr(self, name)}
+        options = self.model_dump(mode="json", exclude={"preset", *new})
         return {**options, "strategy": "given"} if self.strategy == "imported" else options
-
-
-STRATEGY_NAMES: tuple[str, ...] = get_args(PairsConfig.model_fields["strategy"].annotation)
 
 
 # The `pairs` section in the names of NAT's trajectory builder and NeMo Gym's script.

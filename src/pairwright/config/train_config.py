@@ -10,6 +10,7 @@ from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_val
 
 from pairwright.config.collect_config import PolicyConfig as ModelConfig
 from pairwright.config.sections import Section
+from pairwright.config.user_code import LOSSES, check_name
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -88,7 +89,7 @@ class PreferenceLossName(Named):
     """Which preference loss."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
-    """Preference loss, by its name in docs/reference/losses.md; dpo is sigmoid."""
+    """Preference loss, by its name in docs/reference/losses.md (dpo is sigmoid), or your own as file.py:FUNCTION."""
     mixture: dict[str, Amount] = Field(default={})
     """Several losses, each with its weight, in place of `loss`: {sigmoid: 0.8, apo_zero: 0.2}."""
 
@@ -110,8 +111,8 @@ class PreferenceLossName(Named):
     def _check_mixture(cls, mixture: dict[str, float]) -> dict[str, float]:
         if "sft" in mixture:
             raise ValueError(f"sft is a channel of its own: set train.channels.sft={mixture['sft']:g}")
-        if unknown := sorted(set(mixture) - set(PREFERENCE_LOSS_NAMES)):
-            raise ValueError(f"got {', '.join(unknown)}, expected some of {', '.join(PREFERENCE_LOSS_NAMES)}")
+        for name in mixture:
+            check_name(name, PREFERENCE_LOSS_NAMES, LOSSES)
         if mixture and not any(mixture.values()):
             raise ValueError("every loss has weight 0: give one of them a weight")
         return mixture
@@ -125,9 +126,7 @@ class PreferenceLossName(Named):
             raise ValueError(
                 f"{name} is a channel, not a preference loss: set train.channels.{name}=1 and train.channels.dpo=0"
             )
-        if name not in PREFERENCE_LOSS_NAMES:
-            raise ValueError(f"expected one of {', '.join(PREFERENCE_LOSS_NAMES)}")
-        return name
+        return check_name(name, PREFERENCE_LOSS_NAMES, LOSSES)
 
 
 class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first

@@ -1,11 +1,13 @@
 """Export pairs to other tools: one module per family of targets. `EXPORTERS` maps the names of `--to` to exporters."""
 
+import difflib
 import os
 from typing import Any
 
+from pairwright.config.user_code import TARGETS, is_own, load_function
 from pairwright.errors import ConfigError
 from pairwright.export import llamafactory, nemo, openai_export, trinity_export, trl_export, whole_pairs
-from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
+from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter, own_lines
 from pairwright.export.hub_dataset import HubSummary, pull, push
 from pairwright.export.trl_unpaired import export_runs
 from pairwright.pairs.container import Pairs
@@ -18,6 +20,7 @@ EXPORTERS: dict[str, Exporter] = {
     "nemo-rl-preference": jsonl_exporter("nemo-rl-preference", nemo.preference_lines),
     "nemo-rl-binary": jsonl_exporter("nemo-rl-binary", nemo.binary_lines),
     "customizer": jsonl_exporter("customizer", nemo.customizer_lines),
+    "customizer-sft": jsonl_exporter("customizer-sft", nemo.customizer_sft_lines),
     "nemo-platform": jsonl_exporter("nemo-platform", nemo.platform_lines),
     "nemo-platform-text": jsonl_exporter("nemo-platform-text", nemo.platform_text_lines),
     "openai-preference": jsonl_exporter("openai-preference", openai_export.preference_lines),
@@ -32,6 +35,25 @@ EXPORTERS: dict[str, Exporter] = {
     "hf": whole_pairs.export_hf,
 }
 
+
+def find_target(name: str) -> Exporter:
+    """Return an exporter of `EXPORTERS`, or the user's `file.py:FUNCTION` or entry point.
+
+    The user's function takes a pair as a chat row, {prompt, chosen, rejected, tools, chosen_reward, rejected_reward},
+    and returns the row to write as a line of JSON, or None for a pair that the target cannot hold.
+
+    Raises:
+        ConfigError: There is no such target.
+    """
+    if name in EXPORTERS:
+        return EXPORTERS[name]
+    if not is_own(name, TARGETS):
+        near = difflib.get_close_matches(name, EXPORTERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}, or file.py:FUNCTION"
+        raise ConfigError(f"export: got {name!r}: {hint}")
+    return jsonl_exporter(name, own_lines(load_function(name, group=TARGETS)))
+
+
 __all__ = [
     "EXPORTERS",
     "ExportOptions",
@@ -41,6 +63,7 @@ __all__ = [
     "NothingFits",
     "export_pairs",
     "export_runs",
+    "find_target",
     "pull",
     "push",
 ]
@@ -61,8 +84,7 @@ def export_pairs(
     >>> pw.export_pairs("runs/first/pairs", "trl", "pairs.jsonl").written
     4
     """
-    if target not in EXPORTERS:
-        raise ConfigError(f"export: got {target!r}, expected one of {', '.join(EXPORTERS)}")
+    exporter = find_target(target)
     try:
         export_options = ExportOptions(**options)
     except TypeError:
@@ -70,4 +92,4 @@ def export_pairs(
         raise ConfigError(f"export: got {', '.join(options)}, expected among {names}") from None
     if not isinstance(pairs, Pairs):
         pairs = Pairs(pairs)
-    return EXPORTERS[target](pairs.on_disk(), place(output), export_options)
+    return exporter(pairs.on_disk(), place(output), export_options)

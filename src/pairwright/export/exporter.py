@@ -31,6 +31,7 @@ from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.pair_table import has_tools, pair_batches
 from pairwright.paths import Place, write_atomic
 from pairwright.records.json_text import decode, encode
+from pairwright.records.messages import Json
 from pairwright.records.tool_texts import to_chat_tool
 
 # Lines of JSON from columns: a target says of which parts its lines consist, and a batch of pairs is joined at once.
@@ -365,6 +366,22 @@ def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -
 
 
 Exporter = Callable[[Place, Place, ExportOptions], ExportSummary]
+
+
+_OWN_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chosen_reward", "rejected_reward")
+
+
+def own_lines(write: Callable[[Json], Json | None]) -> Callable[[Context], Layout]:
+    """Return the layout of a user's target: `write` returns the row of a pair, or None if the target cannot hold it."""
+
+    def write_line(prompt: Content, chosen: Content, rejected: Content, tools: str | None, *rewards: float) -> bytes:
+        messages = [decode(content.json) for content in (prompt, chosen, rejected)]
+        row = write(dict(zip(_OWN_COLUMNS, [*messages, decode(tools or "[]"), *rewards], strict=True)))
+        if row is None:
+            raise Unfit("refused_by_the_target")
+        return encode(row) + b"\n"
+
+    return lambda context: [Part(write_line, *_OWN_COLUMNS)]
 
 
 def jsonl_exporter(target: str, layout_of: Callable[[Context], Layout]) -> Exporter:

@@ -5,6 +5,7 @@
                          rejected_reward}
     customizer           {prompt: text, chosen_response: text, rejected_response: text}
     customizer --history {prompt: [...], chosen_response: text, rejected_response: text, tools}
+    customizer-sft       {prompt: text, completion: text}: the chosen side; --history {messages: [...], tools}
     nemo-platform        {prompt: [{role, content: text}], chosen: text, rejected: text, reward_gap, chosen_reward,
                          rejected_reward}
     nemo-platform-text   the same, with tool calls, results and schemas as text
@@ -91,6 +92,21 @@ def customizer_lines(context: Context) -> Layout:
         "rejected_response": Part(write_side_text, "rejected"),
     }
     return [*_CUT, *json_line(fields | (_tools(context) if context.history else {}))]
+
+
+def customizer_sft_lines(context: Context) -> Layout:
+    """NeMo Customizer, supervised: each pair's prompt and its chosen side, as text or with `history` as messages."""
+    fields: Fields = {
+        "prompt": Part(write_prompt_text, "prompt", "tools"),
+        "completion": Part(write_side_text, "chosen"),
+    }
+    if context.history:
+        fields = {"messages": Part(_write_conversation, "prompt", "chosen"), **_tools(context)}
+    return [*_CUT, *json_line(fields)]
+
+
+def _write_conversation(prompt: Content, side: Content) -> bytes:
+    return write_history(prompt)[:-1] + b',{"role":"assistant","content":' + write_side_text(side) + b"}]"
 
 
 _CUT: Layout = (

@@ -198,9 +198,9 @@ def _account(folder: Path, view: View) -> Json:
 
 
 def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
-    from pairwright.jobs import BACKENDS, JobRequest, is_submitted, read_job
+    from pairwright.jobs import JobRequest, find_backend, is_submitted, read_job
 
-    backend = BACKENDS[config.backend.name]
+    backend = find_backend(config.backend.name)
     if not is_submitted(folder):  # on resume the job may be running already
         request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
         job = backend.submit(folder, request, config, view.say)
@@ -260,9 +260,9 @@ def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base
 
 def deploy_stage(config: Config, folder: Path, view: View) -> Json:
     """Deploy with the backend that trained the model."""
-    from pairwright.jobs import BACKENDS, read_job
+    from pairwright.jobs import find_backend, read_job
 
-    backend = BACKENDS[config.backend.name]
+    backend = find_backend(config.backend.name)
     if not (folder / "job.json").exists():
         raise ConfigError(
             f"loop.deploy: {folder} has no job: a model trained in this process is served with `pairwright serve model`"

@@ -187,7 +187,7 @@ def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, mo
         "description": f"{job.details['files']['num_training']} preference pairs by pairwright",
         "config": settings.customization_config or model,
         "dataset": dataset,
-        "hyperparameters": settings.hyperparameters.model_dump(exclude_none=True, mode="json"),
+        "hyperparameters": settings.hyperparameters.options(),
         "custom_fields": {"pairwright_revision": dataset_revision},
     }
 

@@ -5,8 +5,10 @@ twice, and accepts responses without required fields such as the job id. This cl
 to repeat. The authorization header is sent only if a token is configured.
 """
 
+import logging
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -25,6 +27,20 @@ _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 # 100,000 rows at most, so that a service that repeats a page cannot keep us here forever.
 _PAGE_SIZE = 100
 _MAX_PAGES = 1000
+
+
+# httpx logs every request at INFO. A job is polled for hours: its GET requests are demoted to DEBUG.
+_IS_POLLING: ContextVar[bool] = ContextVar("is_polling", default=False)
+
+
+def _demote_polling(record: logging.LogRecord) -> bool:
+    if _IS_POLLING.get() and record.levelno == logging.INFO:
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+    return True
+
+
+logging.getLogger("httpx").addFilter(_demote_polling)
 
 
 class ServiceClient:
@@ -99,10 +115,13 @@ class ServiceClient:
         token = self._tokens[host]
         headers = {**options.pop("headers", {}), **({"authorization": f"Bearer {token}"} if token else {})}
         where = f"{method} {host}{path}"
+        polling = _IS_POLLING.set(method == "GET")
         try:
             response = self._client.request(method, host + path, headers=headers, **options)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise Unreachable(f"{where}: {type(error).__name__}: {error}") from error
+        finally:
+            _IS_POLLING.reset(polling)
         if response.status_code in _AGAIN:
             raise Unreachable(f"{where}: {response.status_code}: {_words(response)}")
         if response.status_code in (401, 403):

@@ -111,11 +111,11 @@ TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_fi
 
 
 def export(pairs: Path, folder: Path, config: NemoCustomizerConfig, *, seed: int) -> Dataset:
-    """Write the training and validation files for the service to `folder`."""
+    """Write the training and validation files for the service to `folder`: pairs, or for sft their chosen sides."""
     return write_dataset(
         pairs,
         folder,
-        target="customizer",
+        target="customizer-sft" if config.hyperparameters.training_type == "sft" else "customizer",
         names=(TRAINING, VALIDATION),
         validation=config.validation,
         seed=seed,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config import Config
-from pairwright.config.backend_config import NemoRlConfig
+from pairwright.config.backend_config import NemoRlConfig, follow_average
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset
@@ -60,7 +60,7 @@ def _dpo(train: TrainConfig, dataset: Dataset, *, num_gpus: int, size: int, per_
         "seed": seed,
         "reference_policy_kl_penalty": train.dpo.beta,
         "preference_average_log_probs": train.dpo.preference_average_log_probs,
-        "sft_average_log_probs": train.dpo.sft_average_log_probs,
+        "sft_average_log_probs": follow_average(train.dpo.model_dump(exclude_unset=True))["sft_average_log_probs"],
         "preference_loss_weight": train.dpo.preference_loss_weight,
         "sft_loss_weight": train.dpo.sft_loss_weight,
     }

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pairwright.config.config_file import Options
 from pairwright.config.train_config import PreferenceTerms
+from pairwright.config.user_code import LOSSES, is_own, load_object
 from pairwright.errors import ConfigError
 from pairwright.losses import pairwise
 from pairwright.losses.pairwise import Scores, Strength
@@ -111,6 +112,26 @@ PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
 }
 
 
+def find_preference_loss(name: str) -> PreferenceLoss:
+    """Return a loss of `PREFERENCE_LOSSES`, or the user's `file.py:NAME` or entry point.
+
+    The user's is a PreferenceLoss, or a function of Scores and Strength, which then has a reference and sums.
+
+    Raises:
+        ConfigError: There is no such loss.
+    """
+    if name in PREFERENCE_LOSSES:
+        return PREFERENCE_LOSSES[name]
+    if not is_own(name, LOSSES):
+        raise ConfigError(
+            f"loss: got {name!r}, expected one of {', '.join(sorted(PREFERENCE_LOSSES))}, or file.py:NAME"
+        )
+    own = load_object(name, group=LOSSES)
+    if not isinstance(own, PreferenceLoss) and not callable(own):
+        raise ConfigError(f"{name}: expected a function or a PreferenceLoss, got {type(own).__name__}")
+    return own if isinstance(own, PreferenceLoss) else PreferenceLoss(own)
+
+
 def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: PreferenceTerms) -> PairLosses:
     """The losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses.
 
@@ -168,10 +189,7 @@ def sft_loss(
 def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) -> Mixture:
     """The loss of a name, or losses with their weights, if every option that is set is understood by one of them."""
     weights = {name: 1.0} if isinstance(name, str) else dict(name)
-    for one in weights:
-        if one not in PREFERENCE_LOSSES:
-            raise ConfigError(f"loss: got {one!r}, expected one of {', '.join(sorted(PREFERENCE_LOSSES))}")
-    mixture = Mixture(tuple((one, PREFERENCE_LOSSES[one], weight) for one, weight in weights.items()))
+    mixture = Mixture(tuple((one, find_preference_loss(one), weight) for one, weight in weights.items()))
     names = " + ".join(weights)
     # An option counts as set where it differs from its default.
     for option in _SPECIAL:

@@ -11,7 +11,12 @@ from nat.data_models.finetuning import TrainerAdapterConfig, TrainerConfig, Traj
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
 
 from pairwright.config import Config, EngineConfig, PairsConfig, TokensConfig, TrainConfig
-from pairwright.config.backend_config import CustomizerHyperparameters, DeploymentConfig, DpoHyperparameters
+from pairwright.config.backend_config import (
+    CustomizerHyperparameters,
+    DeploymentConfig,
+    DpoHyperparameters,
+    follow_average,
+)
 from pairwright.config.config_file import adjust_config
 from pairwright.config.nat_keys import IMAGE
 from pairwright.config.pairs_config import own_names
@@ -50,10 +55,11 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     reward_from_score_diff: bool = True
     """Reward of a trajectory: the difference of scores; false takes the score of the chosen one."""
     require_multiple_candidates: bool = True
-    """Changes nothing: a pair needs two candidates, in NAT as well. Turns with one are counted in either case."""
+    """Count turns with one candidate in `skipped_single_candidate`. A pair needs two in either case, as in NAT."""
     # ours
     pairs: PairsConfig = PairsConfig()
-    """Further options of pair building (docs/reference/pairs.md), such as near_duplicates or contradictions."""
+    """Further options of pair building (docs/reference/pairs.md), such as near_duplicates. As in NAT, a run keeps
+    repeated and contradicting pairs unless `dedupe` or `contradictions` is set here."""
     seed: int = Field(default=0, ge=0)
     """Seed of samples."""
     redact: bool = False
@@ -75,13 +81,13 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
             raise ValueError(f"pairs.strategy: {self.pairs.strategy!r} does not compare the candidates of a turn")
         return self
 
-    def pair_config(self, *, dedupe: bool) -> Config:
+    def pair_config(self) -> Config:
         """Return our configuration, with NAT's options as those of `pairs`."""
         own = {name: getattr(self.pairs, name) for name in self.pairs.model_fields_set}
         theirs: dict[str, Any] = {}
         for name in _NAT_PAIR_OPTIONS:
             theirs |= own_names({name: getattr(self, name)})
-        pairs = {**theirs, "dedupe": dedupe, **own}
+        pairs = {**theirs, "dedupe": False, "contradictions": "keep", **own}
         # as NAT compares: an example that is evaluated several times is not compared with itself
         if pairs["strategy"] != "divergence" and not self.pairs.across_groups and self.pairs.votes is None:
             pairs = {"within_run": True, **pairs}
@@ -184,7 +190,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
                 "deployment_timeout_seconds": self.deployment_timeout_seconds,
             }
         }
-        asked = self.hyperparameters.model_dump(exclude_none=True)
         if self.backend == "nemo-customizer":
             own = ("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision")
             settings["nemo_customizer"] = {
@@ -193,7 +198,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
                 "hf_token": self.hf_token or None,
                 "api_token": None if self.api_token is None else self.api_token.get_secret_value(),
                 "create_namespace_if_missing": self.create_namespace_if_missing,
-                "hyperparameters": asked,
+                "hyperparameters": self.hyperparameters.model_dump(exclude_none=True),
                 "use_full_message_history": self.use_full_message_history,
                 "validation": 0.0,  # the pairs bring their split
                 "deployment_config": self.deployment_config.model_dump(),
@@ -202,7 +207,9 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
             return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, **settings})
         settings["local"] = settings.pop("wait")
         # what `train` sets replaces a hyperparameter of the same name; sections are laid over each other key by key
+        asked = self.hyperparameters.model_dump(exclude_none=True)
         train = _overlay(asked, self.train.model_dump(exclude_unset=True))
+        train["dpo"] = follow_average(train["dpo"])
         return adjust_config(
             Config(),
             seed=self.seed,
@@ -240,8 +247,8 @@ class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type
     wait_for_completion: bool = True
     """Wait for the end of training; false submits the job and returns."""
     # ours
-    contradictions: Literal["drop", "majority", "keep"] = "drop"
-    """A over B in one run and B over A in another."""
+    contradictions: Literal["drop", "majority", "keep"] = "keep"
+    """A over B in one run and B over A in another: keep both, as NAT does, drop both, or keep the more frequent."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sample."""
     resume: bool = True

@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 import uuid
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ from pydantic import BaseModel
 
 from pairwright.errors import PairwrightError
 from pairwright.nat.nat_options import PairwrightTrainerConfig
-from pairwright.nat.nat_trajectories import select_trajectories
+from pairwright.nat.nat_trajectories import drops_of, select_trajectories
 from pairwright.nat.trainer_adapter import NOT_REACHED
+from pairwright.pairs.funnel import read_funnel
 from pairwright.paths import append_synced, write_bytes, write_json
 from pairwright.records.messages import Json, content_hash
 
@@ -76,6 +78,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         self._collection_history: list[Json] = []
         self._failure: str | None = None  # of a run that has no job
         self._finished_runs: dict[int, Json] = {}  # metrics by run number; empty for a run without pairs
+        self._hints: list[str] = []  # why runs have no pairs
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Initialize builder and adapter, and find an interrupted run to resume. There is no curriculum."""
@@ -143,6 +146,8 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
         if not collection.trajectories:
             logger.warning("run %d: no pairs", epoch)
+            if hint := getattr(self.trajectory_builder, "hint", None):
+                self._hints.append(f"run {epoch}: {hint}")
             self._finished_runs[epoch] = {}
             return None
         trajectories = [trajectory for group in collection.trajectories for trajectory in group]
@@ -230,7 +235,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
                 errors.append(f"run {number}: {error}")
             self._write_state("collecting")
         if not self._all_trajectories:
-            reasons = f" ({'; '.join(errors)})" if errors else ""
+            reasons = f" ({'; '.join([*errors, *self._hints])})" if errors or self._hints else ""
             self._write_state("empty")  # nothing to go on with: the next run starts anew
             return self._fail(f"No trajectories collected{reasons}; see {self._root()}")
         return None
@@ -256,7 +261,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
                 contradictions=config.contradictions,
                 max_pairs=config.max_pairs,
             )
-            drops = {drop["reason"]: drop["count"] for stage in funnel["stages"] for drop in stage["drops"]}
+            drops = dict(drops_of(funnel))
             logger.info("%d pairs of all runs; dropped: %s; see %s", funnel["pairs"], drops or "none", folder)
             if not collection.trajectories:
                 raise PairwrightError(f"no pair is left: {drops}; see {folder / 'pairs' / 'funnel.json'}")
@@ -295,9 +300,27 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
                 "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
                 "avg_reward": sum(run["avg_reward"] for run in runs) / len(runs) if runs else 0.0,
             },
+            "pairs": self._count_pairs(),
             "job_metadata": {**job, "status": final.status.value} if self._job_ref is not None else None,
         }
         write_json(Path(self.run_config.output_dir) / "final_metrics.json", metrics)
+
+    def _count_pairs(self) -> Json:
+        """Pairs that were collected, removed by reason, trained on and held out for validation. They add up."""
+        removed: Counter[str] = Counter()
+        selected = self._root() / str(self._run_id) / "selection" / "pairs"
+        if selected.exists():
+            removed.update(drops_of(read_funnel(selected)))
+        counts: Json = {"trained": 0, "validation": 0}
+        if self._job_ref is not None:  # the adapter of somebody else does not count
+            counts = (self._job_ref.metadata or {}).get("pairs") or {}
+        removed.update(counts.get("removed", {}))
+        return {
+            "collected": sum(run["num_dpo_pairs"] for run in self._run_metrics),
+            "removed": dict(removed),
+            "trained": counts.get("trained"),
+            "validation": counts.get("validation"),
+        }
 
     # Resuming: what is done is in STATE, and the trajectories of each run are in its folder.
 

@@ -5,7 +5,8 @@ its trajectory, under `pairwright`, and comes back whole; one of another builder
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
 from pairwright.pairs.build import build_pairs
+from pairwright.pairs.container import Pairs
 from pairwright.pairs.options import pair_options
 from pairwright.records.experience import EID, Experience, Kind, Pair, Side
-from pairwright.records.messages import Json, Message, prompt_hash, to_chat_message
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash, to_chat_message
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.store.table import Table
 
@@ -145,11 +147,11 @@ class Preferences:
     """The DPO items of a collection as preferences, with the place of each: group, trajectory, item."""
 
     experiences: list[Experience]
-    places: dict[str, tuple[int, int]]  # uid -> number of the group, position in it
+    places: dict[str, tuple[int, int, int]]  # uid -> number of the group, of the trajectory in it, of the item in that
     num_other: int
     """Episode items that are no DPOItem."""
     num_cut: int
-    """Prompts of which only the last message is left."""
+    """Prompts reduced to their last message."""
 
 
 def read_preferences(
@@ -163,11 +165,11 @@ def read_preferences(
         by_prompt: The task is the prompt; by default it is NAT's example, where there is one.
     """
     experiences: list[Experience] = []
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int, int]] = {}
     num_other = num_cut = 0
     for number, group in enumerate(collection.trajectories):
         for position, trajectory in enumerate(group):
-            for item in trajectory.episode:
+            for place, item in enumerate(trajectory.episode):
                 if not isinstance(item, DPOItem):
                     num_other += 1
                     continue
@@ -181,7 +183,7 @@ def read_preferences(
                 # The position makes ids unique: an example may have many pairs, even equal ones.
                 eid = EID(task=task, suffix=f"{len(experiences):08d}")
                 preference = _preference(eid, metadata, prompt, tools, (chosen, rejected))
-                places[preference.eid.uid] = (number, position)
+                places[preference.eid.uid] = (number, position, place)
                 experiences.append(preference)
     return Preferences(experiences, places, num_other, num_cut)
 
@@ -251,19 +253,37 @@ def select_trajectories(
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
     summary = build_pairs([table], folder / "pairs", pair_options(config))
-    # A trajectory stays if any of its items became a pair.
-    places = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
-    groups = [
-        [trajectory for position, trajectory in enumerate(group) if (number, position) in places]
-        for number, group in enumerate(collection.trajectories)
-    ]
+    # Of equal pairs the funnel keeps the one with the largest gap; the first one stays here, as in NAT.
+    firsts: dict[str, str] = {}
+    for record in preferences.experiences:
+        assert record.chosen is not None
+        assert record.rejected is not None
+        key = _content_key(record.prompt, record.tools, record.chosen.messages, record.rejected.messages)
+        firsts.setdefault(key, record.eid.uid)
+    places = set()
+    for pair in Pairs(folder / "pairs"):
+        # With the strategy `imported`, the id of the chosen side is that of the preference.
+        first = firsts[_content_key(pair.prompt, pair.tools, pair.chosen, pair.rejected)]
+        places.add(preferences.places[first if config.pairs.dedupe else pair.chosen_eid.uid])
+    groups: list[list[Trajectory]] = []
+    for number, group in enumerate(collection.trajectories):
+        groups.append([])
+        for position, trajectory in enumerate(group):
+            items = enumerate(trajectory.episode)
+            if episode := [item for place, item in items if (number, position, place) in places]:
+                groups[-1].append(trajectory.model_copy(update={"episode": episode}))
     return TrajectoryCollection(trajectories=[group for group in groups if group], run_id=collection.run_id), summary
 
 
-def _row_uids(folder: Path) -> Iterator[str]:
-    """Yield the ids of the preferences that became pairs."""
-    from pairwright.pairs.container import Pairs
+def drops_of(funnel: Json) -> Counter[str]:
+    """Sum what a funnel dropped, by reason."""
+    drops: Counter[str] = Counter()
+    for stage in funnel["stages"]:
+        drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})
+    return drops
 
-    for pair in Pairs(folder):
-        # With the strategy `imported`, this is the id of the preference itself.
-        yield pair.chosen_eid.uid
+
+def _content_key(
+    prompt: Sequence[Message], tools: Sequence[Json], chosen: Sequence[Message], rejected: Sequence[Message]
+) -> str:
+    return content_hash(prompt_hash(prompt, tools), canonical_messages(chosen), canonical_messages(rejected))

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,14 +27,15 @@ from nat.finetuning.interfaces.trainer_adapter import TrainerAdapter
 from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
-from pairwright.jobs import BACKENDS, BackendError, Job, JobRequest, JobState, Status, is_submitted, read_job
+from pairwright.jobs import BackendError, Job, JobRequest, JobState, Status, find_backend, is_submitted, read_job
 from pairwright.jobs.customizer import service_status
 from pairwright.jobs.job import follow_status
 from pairwright.jobs.local import model_of_job
 from pairwright.nat.nat_options import PairwrightTrainerAdapterConfig
-from pairwright.nat.nat_trajectories import read_preferences, store_preferences
+from pairwright.nat.nat_trajectories import drops_of, read_preferences, store_preferences
 from pairwright.nat.trajectory_builder import DEFAULT_DIR, check_name
 from pairwright.pairs.build import build_pairs
+from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.options import pair_options
 from pairwright.paths import append_synced
 from pairwright.records.messages import Json, prompt_hash
@@ -195,7 +197,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         """Store the pairs and hand the job to its backend; a job that was submitted before is found again."""
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
-        folder, backend = root / "train", BACKENDS[self.backend]
+        folder, backend = root / "train", find_backend(self.backend)
         # A job that ended without a model makes way for a new one; any other is found again.
         if is_submitted(folder) and read_job(folder).state in (JobState.FAILED, JobState.CANCELLED):
             folder.rename(folder.with_name(f"train-{read_job(folder).id}"))  # its log stays
@@ -217,6 +219,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
                 "output_model": self._output_model(folder, job),
                 "dataset_name": config.dataset_name if self.backend == "nemo-customizer" else str(root / "pairs"),
                 "folder": str(folder),
+                "pairs": _count_pairs(root / "pairs", job),
             },
         )
 
@@ -268,7 +271,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         """Ask the backend; without a job file here, the service by the id of the job."""
         if is_submitted(folder):
             config = self.adapter_config.job_config()
-            status = BACKENDS[self.backend].status(folder, read_job(folder), config)
+            status = find_backend(self.backend).status(folder, read_job(folder), config)
             return status, follow_status(folder, read_job(folder), status)
         if self.backend != "nemo-customizer" or job_id is None:
             raise BackendError(f"{folder}: no job here")
@@ -301,7 +304,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             return status
         deployment = None
         if self.adapter_config.deploy_on_completion:
-            backend, config = BACKENDS[self.backend], self.adapter_config.job_config()
+            backend, config = find_backend(self.backend), self.adapter_config.job_config()
             deployment = await asyncio.to_thread(backend.deploy, folder, read_job(folder), config, logger.info)
         elif not is_submitted(folder):  # a job of the service, known by its id alone
             return status
@@ -330,6 +333,16 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         if self.adapter_config.output_dir is not None:
             return self.adapter_config.output_dir
         return (DEFAULT_DIR if self.run_config is None else Path(self.run_config.output_dir)) / "pairwright"
+
+
+def _count_pairs(pairs: Path, job: Job) -> Json:
+    """Pairs for training and validation, and those that were removed on the way there, by reason."""
+    funnel, files = read_funnel(pairs), job.details.get("files") or {}
+    removed = drops_of(funnel) + Counter(files.get("refused") or {})
+    trained, held_out = (
+        int(files.get(f"num_{split}", funnel[name])) for split, name in (("training", "train"), ("validation",) * 2)
+    )
+    return {"trained": trained, "validation": held_out, "removed": dict(removed)}
 
 
 def _describe(status: Status) -> str:

@@ -10,7 +10,7 @@ counted under its reason, and both are in the metrics and in `dpo_trajectory_bui
 import asyncio
 import logging
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,24 +19,27 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import numpy as np
 from nat.data_models.config import Config as NatConfig
 from nat.data_models.evaluate_runtime import EvaluationRunOutput
 from nat.data_models.finetuning import FinetuneConfig, Trajectory, TrajectoryCollection
 from nat.data_models.intermediate_step import IntermediateStep, IntermediateStepCategory, IntermediateStepType
 from nat.finetuning.interfaces.trajectory_builder import TrajectoryBuilder
 
+from pairwright.config import PairsConfig
 from pairwright.nat.nat_options import PairwrightTrajectoryBuilderConfig
 from pairwright.nat.nat_trajectories import (
     CandidateStep,
     PreferencePair,
     build_trajectory,
+    drops_of,
     from_prompt,
     to_prompt,
     to_response,
 )
 from pairwright.pairs.build import build_pairs
+from pairwright.pairs.candidates.candidates import reward_gaps
 from pairwright.pairs.container import Pairs
-from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import pair_options
 from pairwright.paths import append_synced, write_bytes
 from pairwright.records.experience import EID, Experience, Kind
@@ -73,8 +76,8 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         self.run_config: FinetuneConfig | None = None
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._metrics: dict[str, Any] = {}
+        self.hint: str | None = None  # why the last run has no pairs
         self._folder: Path | None = None  # of the run that is being finalized
-        self._dedupe = True
 
     async def start_run(self, run_id: str, meta: Json | None = None) -> None:
         """Start an evaluation. Raises ValueError if one of this id is in progress."""
@@ -110,7 +113,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
 
         Args:
             run_id: Id of a run that was started.
-            meta: What NAT's trainer passes; `trainer_config.deduplicate_pairs` decides whether equal pairs stay.
+            meta: What NAT's trainer passes; not used.
 
         Raises:
             ValueError: No run of this id was started.
@@ -119,8 +122,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             raise ValueError(f"No evaluation run found for run_id: {run_id}")
         try:
             result = await self.evaluation_runs[run_id]
-            trainer = (meta or {}).get("trainer_config") or {}
-            self._dedupe = bool(trainer.get("deduplicate_pairs", True))
             # import and funnel compute: off the event loop
             return await asyncio.to_thread(self._build, run_id, result)
         finally:
@@ -160,10 +161,11 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         finally:
             folder, self._folder = self._folder, None
         self._metrics["folder"] = str(folder)
-        self.log_progress(run_id, {})
         if not groups:
-            hint = self._metrics.get("hint") or f"no TTC_END step named {self.config.ttc_step_name!r}"
-            logger.warning("run %s: no pairs: %s; see %s", run_id, hint, folder)
+            self.hint = self._metrics.get("hint") or _explain_no_candidates(result, self.config.ttc_step_name)
+            self._metrics["hint"] = self.hint
+            logger.warning("run %s: no pairs: %s; see %s", run_id, self.hint, folder)
+        self.log_progress(run_id, {})
         counts = ", ".join(f"{self._metrics[name]} {name.removeprefix('total_')}" for name in _COUNTS[:5])
         logger.info("run %s: %s; dropped: %s", run_id, counts, self._metrics.get("dropped") or "nothing")
         return TrajectoryCollection(trajectories=groups, run_id=run_id)
@@ -213,7 +215,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return dict(turns)
 
     def _generate_preference_pairs(self, candidates_by_turn: Candidates) -> list[PreferencePair]:
-        """Build pairs with our funnel; those of a turn are ordered by difference, the largest first."""
+        """Build pairs with our funnel; those of a turn are in NAT's order, the largest difference first."""
         listed = [candidate for turn in candidates_by_turn.values() for candidate in turn]
         experiences = [candidate.experience or _experience(candidate, candidates_by_turn) for candidate in listed]
         by_uid = {record.eid.uid: candidate for record, candidate in zip(experiences, listed, strict=True)}
@@ -225,12 +227,22 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             if not is_whole or any(candidate.experience is None for candidate in listed):
                 table = Table(folder / "candidates")
                 table.append(experiences)
-            config = self.config.pair_config(dedupe=self._dedupe)
+            config = self.config.pair_config()
             summary = build_pairs([table], folder / "pairs", pair_options(config))
             self._read_funnel(summary)
+            self._count_skipped(candidates_by_turn, config.pairs)
             pairs = [_preference(pair, by_uid, candidates_by_turn) for pair in Pairs(folder / "pairs")]
-        order = {key: number for number, key in enumerate(candidates_by_turn)}
-        return sorted(pairs, key=lambda pair: (order[f"{pair.example_id}::{pair.turn_id}"], -pair.score_diff))
+        turns = {key: number for number, key in enumerate(candidates_by_turn)}
+        places = {uid: number for number, uid in enumerate(by_uid)}
+
+        def order(one: PreferencePair) -> tuple[float, ...]:
+            # Of equal differences, first that of the better chosen candidate, then of the better rejected one.
+            assert one.pair is not None
+            chosen, rejected = -one.chosen_score, -one.rejected_score
+            sides = (chosen, places[one.pair.chosen_eid.uid], rejected, places[one.pair.rejected_eid.uid])
+            return (turns[f"{one.example_id}::{one.turn_id}"], -one.score_diff, *sides)
+
+        return sorted(pairs, key=order)
 
     def _build_trajectories(self, pairs: list[PreferencePair]) -> list[Trajectory]:
         by_difference = self.config.reward_from_score_diff
@@ -243,14 +255,23 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return list(groups.values())
 
     def _read_funnel(self, summary: Json) -> None:
-        """Add what the funnel dropped to the metrics: by its own reasons, and under NAT's two names."""
-        drops: Counter[str] = Counter()
-        for stage in summary["stages"]:
-            drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})
-        self._metrics["dropped"] = dict(drops)
+        """Add what the funnel dropped to the metrics, by its own reasons."""
+        self._metrics["dropped"] = dict(drops_of(summary))
         self._metrics["hint"] = summary["hint"]
-        self._count("skipped_single_candidate", drops[Reason.SINGLE.value])
-        self._count("skipped_score_diff", drops[Reason.BELOW_GAP.value] + drops[Reason.TIED.value])
+
+    def _count_skipped(self, turns: Candidates, options: PairsConfig) -> None:
+        """Count turns with one candidate, and comparisons below the least difference, as NAT does: each comparison of
+        a turn, or the best with the worst, before any limit on pairs. Equal scores are below a difference above 0."""
+        for candidates in turns.values():
+            if len(candidates) < 2:
+                self._count("skipped_single_candidate", int(self.config.require_multiple_candidates))
+                continue
+            scores = np.sort(np.array([candidate.score for candidate in candidates]))[::-1]
+            if options.strategy == "best-worst":
+                scores = scores[[0, -1]]
+            for place, score in enumerate(scores[:-1]):
+                gaps = reward_gaps(score, scores[place + 1 :], near=(options.min_gap,))
+                self._count("skipped_score_diff", int((gaps < options.min_gap).sum()))
 
     def _count(self, name: str, number: int) -> None:
         self._metrics[name] = self._metrics.get(name, 0) + number
@@ -283,6 +304,19 @@ _COUNTS = (
     "skipped_single_candidate",
     "skipped_score_diff",
 )
+
+
+def _explain_no_candidates(result: EvaluationRunOutput, step_name: str) -> str:
+    """Say why an evaluation has no candidate: what NAT drops before we see it, and what it has instead."""
+    steps = [step for item in result.eval_input.eval_input_items for step in item.trajectory]
+    names = sorted({str(step.payload.name) for step in steps if step.event_type == IntermediateStepType.TTC_END})
+    if step_name in names:
+        return f"no TTC_END step named {step_name!r} has a turn_id and a score"
+    found = f"TTC_END steps are named {', '.join(names)}" if names else "there is no TTC_END step at all"
+    return (
+        f"no TTC_END step named {step_name!r} ({found}). NAT drops a TTC_END that was pushed without a TTC_START of "
+        "the same UUID, with a warning about outstanding start steps: push both"
+    )
 
 
 def _log_end(run_id: str, task: "asyncio.Task[EvaluationRunOutput]") -> None:

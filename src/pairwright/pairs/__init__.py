@@ -3,6 +3,6 @@
 from pairwright.pairs.build import build_pairs, plan_pairs
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition import plan_partition
-from pairwright.pairs.strategies.strategies import STRATEGIES
+from pairwright.pairs.strategies.strategies import STRATEGIES, Group
 
-__all__ = ["STRATEGIES", "PairOptions", "build_pairs", "plan_pairs", "plan_partition"]
+__all__ = ["STRATEGIES", "Group", "PairOptions", "build_pairs", "plan_pairs", "plan_partition"]

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import no_rows, read_rows, row_batches
+from pairwright.pairs.candidates.candidates import narrower_keys, no_rows, read_rows, row_batches
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.spill import Spill
-from pairwright.pairs.strategies.strategies import IN_GROUPS
+from pairwright.pairs.strategies.strategies import compares_groups
 from pairwright.paths import Place
 from pairwright.store.table import Table
 
@@ -42,12 +42,10 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        where, runs = options.where, options.within_run
+        where, keys = options.where, narrower_keys(options)
         is_whole = number == 1
-        self._only = (
-            read_rows(tables, where=where, with_runs=runs) if is_whole else no_rows(where=where, with_runs=runs)
-        )
-        for batch in () if is_whole else row_batches(tables, where=where, with_runs=runs):
+        self._only = read_rows(tables, where=where, keys=keys) if is_whole else no_rows(where=where, keys=keys)
+        for batch in () if is_whole else row_batches(tables, where=where, keys=keys):
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0
@@ -67,7 +65,7 @@ def bucket_of(number: int) -> pl.Expr:
 
 
 def is_parted(options: PairOptions) -> bool:
-    return options.strategy in IN_GROUPS and not options.across_groups and options.votes is None
+    return compares_groups(options.strategy) and not options.across_groups and options.votes is None
 
 
 def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:

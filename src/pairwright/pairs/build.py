@@ -24,6 +24,7 @@ from pairwright.engines import Engine
 from pairwright.errors import PairwrightError
 from pairwright.pairs.buckets import Buckets, is_parted, num_buckets
 from pairwright.pairs.candidates.candidates import Floats, Scale, add_scales, count_reasons
+from pairwright.pairs.crossing import check_within, count_crossings
 from pairwright.pairs.curriculum import shares
 from pairwright.pairs.decisions.exclusions import check_exclusions
 from pairwright.pairs.fetch_texts import PairTexts, num_slices
@@ -38,7 +39,7 @@ from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_pa
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
 from pairwright.pairs.selection import REASONS, Selection, narrow_columns, select_drafts
 from pairwright.pairs.spill import Spill
-from pairwright.pairs.strategies.strategies import IN_GROUPS, with_thresholds
+from pairwright.pairs.strategies.strategies import compares_groups, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
 from pairwright.paths import Place, build_folder, claim_folder, write_json
@@ -137,6 +138,8 @@ def plan_pairs(
     """
     everything = (*tables, *(Table(path, create=False) for path in options.teachers))
     check_exclusions(everything)
+    if options.within is not None:
+        check_within(tables, options.within)
     votes: Votes | None = None
     # Workers hand rows over in files, so they need a folder; empty tables would leave no bucket to plan.
     if engine is not None and folder is not None and is_parted(options) and any(table.count() for table in tables):
@@ -249,7 +252,9 @@ def _build_pairs(
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
         if Reason.SINGLE in funnel.stages[0].drops and (grouping := grouping_hint(plan.tables)):
             funnel.hint += f". {grouping}"
-    summary = {**_summary(plan, num_pairs), **funnel.as_json()}
+    compares_prompts = options.across_groups or not compares_groups(options.strategy)
+    crossing = count_crossings(output, plan.tables, compares_prompts=compares_prompts)
+    summary = {**_summary(plan, num_pairs), **({"crossing": crossing} if crossing else {}), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
     write_json(output / LINEAGE_FILE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
     return summary
@@ -294,7 +299,7 @@ def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[
 
 def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     """Set the reason DIFFERENT_PROMPTS on single candidates whose task and step have candidates at other prompts."""
-    if plan.strategy not in IN_GROUPS or not plan.crowded.height:
+    if plan.strategy == "votes" or not compares_groups(plan.strategy) or not plan.crowded.height:
         return experiences
     # These rows have the reason `single` so far, the only one with a mark to join on.
     crowded = plan.crowded.with_columns(other=pl.lit(Reason.DIFFERENT_PROMPTS.value))

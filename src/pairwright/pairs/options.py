@@ -38,8 +38,9 @@ class PairOptions(Options, PairsConfig):
     def as_json(self) -> dict[str, Any]:
         """Return the options for funnel.json; paths are reduced to names, so that results do not depend on them."""
         values = dict(self)
-        if self.preset is None:
-            del values["preset"]
+        values = {
+            name: value for name, value in values.items() if name not in ("preset", "within") or value is not None
+        }
         values |= {name: str(values[name]) for name in ("high", "low")}
         values["teachers"] = [place(path).name for path in self.teachers]
         values["votes"] = None if self.votes is None else Path(self.votes).name

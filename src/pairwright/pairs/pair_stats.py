@@ -107,7 +107,9 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
     statistics["strategy"] = dict(frame.group_by("strategy").len().sort("strategy").iter_rows())
     statistics["gap_histogram"] = _histogram(frame["gap"].to_numpy())
     if (folder / FUNNEL_NAME).exists():
-        statistics["reward_scale"] = read_funnel(folder).get("reward_scale", {})
+        funnel = read_funnel(folder)
+        statistics["reward_scale"] = funnel.get("reward_scale", {})
+        statistics["crossing"] = funnel.get("crossing", {})
     return statistics
 
 
@@ -164,9 +166,21 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
             stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],
             f"one task has {stats['pairs_per_task_max']} of {stats['pairs']} pairs: build with --max-pairs-per-task",
         ),
+        *(
+            (f"crossing-{name.split()[0]}", count, f"{count:,} pairs compare different {name}: {_WITHIN[name]}")
+            for name, count in stats.get("crossing", {}).items()
+        ),
         ("scales", _scales_differ(stats.get("reward_scale", {})), "sources have rewards on different scales"),
     ]
     return [Finding(name, message) for name, holds, message in checks if holds]
+
+
+# What forbids pairs that cross; a pair of different prompts is not made within groups.
+_WITHIN = {
+    "files with disjoint rewards": "their scorers may differ; build with --within source",
+    "models": "build with --within model if the model is not what is compared",
+    "system prompts": "build with a strategy that compares equal prompts",
+}
 
 
 def tie_tolerance(folder: Place) -> float:

@@ -1,7 +1,7 @@
 """Plan one partition: all rows of a range of prompts, or all rows of the build.
 
 Candidates, the pairs of a strategy, contradictions, duplicates and the cap of a group depend on one prompt only, so
-they are final here. Selection among all partitions follows in pairs/selection.py. For strategies in `IN_GROUPS`,
+they are final here. Selection among all partitions follows in pairs/selection.py. For strategies that compare groups,
 planning is a pure function of its arguments and reads no table, so partitions can be planned in any process.
 """
 
@@ -26,7 +26,7 @@ from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition_state import Clues, PartitionState, clues_of
 from pairwright.pairs.prompt_filters import filter_drafts
-from pairwright.pairs.strategies.strategies import STRATEGIES
+from pairwright.pairs.strategies.strategies import find_strategy
 from pairwright.pairs.strategies.votes import Votes, plan_votes
 from pairwright.store.table import Table
 
@@ -66,7 +66,7 @@ def plan_partition(
         votes: Pairwise votes, which replace the strategy.
     """
     state = PartitionState(tables, options, with_reasons(rows, options))
-    drafts = STRATEGIES[options.strategy](state) if votes is None else plan_votes(state, votes)
+    drafts = find_strategy(options.strategy)(state) if votes is None else plan_votes(state, votes)
     drafts = filter_drafts(drafts, state)
     comparable = state.rows.filter(pl.col("reason").is_in(_COMPARABLE, nulls_equal=True))
     groups = comparable.group_by(group_keys(options)).len()

@@ -185,6 +185,8 @@ def grouping_hint(tables: Iterable[Table]) -> str:
 def _advice(reason: Reason, options: PairOptions) -> str | None:
     if reason is Reason.SINGLE and options.within_run:
         return "record several candidates a run, or compare those of all runs: --no-within-run"
+    if reason is Reason.SINGLE and options.within is not None:
+        return f"no two candidates of a prompt agree in {options.within}: leave out --within"
     return _ADVICE.get(reason)
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pairwright.engines import Engine
 from pairwright.pairs.buckets import MAX_BUCKETS, bucket_of, num_buckets, split_rows
-from pairwright.pairs.candidates.candidates import PLACE_BITS, Floats, Indices, row_batches
+from pairwright.pairs.candidates.candidates import PLACE_BITS, Floats, Indices, narrower_keys, row_batches
 from pairwright.pairs.fetch_texts import WANTED_BITS, PairTexts, fetch_texts_of
 from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.options import PairOptions
@@ -86,7 +86,7 @@ class SpreadRows:
     ) -> None:
         self._folder, self._engine, self._progress = folder, engine, progress
         self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
-        part = partial(part_rows, number=self._number, folder=folder, where=options.where, with_runs=options.within_run)
+        part = partial(part_rows, number=self._number, folder=folder, where=options.where, keys=narrower_keys(options))
         segments = segments_of(tables)
         files = _report_progress(engine.map(part, segments), len(segments), progress)
         self._buckets = _by_number(file for file in files if file is not None)
@@ -125,15 +125,15 @@ def spread_rows(
 
 
 def part_rows(
-    segment: Segment, *, number: int, folder: Place, where: str | None = None, with_runs: bool = False
+    segment: Segment, *, number: int, folder: Place, where: str | None = None, keys: Sequence[str] = ()
 ) -> Aside | None:
     """Task: write the narrow rows of a segment to a shuffle file, partitioned into `number` buckets."""
     with plain_memory():
-        return write_aside(folder, "rows", _by_bucket(segment, number, where, with_runs))
+        return write_aside(folder, "rows", _by_bucket(segment, number, where, keys))
 
 
-def _by_bucket(segment: Segment, number: int, where: str | None, with_runs: bool) -> Iterator[tuple[int, pa.Table]]:
-    for batch in row_batches([segment.table()], where=where, with_runs=with_runs):
+def _by_bucket(segment: Segment, number: int, where: str | None, keys: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+    for batch in row_batches([segment.table()], where=where, keys=keys):
         # Numbered from 0 within the segment so far; from here on within all tables.
         rows = batch.with_columns(pl.col("row") + segment.first)
         for (bucket,), own in rows.group_by(bucket_of(number), maintain_order=True):

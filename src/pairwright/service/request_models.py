@@ -95,7 +95,8 @@ class Dpo(Body):
     preference_loss_weight: Number = Field(default=1.0, ge=0)
     preference_average_log_probs: bool = False
     sft_loss_weight: Number = Field(default=0.0, ge=0)
-    sft_average_log_probs: bool = False
+    # As in NeMo RL: null is what preference_average_log_probs says.
+    sft_average_log_probs: bool | None = None
     max_grad_norm: Number = Field(default=1.0, ge=0)
 
     @model_validator(mode="after")

@@ -6,9 +6,12 @@ bytes, and so are pairwright's own binary files and Parquet files, which store/i
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pairwright.config.user_code import FORMATS, installed, is_own, load_own
+from pairwright.errors import ConfigError
 from pairwright.sources.agents import (
     agent_data,
     atif,
@@ -22,9 +25,11 @@ from pairwright.sources.agents import (
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.inspect_log import read_eval
+from pairwright.sources.assemble import Parts, Reader
 from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
+    eval_results,
     media_rows,
     message_rows,
     nemo_rl_preference,
@@ -33,11 +38,13 @@ from pairwright.sources.datasets import (
     pairwright_rows,
     rows,
     sharegpt,
+    slack_export,
     trl_preference,
     ultrafeedback,
 )
 from pairwright.sources.datasets import customizer_rows as customizer
-from pairwright.sources.format import Format
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.frameworks import (
     adk_sessions,
     api_logs,
@@ -139,6 +146,10 @@ READERS: dict[str, tuple[Format, ...]] = {
     "argilla": (annotation_exports.FORMAT_ARGILLA,),
     "label-studio": (annotation_exports.FORMAT_LABEL_STUDIO,),
     "alpaca-eval": (alpaca_eval.FORMAT,),
+    "lm-eval": (eval_results.LM_EVAL_FORMAT,),
+    "promptfoo": (eval_results.PROMPTFOO_FORMAT,),
+    "openai-evals": (eval_results.OPENAI_ITEM_FORMAT, eval_results.OPENAI_LOG_FORMAT),
+    "slack": (slack_export.FORMAT,),
     "llamafactory-media": (media_rows.FORMAT,),
     "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
     "openai-preference": (openai_preference.FORMAT,),
@@ -160,4 +171,36 @@ BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
     "trinity": (b"TRXP", read_trinity),
 }
 
-__all__ = ["BINARY_READERS", "OWN_PREFIXES", "READERS", "Format"]
+
+def find_format(name: str) -> tuple[Format, ...]:
+    """Return the variants of a format: one of READERS, or the user's `file.py:FORMAT` or entry point.
+
+    Raises:
+        ConfigError: There is no such format.
+    """
+    if name in READERS:
+        return READERS[name]
+    if is_own(name, FORMATS):
+        own: Format = load_own(name, Format, group=FORMATS)
+        read: Any = own.read  # the user's may be a plain function
+        return (own if isinstance(read, Reader) else replace(own, read=Reader(read)),)
+    raise ConfigError(f"--format {name!r}: expected auto, file.py:FORMAT or one of {', '.join(sorted(READERS))}")
+
+
+def all_formats() -> dict[str, tuple[Format, ...]]:
+    """Return the formats that "auto" tries, in order: installed ones of users, then ours."""
+    return {name: find_format(name) for name in installed(FORMATS) if name not in READERS} | READERS
+
+
+__all__ = [
+    "BINARY_READERS",
+    "OWN_PREFIXES",
+    "READERS",
+    "BadRecord",
+    "Format",
+    "Options",
+    "Origin",
+    "Parts",
+    "all_formats",
+    "find_format",
+]

@@ -15,23 +15,10 @@ from pairwright.errors import RecordError
 from pairwright.paths import Place
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.sources.datasets.row_layout import is_turns
-from pairwright.sources.datasets.row_names import (
-    COMPLETIONS,
-    CONTEXTS,
-    PROMPTS,
-    SYSTEMS,
-    WEAK_COMPLETIONS,
-    is_score_name,
-    plain_name,
-    singular,
-)
-from pairwright.sources.field_map import FieldMap
 from pairwright.sources.fields import BadRecord, kind_of
-from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Origin, Rejected
-from pairwright.sources.reading import Layout, binary_units, detect, file_units, is_table, table_rows
-from pairwright.sources.shapes.row_fields import TASK_KEYS
+from pairwright.sources.reading import Layout, binary_units, detect, file_units
+from pairwright.sources.suggest_map import Trial, leaves_of, sample_rows, suggest
 
 NUM_RECORDS = 3
 _MAX_FIELDS = 100  # each costs up to two more readings of the record
@@ -91,6 +78,7 @@ class Explanation(msgspec.Struct, frozen=True):
     keys: dict[str, str] = {}
     nearest: str | None = None
     command: str | None = None
+    trial: Trial | None = None
 
     def as_json(self) -> Json:
         return {key: value for key, value in msgspec.to_builtins(self).items() if value not in (None, [], {})}
@@ -110,8 +98,15 @@ class Explanation(msgspec.Struct, frozen=True):
             yield from (f"    {path:{width}}  {value}" for path, value in self.keys.items())
         if self.nearest:
             yield f"  nearest format: {self.nearest}"
-        if self.command:
-            yield f"  this may read it: {self.command}"
+        if self.trial is not None:
+            trial = self.trial
+            yield f"  this map reads it: {self.command}"
+            more = ", and goes on" if trial.is_partial else ""
+            yield f"    = {trial.num_experiences:,} experiences{more}; {trial.num_refused:,} records refused"
+            yield f"    = first prompt {_preview(trial.prompt)}"
+            yield f"    = first answer {_preview(trial.answer)}; reward {trial.reward}"
+        elif self.keys:
+            yield "  no map was found that reads it; --map prompt=FIELD,completion=FIELD,reward=FIELD names its fields"
 
 
 def explain_file(path: Place, format_name: str, options: Options) -> Explanation:
@@ -301,10 +296,10 @@ def _preview(value: Any) -> str:
 
 def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Explanation:
     reason = None if rejected.reason.startswith("no known format") else rejected.reason
-    rows, records = _sample(path, options)
+    rows, _ = sample_rows(path, options)
     if not rows:
         return Explanation(str(path), rejected.format, reason or "no records in it")
-    keys = {name: _preview(value) for name, value in islice(_leaves(rows[0], ""), 60)}
+    keys = {name: _preview(value) for name, value in islice(leaves_of(rows[0], ""), 60)}
     names = {name for row in rows for name in row}
     # Share of each format's keys that the records have, so that formats with many keys are not favoured.
     matched = {name: len(names.intersection(words.split())) / len(words.split()) for name, words in _KEYS.items()}
@@ -312,86 +307,8 @@ def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Expla
     hits = sorted(names.intersection(_KEYS[nearest].split()))
     missing = [word for word in _KEYS[nearest].split() if word not in names]
     described = f"{nearest} (has {', '.join(hits)}; not {', '.join(missing)})" if hits else None
-    text = suggest_map(rows, records)
-    command = f"pairwright import {shlex.quote(str(path))} --map {shlex.quote(text)} -o DIR" if text else None
-    return Explanation(str(path), rejected.format, reason, [], keys, described, command)
-
-
-def _sample(path: Place, options: Options) -> tuple[list[Json], str | None]:
-    """Return the first records of a file, and the path of the list that they stand in, if they stand in one."""
-    with open_bytes(path) as file:
-        magic = file.read(8)
-    try:
-        if is_table(path, magic):
-            return [row for row in islice(table_rows(path, options.map), 16) if isinstance(row, dict)], None
-        if is_json_lines(path):
-            units = [unit for unit in islice(line_units(path), 16) if not isinstance(unit, Rejected)]
-            return [unit[1] for unit in units if isinstance(unit[1], dict)], None
-        value = document(path)
-    except BadRecord:
-        return [], None
-    if isinstance(value, list):
-        return [item for item in value[:16] if isinstance(item, dict)], None
-    if not isinstance(value, dict):
-        return [], None
-    lists = {key: item for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)}
-    # A list of turns is a conversation, not a list of records.
-    lists = {key: item for key, item in lists.items() if not is_turns(item)}
-    if len(lists) == 1:
-        key, inner = next(iter(lists.items()))
-        return [item for item in inner[:16] if isinstance(item, dict)], key
-    return [value], None
-
-
-def suggest_map(rows: list[Json], records: str | None) -> str | None:
-    """Return a map that may read these records, by the names of their fields; None if no field looks like an answer."""
-    leaves = dict(islice(_leaves(rows[0], ""), 400))
-    fields: dict[str, str] = {} if records is None else {"records": records}
-    answers = COMPLETIONS | WEAK_COMPLETIONS | {"result", "reply"}
-    for target, names in (("prompt", PROMPTS | CONTEXTS), ("completion", answers), ("system", frozenset(SYSTEMS))):
-        paths = [path for path, value in leaves.items() if isinstance(value, str | list) and value]
-        path = _best_path(paths, names, set(fields.values()))
-        if path is not None:
-            fields[target] = path
-    numbers = [path for path, value in leaves.items() if isinstance(value, bool | int | float)]
-    scored = [path for path in numbers if any(map(is_score_name, path.split(".")))]
-    if scored:
-        fields["reward"] = scored[0]
-    tasks = [path for path in leaves if path.rpartition(".")[2] in TASK_KEYS]
-    if tasks and "." in tasks[0]:
-        fields["task"] = tasks[0]
-    if "completion" not in fields and "prompt" not in fields:
-        return None
-    # A placeholder where no field fits: the user fills it in.
-    for target in ("prompt", "completion"):
-        fields.setdefault(target, "FIELD")
-    return FieldMap(fields).text
-
-
-def _best_path(paths: list[str], names: frozenset[str], taken: set[str]) -> str | None:
-    """Return the path with one of these names in it, nearest to its end."""
-    best: tuple[int, str] | None = None
-    for path in paths:
-        words = [plain_name(word.removesuffix("[]")) for word in path.split(".")]
-        # The last name of a path says most: request.prompt is a prompt, prompt.id is an id.
-        for distance, word in enumerate(reversed(words)):
-            if (
-                (word in names or singular(word) in names)
-                and path not in taken
-                and (best is None or distance < best[0])
-            ):
-                best = (distance, path)
-    return None if best is None else best[1]
-
-
-def _leaves(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the values inside a record with their paths, as `--map` writes them."""
-    for key, part in value.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(part, dict) and part and depth < 5:
-            yield from _leaves(part, path, depth + 1)
-        elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
-            # The first item stands for all of them.
-            yield from _leaves(part[0], f"{path}[]", depth + 1)
-        else:
-            yield path, part
+    trial = suggest(path, options)
+    if trial is None:
+        return Explanation(str(path), rejected.format, reason, [], keys, described)
+    command = f"pairwright import {shlex.quote(str(path))} --map {shlex.quote(trial.map)} -o DIR"
+    return Explanation(str(path), rejected.format, reason, [], keys, described, command, trial)

@@ -1,118 +1,50 @@
-"""The field map of `--map`: which field of a record is its prompt, its completion, its reward, ...; and expressions.
+"""The field map of `--map`: which field of a record is its prompt, its completion, its reward, ...
 
     --map prompt=request.body.text,completion=result.text,reward=eval.judge.score,task=case.id
+    --map 'messages=log,role=who,content=said,roles={Kunde: user, Berater: assistant}'        inside a list of messages
+    --map 'prompt=q,completion=a,reward=quality,scores={great: 2, fine: 1, poor: 0, skipped: null}'
+    --map 'records=answers,join=questions.id=question_id,prompt=questions.text,completion=text'    two SQLite tables
+    --map own.yaml                                                              the same, one target a line
 
 A path is names with dots between them; `[]` goes through a list (`samples[].text` are several candidates), `[0]` takes
 one item of it. A name that itself contains a dot is found, too. `+` joins texts (`prompt=context+question`), `|` lists
 candidates (`completion=response_a|response_b,reward=score_a|score_b`). A reward may be an expression, as in `--reward`.
-A map is checked when it is parsed, and a path that leads nowhere is an error that names the keys that are there.
+A map is checked when it is parsed, and a path that is not found is an error that names the keys that are there.
 """
 
-import ast
-import math
-import operator
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path as File
 from typing import Any
 
 import msgspec
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, kind_of, score
+from pairwright.sources.reward_expressions import evaluate, names_in, parse_reward
+from pairwright.sources.score_values import read_score
 
-# Expressions over scores: numbers, names, dotted paths, + - * / and parentheses. Parsed, never executed as code.
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-_MAX_NODES = 400  # of an expression: its evaluation is recursive
-
-
-def parse_reward(expression: str, where: str = "") -> ast.expr:
-    """Parse an expression of numbers, names and arithmetic; raise ConfigError for anything else."""
-    where = where or f"--reward {expression!r}"
-    try:
-        tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ConfigError(f"{where}: neither a component's name nor an expression") from None
-    nodes = list(ast.walk(tree))
-    if len(nodes) > _MAX_NODES:
-        raise ConfigError(f"{where[:200]}: too long; add up the components before the import")
-    # An allow-list of syntax nodes: no calls, subscripts, comparisons, comprehensions or texts.
-    for node in nodes:
-        allowed = (
-            ast.BinOp
-            | ast.UnaryOp
-            | ast.Name
-            | ast.Attribute
-            | ast.Constant
-            | ast.operator
-            | ast.UAdd
-            | ast.USub
-            | ast.expr_context
-        )
-        if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
-            raise ConfigError(f"{where}: only numbers, names, + - * / and parentheses are understood")
-        if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) > sys.float_info.max:
-            raise ConfigError(f"{where}: a number that is too large")
-        if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
-            raise ConfigError(f"{where}: a path is names with dots between them")
-        if isinstance(node, ast.operator) and type(node) not in _OPERATIONS:
-            raise ConfigError(f"{where}: only + - * / are understood")
-    return tree
-
-
-def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float | None:
-    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero.
-
-    `number_of` returns the number of a name or dotted path.
-    """
-    if isinstance(node, ast.Constant):
-        return float(node.value)  # type: ignore[arg-type]
-    if isinstance(node, ast.Name | ast.Attribute):
-        # An Attribute node is a dotted path: `unparse` gives its text back.
-        return number_of(ast.unparse(node))
-    if isinstance(node, ast.UnaryOp):
-        operand = evaluate(node.operand, number_of)
-        return None if operand is None else -operand if isinstance(node.op, ast.USub) else operand
-    assert isinstance(node, ast.BinOp)
-    left, right = evaluate(node.left, number_of), evaluate(node.right, number_of)
-    if left is None or right is None:
-        return None
-    try:
-        return _OPERATIONS[type(node.op)](left, right)
-    except ZeroDivisionError:
-        # NaN is no score: the record counts as unscored, and the import goes on.
-        return math.nan
-
-
-# What a map can name. `records` is where the records are: a list inside a document, or a table of an SQLite file.
+# How the file is read: the list inside a document or the table that holds the records, a second table, the CSV dialect.
+_OF_FILE = ("records", "join", "delimiter", "encoding", "decimal")
+# Fields of one message: of an item of `messages`, or of a row where `session` says which conversation it is of.
+OF_MESSAGE = ("role", "content", "calls", "arguments", "results")
+_TABLES = ("roles", "scores")  # values of the file, and what they mean
 TARGETS = (
-    "records",
-    "prompt",
-    "system",
-    "tools",
-    "messages",
-    "completion",
-    "chosen",
-    "rejected",
-    "reward",
-    "chosen_reward",
-    "rejected_reward",
-    "task",
-    "run",
-    "model",
+    *("prompt", "system", "tools", "messages", "completion", "chosen", "rejected"),
+    *("reward", "chosen_reward", "rejected_reward", "best", "task", "run", "model", "session"),
+    *OF_MESSAGE,
+    *_TABLES,
+    *_OF_FILE,
 )
 # A record without one of these is refused; the others may be absent in some records.
 REQUIRED = frozenset({"prompt", "messages", "completion", "chosen", "rejected"})
 _REWARDS = frozenset({"reward", "chosen_reward", "rejected_reward"})
 _CANDIDATES = frozenset({"completion", "reward", "model"})
+_ROLES = ("system", "user", "assistant", "tool")
 # A name or an index at the start of what is left of a path; "[]" has no number.
 _STEP = re.compile(r"\[(-?\d*)\]|([^.\[\]]+)")
 _MAX_STEPS = 32
@@ -132,6 +64,35 @@ class FieldMap(msgspec.Struct, frozen=True):
 
     def __contains__(self, target: str) -> bool:
         return target in self.fields
+
+    @property
+    def names_fields(self) -> bool:
+        """Whether it names parts of a record; a map that only says how the file is read leaves its format open."""
+        return any(target not in _OF_FILE for target in self.fields)
+
+    @property
+    def names_messages(self) -> bool:
+        """Whether it names fields inside the messages."""
+        return any(target in self.fields for target in (*OF_MESSAGE, "roles"))
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The role of each value of the `role` field, or of each label of a transcript, in lower case."""
+        return {name.lower(): str(role) for name, role in parse_table(self.fields.get("roles", ""), "roles").items()}
+
+    def number(self, value: Any) -> float | None:
+        """Return the number of a score, by the table `scores` where there is one; BadRecord for a value it lacks."""
+        if "scores" not in self.fields:
+            return read_score(value)
+        if value is None or value == "":
+            return None
+        table = parse_table(self.fields["scores"], "scores")
+        text = _as_key(value)
+        if text not in table:
+            if (number := score(value)) is not None:
+                return number  # the table translates words, and numbers that mean something else
+            raise BadRecord(f"--map scores: {text!r:.40} is not among {', '.join(table)}")
+        return None if table[text] in ("null", "none", "") else score(table[text])
 
     @property
     def text(self) -> str:
@@ -155,18 +116,29 @@ class FieldMap(msgspec.Struct, frozen=True):
         texts = self.fields[target].split("|")
         where = f"--map {target}={self.fields[target]}"
         if target in _REWARDS:
-            return [number for text in texts for number in _rewards(row, text.strip(), where)]
+            return [number for text in texts for number in self._rewards(row, text.strip())]
         if len(texts) > 1:
             return [_at(row, parse_path(text), where) for text in texts]
         value = self.value(row, target)
         return value if "[]" in self.fields[target] and isinstance(value, list) else [value]
 
+    def _rewards(self, row: Any, text: str) -> list[float | None]:
+        """Return the rewards of a path (several for a `[]` path) or of an expression; None where there is no number."""
+        if not is_path(text):
+            return [evaluate(parse_reward(text), lambda name: self.number(value_at_path(row, parse_path(name))))]
+        value = value_at_path(row, parse_path(text))
+        return (
+            [self.number(item) for item in value] if "[]" in text and isinstance(value, list) else [self.number(value)]
+        )
+
     def paths(self) -> Iterator[Path]:
-        """Yield every path that the map reads, except `records`."""
+        """Yield every path of a record that the map reads."""
         for target, text in self.fields.items():
-            for piece in text.split("|") if target != "records" else ():
+            if target in (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in self.fields else ())):
+                continue
+            for piece in text.split("|"):
                 if target in _REWARDS and not is_path(piece):
-                    yield from (parse_path(name) for name in _names_in(parse_reward(piece)))
+                    yield from (parse_path(name) for name in names_in(parse_reward(piece)))
                 else:
                     yield from split_joined(piece)
 
@@ -174,18 +146,21 @@ class FieldMap(msgspec.Struct, frozen=True):
 NO_MAP = FieldMap()
 
 
-def parse_map(value: str | Mapping[str, str] | FieldMap | None) -> FieldMap:
-    """Parse a map from the text of `--map`, or from a mapping of targets to paths.
+def parse_map(value: str | Mapping[str, Any] | FieldMap | None) -> FieldMap:
+    """Parse a map from the text of `--map`, from a YAML file, or from a mapping of targets to paths.
 
     >>> parse_map("prompt=question, completion=samples[].text").fields
     {'prompt': 'question', 'completion': 'samples[].text'}
     """
     if value is None or isinstance(value, FieldMap):
         return value or NO_MAP
+    if isinstance(value, str) and value.strip().endswith((".yaml", ".yml")):
+        value = _read_map_file(value.strip())
     fields: dict[str, str] = {}
     entries = [piece.partition("=")[::2] for piece in _pieces(value)] if isinstance(value, str) else value.items()
     for target, text in entries:
-        target, text = target.strip(), str(text).strip()
+        target = target.strip()
+        text = table_text(text) if isinstance(text, Mapping) else str(text).strip()
         if target not in TARGETS:
             raise ConfigError(f"--map {target!r}: expected TARGET=FIELD with a target among {', '.join(TARGETS)}")
         if not text:
@@ -196,9 +171,71 @@ def parse_map(value: str | Mapping[str, str] | FieldMap | None) -> FieldMap:
         _check(target, text)
     if ("chosen" in fields) != ("rejected" in fields):
         raise ConfigError("--map: chosen and rejected belong together; name both")
+    if "best" in fields and "completion" not in fields:
+        raise ConfigError("--map best: names one of several candidates, so name them with completion=A|B")
     if "chosen" in fields and "completion" in fields:
         raise ConfigError("--map: a record is a completion, or chosen and rejected; not both")
+    inside = [target for target in (*OF_MESSAGE, "roles") if target in fields]
+    if inside and "messages" not in fields and "session" not in fields:
+        raise ConfigError(
+            f"--map {inside[0]}: a field of a message, so name the list with messages=FIELD, or, where each row is one "
+            "message, its conversation with session=FIELD"
+        )
+    if "arguments" in fields and "calls" not in fields:
+        raise ConfigError("--map arguments: the arguments of a call, so name it with calls=FIELD")
     return FieldMap(fields)
+
+
+def _read_map_file(name: str) -> Mapping[str, Any]:
+    try:
+        # The base loader keeps every value as text: `yes: 1` is the word yes, not true.
+        value = YAML(typ="base", pure=True).load(File(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, YAMLError) as error:
+        raise ConfigError(f"--map {name}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--map {name}: expected TARGET: FIELD lines")
+    return value
+
+
+def table_text(table: Mapping[Any, Any]) -> str:
+    """Return a table as `--map` takes it.
+
+    >>> table_text({"good": 1, "bad": None})
+    '{good: 1, bad: null}'
+    """
+    return (
+        "{" + ", ".join(f"{_as_key(key)}: {'null' if value is None else value}" for key, value in table.items()) + "}"
+    )
+
+
+def _as_key(value: Any) -> str:
+    """Return a value as the tables have it: 1, 1.0 and "1" are one key."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    number = score(value)
+    return str(value).strip() if number is None else f"{number:g}"
+
+
+@lru_cache(maxsize=256)
+def parse_table(text: str, target: str) -> dict[str, str]:
+    """Parse a table such as `{good: 1, bad: 0}`; raise ConfigError for what is none.
+
+    >>> parse_table("{good: 1, 'so: so': 0.5}", "scores")
+    {'good': '1', 'so: so': '0.5'}
+    """
+    table: dict[str, str] = {}
+    inner = text.strip().removeprefix("{").removesuffix("}")
+    for piece in re.findall(r"(?:'[^']*'|\"[^\"]*\"|[^,])+", inner):
+        key, colon, value = piece.rpartition(":")
+        key, value = _as_key(key.strip().strip("'\"")), value.strip().strip("'\"")
+        if not colon or not key:
+            raise ConfigError(f"--map {target}={text}: expected {{value: {'role' if target == 'roles' else 'number'}}}")
+        if target == "roles" and value not in _ROLES:
+            raise ConfigError(f"--map roles: {key!r} is {value!r}, expected one of {', '.join(_ROLES)}")
+        if target == "scores" and value not in ("null", "none", "") and score(value) is None:
+            raise ConfigError(f"--map scores: {key!r} is {value!r}, expected a number, or null for no score")
+        table[key] = value
+    return table
 
 
 def _pieces(text: str) -> list[str]:
@@ -207,6 +244,11 @@ def _pieces(text: str) -> list[str]:
 
 
 def _check(target: str, text: str) -> None:
+    if target in _TABLES:
+        parse_table(text, target)
+        return
+    if target in _OF_FILE and target != "records":
+        return  # checked where the table is read
     pieces = text.split("|")
     if len(pieces) > 1 and target not in _CANDIDATES:
         raise ConfigError(f"--map {target}={text}: `|` lists candidates, which only {sorted(_CANDIDATES)} have")
@@ -248,18 +290,18 @@ def _at(value: Any, path: Path, where: str) -> Any:
     for position, step in enumerate(path):
         if step is None:
             if not isinstance(value, list):
-                raise BadRecord(f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, not a list)")
+                raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, not a list)")
             items = [_at(item, path[position + 1 :], where) for item in value]
             # A list of lists of candidates is one list of candidates.
             nested = None in path[position + 1 :]
             return [inner for item in items for inner in item] if nested else items
         if isinstance(step, int):
             if not isinstance(value, list) or not -len(value) <= step < len(value):
-                raise BadRecord(f"{where} leads nowhere ({_spell(path[:position])} has no item {step})")
+                raise BadRecord(f"{where} not found ({_spell(path[:position])} has no item {step})")
             value = value[step]
             continue
         if not isinstance(value, dict):
-            raise BadRecord(f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, without {step!r})")
+            raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, without {step!r})")
         if step in value:
             value = value[step]
             continue
@@ -269,21 +311,16 @@ def _at(value: Any, path: Path, where: str) -> Any:
             if key in value:
                 return _at(value[key], path[end:], where)
         keys = ", ".join(list(map(str, value))[:_NUM_KEYS]) + (", ..." if len(value) > _NUM_KEYS else "")
-        raise BadRecord(
-            f"{where} leads nowhere (no {step!r} in {_spell(path[:position])}, which has {keys or 'no keys'})"
-        )
+        raise BadRecord(f"{where} not found (no {step!r} in {_spell(path[:position])}, which has {keys or 'no keys'})")
     return value
 
 
-def _rewards(row: Any, text: str, where: str) -> list[float | None]:
-    """Return the rewards of a path (several for a `[]` path) or of an expression; None where there is no number."""
+def value_at_path(row: Any, path: Path) -> Any:
+    """Return the value at a path, or None where the record does not have it."""
     try:
-        if is_path(text):
-            value = _at(row, parse_path(text), where)
-            return [score(item) for item in value] if "[]" in text and isinstance(value, list) else [score(value)]
-        return [evaluate(parse_reward(text), lambda name: score(_at(row, parse_path(name), where)))]
+        return _at(row, path, "")
     except BadRecord:
-        return [None]
+        return None
 
 
 def remove_paths(row: Json, paths: Iterator[Path]) -> Json:
@@ -315,7 +352,7 @@ def _without(value: Any, path: Path) -> Any:
 def missing_fields(rows: list[Any], fields: FieldMap) -> str | None:
     """Return why a map does not fit any of these records, or None if each of its targets is in one of them."""
     for target in fields.fields:
-        if target == "records":
+        if target in (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in fields else ())):
             continue
         reason = None
         for row in rows:
@@ -338,14 +375,7 @@ def missing_fields(rows: list[Any], fields: FieldMap) -> str | None:
 
 
 def _reward_paths(text: str) -> list[Path]:
-    return [parse_path(text)] if is_path(text) else [parse_path(name) for name in _names_in(parse_reward(text))]
-
-
-def _names_in(tree: ast.expr) -> list[str]:
-    """Return the names and dotted paths of an expression."""
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner]
-    return [ast.unparse(node) for node in nodes]
+    return [parse_path(text)] if is_path(text) else [parse_path(name) for name in names_in(parse_reward(text))]
 
 
 def _joined(values: list[Any], where: str) -> str:

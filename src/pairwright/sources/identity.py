@@ -1,4 +1,4 @@
-"""Identity chosen by the user: which fields of a record name its task, run and step.
+"""Identity of records: task and run of a record or session, and those that fields chosen by the user name.
 
     prompt               the task is a hash of prompt and tools
     metadata.case        a field of the record by its path; else of `info` and `metrics`
@@ -11,6 +11,7 @@ A record without the field is refused with the nearest name that it has.
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -18,11 +19,41 @@ from msgspec.structs import replace
 
 from pairwright.errors import ConfigError
 from pairwright.records.experience import EID, Experience
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 from pairwright.sources.fields import BadRecord, identifier, index, json_text, value_at
-from pairwright.sources.format import Options, Origin, task_hash
+from pairwright.sources.format import Options, Origin
+from pairwright.sources.roles import usual_messages
 from pairwright.sources.shapes.traces import run_of
 
 _TERM = re.compile(r"\s*(?P<name>[^,/%]+?)\s*(?:(?P<operator>//|%)\s*(?P<number>\d+))?\s*")
+
+
+def label_of(origin: Origin) -> str:
+    """Return the label of the unit's file for record ids."""
+    return origin.label or origin.file.rpartition("/")[2]
+
+
+def task_hash(prompt: Sequence[Message], tools: Sequence[Json], metadata: Any) -> str:
+    """Return the task id for records without one: a hash of prompt, tools and metadata."""
+    try:
+        return content_hash(canonical_messages(prompt), tuple(tools), metadata)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise BadRecord(f"a value that cannot be written as JSON: {error}") from None
+
+
+def session_task(
+    session: int | str | None, prompt: Sequence[Message], tools: Sequence[Json] = (), metadata: Any = None
+) -> int | str | None:
+    """Return the task of a session: a hash of what the model was given at its start.
+
+    So sessions that begin alike are runs of one task. A session whose start is missing is a task of its own.
+    """
+    return task_hash(usual_messages(prompt), tools, metadata) if prompt else session
+
+
+def session_run(session: int | str | None, origin: Origin, branch: int = 0) -> int:
+    """Return the run number of a branch of a session: 48 bits of a hash of its id, or of its file's label."""
+    return int(content_hash(label_of(origin) if session is None else session)[:12], 16) + branch
 
 
 def check_identity(options: Options) -> None:

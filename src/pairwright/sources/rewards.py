@@ -16,8 +16,10 @@ import msgspec
 from pairwright.errors import SourceError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
-from pairwright.sources.field_map import evaluate, parse_reward
-from pairwright.sources.fields import identifier, index, score, value_at
+from pairwright.sources.datasets.row_names import LOWER_IS_BETTER, is_score_name, words_of
+from pairwright.sources.fields import identifier, index, value_at
+from pairwright.sources.reward_expressions import evaluate, parse_reward
+from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
 
 _MAX_SCORE_BYTES = 256 * 2**20
@@ -45,7 +47,7 @@ def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     # A component that is itself called "reward" goes before the record's own.
     components = {"reward": exp.reward} | exp.reward_components
     for fields in (components, row, exp.info, exp.metrics):
-        number = score(value_at(fields, name))
+        number = read_score(value_at(fields, name))
         if number is not None:
             return number
     return None
@@ -54,31 +56,56 @@ def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
 def reward_names(exp: Experience, row: Any = None) -> list[str]:
     """List the names and paths of the numbers in a record, those with score-like names first."""
     names: dict[str, None] = {"reward": None} if exp.reward is not None else {}
-    names |= dict.fromkeys(name for name, value in exp.reward_components.items() if score(value) is not None)
+    names |= dict.fromkeys(name for name, value in exp.reward_components.items() if read_score(value) is not None)
     for fields in (row, exp.info, exp.metrics):
-        names |= dict.fromkeys(islice(_number_paths(fields, 0), _MAX_NAMES))
-    return sorted(names, key=lambda name: not any(word in name.lower() for word in _SCORE_WORDS))
+        leaves = ((path, value) for path, value in _leaf_paths(fields, 0) if read_score(value) is not None)
+        names |= dict.fromkeys(path for path, _ in islice(leaves, _MAX_NAMES))
+    return sorted(names, key=lambda name: not (is_score_name(name) or name in REWARD_KEYS))
 
 
 def score_names(components: Json, info: Json) -> list[str]:
-    """List the scores of an unscored record, one of which the user may choose: components, and names like a score."""
-    names = [name for name, value in components.items() if score(value) is not None]
-    in_info = (name for name in islice(_number_paths(info, 0), _MAX_NAMES))
-    return names + [name for name in in_info if any(word in name.lower() for word in _SCORE_WORDS)]
+    """List what could be the score of an unscored record, likely ones first.
+
+    A name is one for `--reward`; one that begins with "-" is of a field where less is better. "name: text" is a field
+    that is named like a score and holds a word without a known number.
+    """
+    likely = [name for name, value in components.items() if read_score(value) is not None]
+    possible = []
+    for path, value in islice(_leaf_paths(info, 0), _MAX_NAMES):
+        words = words_of(path.rpartition(".")[2])
+        number = read_score(value)
+        if is_score_name(path.rpartition(".")[2]) or path in REWARD_KEYS or not _SCORE_WORDS.isdisjoint(words):
+            is_word = number is None and isinstance(value, str) and 0 < len(value) <= _MAX_WORD
+            likely += [path] if number is not None else [f"{path}: {value}"] if is_word else []
+        elif number is not None and not LOWER_IS_BETTER.isdisjoint(words):
+            likely.append(f"-{path}")
+        elif number is not None and _NO_SCORE_WORDS.isdisjoint(words):
+            possible.append(path)
+    return [*likely, *possible]
 
 
-_SCORE_WORDS = (
-    *("reward", "score", "rating", "grade", "correct", "pass", "success", "label", "resolved", "solved", "verified"),
-    *("target", "verdict", "outcome", "accepted", "quality"),
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MAX_WORD = 40
+_SCORE_WORDS = frozenset(
+    ("target", "outcome", "accepted", "quality", "feedback", "verified", "judge", "result", "status")
+)
+# Numbers that every log has.
+_NO_SCORE_WORDS = _words(
+    """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
+    tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
+    user session row line length size count port"""
 )
 
 
-def _number_paths(fields: Any, depth: int) -> Iterator[str]:
+def _leaf_paths(fields: Any, depth: int) -> Iterator[tuple[str, Any]]:
     for key, value in fields.items() if isinstance(fields, dict) else ():
-        if isinstance(value, bool | int | float):
-            yield key
+        if isinstance(value, bool | int | float | str):
+            yield key, value
         elif depth < _MAX_DEPTH and key not in _NO_SCORES:
-            yield from (f"{key}.{path}" for path in _number_paths(value, depth + 1))
+            yield from ((f"{key}.{path}", leaf) for path, leaf in _leaf_paths(value, depth + 1))
 
 
 class Score(NamedTuple):

@@ -114,18 +114,6 @@ def _link_results(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def num_unanswered(messages: Sequence[Message]) -> int:
-    """Return the number of calls that no message has the result of."""
-    called: list[str | None] = []
-    for message in messages:
-        for call in message.tool_calls:
-            called.append(call.id)
-    if not called:
-        return 0
-    answered = {message.tool_call_id for message in messages if message.role == "tool"}
-    return sum(1 for call_id in called if call_id is None or call_id not in answered)
-
-
 def calls_of_text(value: str) -> list[ToolCall] | None:
     """Parse calls from text: {name, arguments} or a list of them, as JSON or as Python prints it; None if it is none.
 

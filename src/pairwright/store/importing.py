@@ -22,11 +22,12 @@ from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, claim_folder, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.paths import read_parquet
 from pairwright.records.arrays import Array
-from pairwright.sources.field_map import FieldMap, parse_map, parse_reward
+from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names, with_stdin
 from pairwright.sources.format import Options, Rejected, read_compaction_prompt
 from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
+from pairwright.sources.reward_expressions import parse_reward
 from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import key_of, label_files, put_hidden_part, read_maps, write_maps
@@ -93,12 +94,10 @@ def import_files(
     Raises:
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
-    expression, reward = None, options.reward
+    reward = options.reward
     check_identity(options)
-    # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
-    if options.reward is not None and not options.reward.isidentifier():
-        parse_reward(options.reward)
-        expression, options = options.reward, msgspec.structs.replace(options, reward=None)
+    if reward is not None and not reward.isidentifier():
+        parse_reward(reward)
     known_scores = None if scores is None else read_scores(scores)
     refused: list[Rejected] = []
     with claim_folder(table.path, "table.json", work="import"), with_stdin(paths) as files_or_folders:
@@ -108,7 +107,7 @@ def import_files(
         earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
         maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
         tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
-        asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
+        asked = {"redact": redact, "scores": known_scores, "keep_uids": update}
         tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
         ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
         for rejected in [*refused, *unreadable]:

@@ -21,8 +21,8 @@ import msgspec
 from pairwright.collect.policies import Ask
 from pairwright.collect.run_failures import one_line
 from pairwright.collect.run_policy import make_policy
-from pairwright.collect.user_code import load_function
 from pairwright.config import PolicyConfig
+from pairwright.config.user_code import load_function
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
 from pairwright.records.messages import ErrorSite, Message, content_hash

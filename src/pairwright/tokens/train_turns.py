@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from pairwright.collect.run_failures import one_line
-from pairwright.collect.user_code import load_function
+from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError
 from pairwright.records.messages import ErrorSite, Message, content_hash
 from pairwright.tokens.refusals import Refusal

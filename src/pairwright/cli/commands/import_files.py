@@ -143,8 +143,8 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         say(f"redacted: {len(summary.secrets):,} secrets ({', '.join(sorted(kinds))}); --json lists where")
     for repair, count in summary.repairs.items():
         say(f"repaired: {count:,} × {repair}")
-    if summary.total("unscored") and summary.scores_to_choose:
-        say(f"unscored: {summary.total('unscored'):,}; --reward chooses among {', '.join(summary.scores_to_choose)}")
+    if summary.total("unscored"):
+        _say_unscored(summary)
     if summary.num_scores:
         say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
     if summary.total("tokens_dropped"):
@@ -158,6 +158,27 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         say(f"{file}: read with the map of an earlier import, --map {text}")
     if summary.num_replaced:
         say(f"replaced: {summary.num_replaced:,} records of an earlier import")
+
+
+def _say_unscored(summary: "ImportSummary") -> None:
+    """Say how many records have no reward, and which fields could be the score."""
+    # "field: word" is a field whose words have no known numbers
+    words: dict[str, list[str]] = {}
+    names = []
+    for name in summary.scores_to_choose:
+        field, colon, word = name.partition(": ")
+        if colon:
+            words.setdefault(field, []).append(word)
+        else:
+            names.append(f"--reward={name} (less is better)" if name.startswith("-") else name)
+    count = f"unscored: {summary.total('unscored'):,}"
+    if names:
+        say(f"{count}; --reward chooses among {', '.join(names)}")
+    for field, some in list(words.items())[:3]:
+        table = ", ".join(f"{word}: NUMBER" for word in some)
+        say(f"{count}; the words of {field} have no known numbers: --map 'reward={field},scores={{{table}}}'")
+    if not names and not words and summary.total("unscored") == summary.total("experiences"):
+        say(f"{count}, and no field looks like a score: --scores FILE adds rewards by id")
 
 
 def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:

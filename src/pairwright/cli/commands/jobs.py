@@ -42,7 +42,7 @@ def submit(
 ) -> None:
     """Start a job where `backend.name` says, and follow it."""
     from pairwright.config import load_config
-    from pairwright.jobs import BACKENDS, JobRequest, JobState
+    from pairwright.jobs import JobRequest, JobState, find_backend
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     name = settings.backend.name
@@ -50,7 +50,7 @@ def submit(
     # nemo-rl and trl write files for another machine, unless they are told to start
     is_launched = launch if launch is not None else name in ("local", "nemo-customizer", "nemo-platform")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
-    job = BACKENDS[name].submit(output, request, settings, say)
+    job = find_backend(name).submit(output, request, settings, say)
     if job.state is JobState.PREPARED:
         _report(job, output, as_json=as_json)
         say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
@@ -85,12 +85,13 @@ def show(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Ask the backend where a job is now."""
-    from pairwright.jobs import BACKENDS, job_folder, read_job
+    from pairwright.jobs import backend_of, job_folder, read_job
     from pairwright.jobs.job import follow_status
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    status = BACKENDS[job.backend].status(folder, job, _load(config, override))
+    settings = _load(config, override)
+    status = backend_of(job, settings).status(folder, job, settings)
     # read again: the backend may have changed the file while it was asked
     job = follow_status(folder, read_job(folder), status)
     _report(job, folder, as_json=as_json, status=status)
@@ -115,11 +116,12 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print a job's log."""
-    from pairwright.jobs import BACKENDS, job_folder, read_job
+    from pairwright.jobs import backend_of, job_folder, read_job
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    for line in BACKENDS[job.backend].logs(folder, job, _load(config, override), follow):
+    settings = _load(config, override)
+    for line in backend_of(job, settings).logs(folder, job, settings, follow):
         # lines that are followed must appear at once, also in a pipe
         print(line, flush=follow)
 
@@ -129,12 +131,12 @@ def cancel(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Cancel a job. A local one saves a checkpoint first, from which --resume goes on."""
-    from pairwright.jobs import BACKENDS, job_folder, read_job
+    from pairwright.jobs import backend_of, job_folder, read_job
     from pairwright.jobs.job import FINAL, follow_status
 
     folder, settings = job_folder(name, root), _load(config, override)
     job = read_job(folder)
-    backend = BACKENDS[job.backend]
+    backend = backend_of(job, settings)
     # a job that has ended cannot be cancelled: only report its state
     if job.state not in FINAL:
         job = backend.cancel(folder, job, settings)
@@ -148,21 +150,22 @@ def deploy(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Put what a completed job made behind an endpoint, and wait until it answers."""
-    from pairwright.jobs import BACKENDS, job_folder, read_job
+    from pairwright.jobs import backend_of, job_folder, read_job
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    _report_deployment(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
+    settings = _load(config, override)
+    _report_deployment(backend_of(job, settings).deploy(folder, job, settings, say), as_json=as_json)
 
 
 # Following a job to its end.
 
 
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
-    from pairwright.jobs import BACKENDS, read_job
+    from pairwright.jobs import backend_of, read_job
 
     job = read_job(folder)
-    backend = BACKENDS[job.backend]
+    backend = backend_of(job, config)
     try:
         with _ProgressView() as view:
             status = backend.wait(folder, config, view.show)

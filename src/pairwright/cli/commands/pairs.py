@@ -1,6 +1,5 @@
 """`pairwright pairs [build]|stats|lint|explain|votes`, and `export`, `push` and `pull` of what it built."""
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,6 +176,8 @@ def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
         print_table("funnel", ("stage", "what", "count"), funnel_rows(summary))
     if not summary["pairs"]:
         raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
+    for name, count in summary.get("crossing", {}).items():
+        say(f"{count:,} of {summary['pairs']:,} pairs compare different {name}; --within can forbid them")
     validation = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
     say(f"{summary['pairs']:,} pairs written to {output}{validation}. Next: pairwright pairs lint {output}")
 
@@ -196,7 +197,7 @@ def export_pairs(
         str,
         typer.Option(
             "--to",
-            help="Target, such as trl. See docs/reference/exports.md.",
+            help="Target, such as trl, or your own as file.py:FUNCTION. See docs/reference/exports.md.",
             show_default=False,
             autocompletion=complete_target,
         ),
@@ -235,13 +236,10 @@ def export_pairs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write pairs for a trainer, and say what became of every pair."""
-    from pairwright.export import EXPORTERS, ExportOptions, NothingFits, export_runs
+    from pairwright.export import ExportOptions, NothingFits, export_runs, find_target
     from pairwright.paths import claim_file, place
 
-    if to not in EXPORTERS:
-        near = difflib.get_close_matches(to, EXPORTERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}"
-        raise ConfigError(f"--to {to!r}: {hint}")
+    exporter = find_target(to)
     options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
     file, source = place(output), place(pairs)
     is_experience = (source / "table.json").exists()
@@ -251,7 +249,7 @@ def export_pairs(
             if is_experience:
                 summary = export_runs(source, file, options, threshold=threshold)
             else:
-                summary = EXPORTERS[to](source, file, options)
+                summary = exporter(source, file, options)
     except NothingFits as error:
         # the summary says why every pair was refused
         _report_export(error.summary, file, as_json=as_json)

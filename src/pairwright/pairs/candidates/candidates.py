@@ -167,14 +167,22 @@ def exact_sum(values: Floats) -> Fraction:
 
 Indices = npt.NDArray[np.int64]
 GROUP_KEYS = ("prompt_hash", "tid", "step")
-_RUN_KEYS = (*GROUP_KEYS, "run", "source")  # runs of several files are several, whatever their numbers
 # 2**64 over the golden ratio, the multiplier of Fibonacci hashing: spreads small scope numbers over all bits.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def group_keys(options: PairOptions) -> tuple[str, ...]:
     """Return the columns that define a group."""
-    return _RUN_KEYS if options.within_run else GROUP_KEYS
+    return (*GROUP_KEYS, *narrower_keys(options))
+
+
+def narrower_keys(options: PairOptions) -> tuple[str, ...]:
+    """Return the columns that make groups smaller than a prompt: the run, or what `within` names.
+
+    Runs of several files are several, whatever their numbers. `within:NAME` is read by `_select_narrow`.
+    """
+    runs = ("run", "source") if options.within_run else ()
+    return (*runs, f"{_WITHIN}{options.within}") if options.within is not None else runs
 
 
 @dataclass(frozen=True)
@@ -328,7 +336,7 @@ def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
 # A row number is (table << 40) + place in the table, so that it is unique among all tables of a build.
 PLACE_BITS = 40
 _NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
-_OF_RUN = ("run", "source")  # read only where the candidates of a run are a group
+_WITHIN = "within:"
 _MASKED, _FAILED = "mask_sample", "_ng_failure_class"
 _READ = (
     *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
@@ -338,7 +346,7 @@ _BATCH_BYTES = 32 * 2**20
 
 
 def read_rows(
-    tables: Sequence[Table], *, first: int = 0, where: str | None = None, with_runs: bool = False
+    tables: Sequence[Table], *, first: int = 0, where: str | None = None, keys: Sequence[str] = ()
 ) -> pl.DataFrame:
     """Read the narrow rows of all experiences.
 
@@ -346,29 +354,29 @@ def read_rows(
         tables: Experience tables.
         first: Number of the first table.
         where: SQL condition; adds the column `is_filtered`, True for rows for which it does not hold.
-        with_runs: Add the columns `run` and `source`.
+        keys: Further columns, as `narrower_keys` names them.
     """
     if not tables:
         raise PairwrightError("no experience table was named")
     return pl.concat(
         [
-            _select_narrow(table.lazy(), number << PLACE_BITS, where, with_runs, read_exclusions(table.path))
+            _select_narrow(table.lazy(), number << PLACE_BITS, where, keys, read_exclusions(table.path))
             for number, table in enumerate(tables, first)
         ]
     )
 
 
 def row_batches(
-    tables: Sequence[Table], *, where: str | None = None, with_runs: bool = False
+    tables: Sequence[Table], *, where: str | None = None, keys: Sequence[str] = ()
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of `read_rows` in frames read from about 32 MB each."""
     # The condition may read columns that planning does not.
     conditions = () if where is None else parse_where(where).meta.root_names()
-    columns = tuple(dict.fromkeys((*_READ, *conditions, *(_OF_RUN if with_runs else ()))))
+    columns = tuple(dict.fromkeys((*_READ, *conditions, *(("run", "source") if keys else ()))))
     for number, table in enumerate(tables):
         first, exclusions = number << PLACE_BITS, read_exclusions(table.path)
         for rows in _read_together(table.scan(columns=columns)):
-            yield _select_narrow(rows.lazy(), first, where, with_runs, exclusions)
+            yield _select_narrow(rows.lazy(), first, where, keys, exclusions)
             first += rows.height
 
 
@@ -386,14 +394,14 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
         yield pl.DataFrame(pa.Table.from_batches(pending))
 
 
-def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFrame:
+def no_rows(*, where: str | None = None, keys: Sequence[str] = ()) -> pl.DataFrame:
     """Return an empty frame with the columns of narrow rows."""
     empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
-    return _select_narrow(empty, 0, where, with_runs)
+    return _select_narrow(empty, 0, where, keys)
 
 
 def _select_narrow(
-    experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool, excluded: Iterable[str] = ()
+    experiences: pl.LazyFrame, first: int, where: str | None, keys: Sequence[str], excluded: Iterable[str] = ()
 ) -> pl.DataFrame:
     """Select the narrow columns of experiences; `first` is the row number of the first one, `excluded` has ids."""
     ids = pl.Series(list(excluded), dtype=pl.String)
@@ -402,7 +410,7 @@ def _select_narrow(
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
     narrow = experiences.with_row_index("row").select(
         *_NARROW,
-        *(_OF_RUN if with_runs else ()),
+        *(key_column(key) for key in keys),
         pl.col("row").cast(pl.Int64) + first,
         pl.when(no_completion)
         .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
@@ -419,6 +427,17 @@ def _select_narrow(
         *([] if where is None else [parse_where(where).not_().alias("is_filtered")]),
     )
     return _fix_rare_rows(narrow.collect())
+
+
+def key_column(key: str) -> pl.Expr:
+    """Polars expression for a column of `narrower_keys`: a field of `info` where it is no column of the table."""
+    name = key.removeprefix(_WITHIN)
+    if key in ("run", "source"):
+        return pl.col(key)
+    if name in ("model", "source"):
+        return pl.col("model_version" if name == "model" else "source").alias(key)
+    steps = "".join(f"['{step}']" for step in name.replace("'", "").split("."))
+    return pl.col("info").str.json_path_match(f"${steps}").alias(key)
 
 
 def _is_fine() -> pl.Expr:

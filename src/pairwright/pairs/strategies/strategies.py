@@ -3,13 +3,17 @@
 Strategies in `IN_GROUPS` need only the rows of one group at a time, so rows can be partitioned by prompt hash.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.errors import ConfigError
+from pairwright.config.user_code import STRATEGIES as OWN_STRATEGIES
+from pairwright.config.user_code import load_function
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.candidates.candidates import (
     Candidates,
     Floats,
@@ -137,6 +141,54 @@ def plan_stratified(state: PartitionState) -> pl.DataFrame:
     return drafts
 
 
+@dataclass(frozen=True)
+class Group:
+    """The candidates of one prompt and task, for a strategy of one's own; the best reward comes first.
+
+    rewards         their rewards, descending
+    uids            their ids in the experience table
+    num_characters  the lengths of their completions
+    models          the models that wrote them, None where it is not known
+    """
+
+    rewards: list[float]
+    uids: list[str]
+    num_characters: list[int]
+    models: list[str | None]
+
+
+def own_strategy(pick: Callable[[Group, PairOptions], Iterable[tuple[int, int]]]) -> Planner:
+    """Return a strategy from a function that picks (chosen, rejected) positions of each group.
+
+    Pairs that are tied, outside of the bounds of the gap, or of identical completions are left out, as for all
+    strategies. A position that does not exist, or a chosen reward below the rejected one, is an error.
+    """
+
+    def pairs_of(candidates: Candidates, options: PairOptions) -> RowPairs:
+        columns = candidates.frame.select("reward", "uid", "num_characters", "model_version")
+        places: set[tuple[int, int]] = set()
+        for start, end in pairwise(candidates.starts.tolist()):
+            group = Group(*(column.to_list() for column in columns[start:end]))
+            for chosen, rejected in pick(group, options):
+                if not 0 <= chosen < rejected < end - start:
+                    raise PairwrightError(
+                        f"strategy {options.strategy}: picked ({chosen}, {rejected}) in a group of {end - start}; "
+                        "expected 0 <= chosen < rejected, since the best reward comes first"
+                    )
+                places.add((start + chosen, start + rejected))
+        rows = np.array(sorted(places), np.int64).reshape(-1, 2)
+        # Only what the bounds and the completions allow, as `group_pairs` decides it.
+        allowed = group_pairs(candidates, options, largest=None)
+        keep = np.isin(_codes(allowed.chosen, allowed.rejected), _codes(rows[:, 0], rows[:, 1]))
+        return allowed.select(keep)
+
+    return in_groups(pairs_of)
+
+
+def _codes(chosen: Indices, rejected: Indices) -> Indices:
+    return np.asarray((chosen << 32) | rejected, np.int64)
+
+
 STRATEGIES: dict[str, Planner] = {
     "all": in_groups(all_pairs),
     "best-worst": in_groups(best_worst_pairs),
@@ -147,3 +199,13 @@ STRATEGIES: dict[str, Planner] = {
 }
 # These may be split by prompt hash, as long as `across_groups` is off.
 IN_GROUPS = ("all", "best-worst", "stratified")
+
+
+def find_strategy(name: str) -> Planner:
+    """Return a strategy of `STRATEGIES`, or the user's `file.py:FUNCTION` or entry point."""
+    return STRATEGIES[name] if name in STRATEGIES else own_strategy(load_function(name, group=OWN_STRATEGIES))
+
+
+def compares_groups(name: str) -> bool:
+    """Whether a strategy needs only the rows of one group at a time; those of users do."""
+    return name in IN_GROUPS or name not in STRATEGIES

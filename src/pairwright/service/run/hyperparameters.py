@@ -4,6 +4,7 @@ from typing import Any
 
 import pydantic
 
+from pairwright.config.backend_config import follow_average
 from pairwright.config.train_config import TrainConfig
 from pairwright.service.api_errors import Refusal
 from pairwright.service.request_models import Dpo, Hyperparameters
@@ -37,7 +38,7 @@ def train_section(parameters: Hyperparameters) -> dict[str, Any]:
         "log_every_n_steps": parameters.log_every_n_steps or 1,
         "save_every": SAVE_EVERY,
         "max_grad_norm": dpo.max_grad_norm,
-        "dpo": dpo.model_dump(exclude={"max_grad_norm"}),
+        "dpo": follow_average(dpo.model_dump(exclude={"max_grad_norm"})),
     }
     if parameters.lora is not None:
         section["lora"] = parameters.lora.model_dump()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -25,9 +26,8 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import reward_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "agent-data"
 _CLASSES = frozenset(
@@ -43,7 +43,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a trajectory."""
     row = mapping(value, "trajectory")
     messages: list[Message] = []
@@ -52,20 +52,16 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
         messages.append(_message(step, f"content[{number}]", number, messages[-1] if messages else None))
     details = optional_mapping(row.get("details"), "details")
     tools = tools_of({"tools": details.get("tools", row.get("available_tools"))}) if _has_tools(row, details) else []
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("content: no action, so there is no completion")
-    reward, components = reward_of({**details, **row}, options)
-    yield build(
+    reward, components = reward_of({**details, **row})
+    yield Parts(
         NAME,
         origin,
         task=identifier(row.get("id")),
-        prompt=prompt,
-        completion=completion,
+        messages=messages,
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, result_error_kind),
+        row=details,
         info=small_fields(details, frozenset({"tools"})),
         model_version=details["model_name"] if isinstance(details.get("model_name"), str) else None,
     )

@@ -21,6 +21,7 @@ import msgspec
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -33,21 +34,11 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.format import (
-    Format,
-    Options,
-    Origin,
-    PartOfAnother,
-    Record,
-    Rejected,
-    build,
-    guarded,
-    split_at_first_answer,
-)
+from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
-from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
-from pairwright.sources.shapes.traces import pick_reward, run_of
+from pairwright.sources.shapes.tool_errors import failure_kind
+from pairwright.sources.shapes.traces import run_of
 
 NAME = "atif"
 # Size limit of result.json, which is discovered next to the trace, not named by the user.
@@ -63,7 +54,7 @@ def matches(value: Any) -> bool:
     return isinstance(version, str) and version.upper().startswith("ATIF")
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a trajectory, then those of its subagents."""
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
@@ -89,18 +80,12 @@ def _experience(
     options: Options,
     step: int,
     parent: Json | None = None,
-) -> Record:
+) -> Parts:
     """Build the experience of one trajectory; `parent` is the enclosing trajectory of a subagent."""
     agent = optional_mapping(trajectory.get("agent"), "agent")
     steps = [mapping(item, f"steps[{n}]") for n, item in enumerate(items(trajectory.get("steps"), "steps"))]
     tools = tools_from_chat(agent.get("tool_definitions"), "agent.tool_definitions")
     messages = [message for n, item in enumerate(steps) for message in _messages(item, f"steps[{n}]")]
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("no step that the agent wrote here, so there is no completion")
-    errors = error_sites(messages, tools, _error_kind)
-    # After the sites of the results: the exception belongs to the trial, not to one call.
-    _add_exception(result, messages, errors)
     arrays, dropped = _tokens(steps)
     info = _info(trajectory, agent, result, parent)
     if dropped is not None:
@@ -111,18 +96,17 @@ def _experience(
     models = [agent.get("model_name"), *(item.get("model_name") for item in steps)]
     # A subagent has the run of its parent, so that both are found together.
     trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
-    return build(
+    return Parts(
         NAME,
         origin,
         task=_task(result),
         run=run_of(trial, origin.ordinal),
         step=step,
-        prompt=prompt,
-        completion=completion,
+        messages=messages,
         tools=tools,
-        reward=pick_reward(components, options.reward),
         reward_components=components,
-        errors=errors,
+        error_kind=_error_kind,
+        errors=_exception(result, messages),
         info=info,
         metrics=optional_mapping(trajectory.get("final_metrics"), "final_metrics"),
         model_version=next((model for model in models if isinstance(model, str)), None),
@@ -207,16 +191,16 @@ def _error_kind(position: int, message: Message) -> str | None:
     return None
 
 
-def _add_exception(result: Json, messages: list[Message], errors: list[ErrorSite]) -> None:
-    """Add an error site at the last message for the exception that ended the trial."""
+def _exception(result: Json, messages: list[Message]) -> list[ErrorSite]:
+    """Return an error site at the last message for the exception that ended the trial."""
     raised = result.get("exception_info")
     if isinstance(raised, dict):
         kind, description = raised.get("exception_type"), raised.get("exception_message")
         description = description if isinstance(description, str) else ""
         error_kind = failure_kind(f"{kind} {description}", "exception")
-        errors.append(
-            ErrorSite(index=len(messages) - 1, kind=error_kind, text=description, meta={"exception_type": kind})
-        )
+        place = len(messages) - 1
+        return [ErrorSite(index=place, kind=error_kind, text=description, meta={"exception_type": kind})]
+    return []
 
 
 def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
@@ -295,7 +279,7 @@ def matches_result(value: Any) -> bool:
     return is_trial or ("n_total_trials" in value and "stats" in value)
 
 
-def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected | PartOfAnother]:
+def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
     """Read the result of a job, or of a trial whose trajectory has it; refuse a trial that has no trajectory."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]

@@ -25,6 +25,7 @@ import zstandard
 
 from pairwright.errors import RecordError, SourceError
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -38,9 +39,8 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.tool_errors import error_sites
 
 # Messages and tools of samples.
 
@@ -177,46 +177,43 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("samples"), list) or "sample" in value or ("version" in value and "status" in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a log or of a single sample."""
     log = mapping(value, "log")
     header = optional_mapping(log.get("eval"), "eval")
     if isinstance(log.get("problem"), str):  # a member of an .eval file that could not be read
         raise BadRecord(log["problem"])
     if "sample" in log:
-        yield _experience(mapping(log["sample"], "sample"), header, origin, options)
+        yield _experience(mapping(log["sample"], "sample"), header, origin)
         return
     if log.get("samples") is None:
         raise BadRecord("samples: the log has none (it is only a header, or the run did not finish)")
     for number, sample in enumerate(items(log["samples"], "samples")):
         where = f"samples[{number}]"
         try:
-            yield _experience(mapping(sample, where), header, origin, options)
+            yield _experience(mapping(sample, where), header, origin, where)
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"{where}: {error}", format=NAME)
 
 
-def _experience(sample: Json, header: Json, origin: Origin, options: Options) -> Record:
+def _experience(sample: Json, header: Json, origin: Origin, where: str | None = None) -> Parts:
     """Build the experience of one sample."""
     stored = _stored_texts(sample)
     output = optional_mapping(sample.get("output"), "output")
     messages = _messages(sample, output, stored)
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("messages: the model generated none, so there is no completion")
     tools = tools_of_events(sample, stored)
-    reward, components = _reward(_scores(sample), options.reward)
-    return build(
+    reward, components = _reward(_scores(sample))
+    return Parts(
         NAME,
         origin,
+        where,
         task=identifier(sample.get("id")),
         run=index(sample.get("epoch")),
-        prompt=prompt,
-        completion=completion,
+        messages=messages,
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, error_kind),
+        error_kind=error_kind,
         info=_info(sample, header),
         metrics=_metrics(sample),
         model_version=_model(output, header),
@@ -258,14 +255,12 @@ def _scores(sample: Json) -> Json:
     return {"score": sample["score"]} if isinstance(sample.get("score"), dict) else {}
 
 
-def _reward(scores: Json, name: str | None) -> tuple[float | None, Json]:
-    """Return the reward, and all numeric scores."""
+def _reward(scores: Json) -> tuple[float | None, Json]:
+    """Return the default reward, and all numeric scores."""
     grades = {key: grade for key, value in _values(scores).items() if (grade := _grade(value)) is not None}
-    if name is None:
-        # The default is the first scorer's value; an object of several values has no default.
-        first = list(_values(dict(list(scores.items())[:1])))
-        name = first[0] if len(first) == 1 else None
-    return (None if name is None else grades.get(name)), grades
+    # The default is the first scorer's value; an object of several values has no default.
+    first = list(_values(dict(list(scores.items())[:1])))
+    return (grades.get(first[0]) if len(first) == 1 else None), grades
 
 
 def _values(scores: Json) -> Json:

@@ -23,10 +23,10 @@ from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.openhands_events import KINDS, Entry, entry_of_event
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_items, score
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
-from pairwright.sources.shapes.tool_errors import error_sites
 
 NAME = openhands_rows.NAME
 MAX_CONDENSATIONS = 256  # each step repeats the context that was kept
@@ -57,7 +57,7 @@ def matches(value: Any) -> bool:
     return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a file of events, or of one or more rows."""
     if isinstance(value, list) and any(_is_event(item) for item in value):
         yield from _experiences(value, {}, origin, options)
@@ -68,21 +68,24 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
     for number, row in enumerate(rows):
         ordinal = origin.ordinal + number
         try:
-            yield from _row(row, origin.at(origin.line, ordinal), options)
+            for found in _row(row, origin.at(origin.line, ordinal), options):
+                if isinstance(found, Parts) and len(rows) > 1:
+                    found.where = f"[{number}]"
+                yield found
         except (BadRecord, RecordError) as error:
             if len(rows) == 1:
                 raise
             yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 
 
-def _row(row: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _row(row: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if isinstance(row, dict) and "messages" not in row and "history" in row:
         yield from _experiences(items(row["history"], "history"), row, origin, options)
     else:
         yield from openhands_rows.read(row, origin, options)
 
 
-def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Process events, ending a step at each condensation, and yield one experience per step."""
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
@@ -166,7 +169,7 @@ def _condense(talk: Conversation, event: Json) -> list[Entry]:
     return remaining
 
 
-def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of the current step, if it has new entries."""
     if talk.num_new == 0:
         return
@@ -185,13 +188,12 @@ def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[
             info["tokens_dropped"] = "the recorded turns are not one for each answer, or do not continue one another"
         if not prompt:
             info["prompt_missing"] = True
-        reward, components = openhands_rows.scores_of(talk.row, options.reward)
+        reward, components, fields = openhands_rows.scores_of(talk.row)
         if talk.critic is not None:
             components["critic"] = talk.critic
-            reward = talk.critic if options.reward == "critic" else reward
         # By identity: equal messages may be results of different calls.
         failed = {id(entry.message): entry.error for entry in talk.entries}
-        yield build(
+        yield Parts(
             NAME,
             origin,
             task=talk.task,
@@ -201,7 +203,8 @@ def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[
             tools=talk.tools,
             reward=reward,
             reward_components=components,
-            errors=error_sites(messages, talk.tools, lambda _, message: failed[id(message)]),
+            row=fields,
+            error_kind=lambda _, message: failed.get(id(message)),
             info=info,
             model_version=talk.model,
             task_metadata=None if prompt else sorted(talk.entries[0].ids),  # with no prompt, nothing is comparable

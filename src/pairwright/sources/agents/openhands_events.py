@@ -10,6 +10,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -22,7 +23,7 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import (
     call_from_chat,
     content_from_chat,
@@ -31,7 +32,6 @@ from pairwright.sources.shapes.chat_messages import (
     tools_from_chat,
 )
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
-from pairwright.sources.shapes.tool_errors import error_sites
 
 # Rows and request logs.
 
@@ -65,7 +65,7 @@ def matches(value: Any) -> bool:
     return is_row(value) or is_log(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     value = mapping(value, "row")
     if is_log(value):
         yield from _choices(value, origin)
@@ -73,19 +73,16 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
         yield _row(value, origin, options)
 
 
-def scores_of(row: Json, name: str | None) -> tuple[float | None, Json]:
-    """Return the reward of a row, and the scores it was selected from."""
+def scores_of(row: Json) -> tuple[float | None, Json, Json]:
+    """Return the reward of a row, the scores it was selected from, and the fields that may hold others."""
     result = row.get("test_result")
     report = result.get("report") if isinstance(result, dict) else None
     # Where scores may stand; the first place that has the number wins.
-    places = [place for place in (row, report, result) if isinstance(place, dict)]
-    scores: Json = {}
-    for key in ("resolved", *([name] if name is not None else [])):
-        values = [score(place.get(key)) for place in places]
-        value = next((value for value in values if value is not None), None)
-        if value is not None:
-            scores[key] = value
-    return scores.get("resolved" if name is None else name), scores
+    fields: Json = {}
+    for place in (result, report, row):
+        fields |= {key: item for key, item in place.items() if item is not None} if isinstance(place, dict) else {}
+    resolved = score(fields.get("resolved"))
+    return resolved, {} if resolved is None else {"resolved": resolved}, fields
 
 
 def info_of(row: Json) -> Json:
@@ -112,29 +109,26 @@ def error_kind_of_text(text: str) -> str | None:
     return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: given up on while it ran
 
 
-def _row(row: Json, origin: Origin, options: Options) -> Record:
+def _row(row: Json, origin: Origin, options: Options) -> Parts:
     """Build the experience of a row."""
     messages = messages_from_chat(row.get("messages"), "messages")
     tools = tools_from_chat(row.get("tools"), "tools")
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("messages: no assistant message, so there is no completion")
-    reward, components = scores_of(row, options.reward)
-    return build(
+    reward, components, fields = scores_of(row)
+    return Parts(
         NAME,
         origin,
         task=identifier(row.get("instance_id")),
-        prompt=prompt,
-        completion=completion,
+        messages=messages,
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, _error_kind),
+        row=fields,
+        error_kind=_error_kind,
         info=info_of(row),
     )
 
 
-def _choices(log: Json, origin: Origin) -> Iterator[Record | Rejected]:
+def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield one experience per choice of a request log."""
     prompt = messages_from_chat(log.get("messages"), "messages")
     schemas_in_log = log.get("tools")
@@ -155,7 +149,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Record | Rejected]:
             answer = message_from_chat(choice.get("message"), f"{where}.message")
             arrays, dropped = _tokens(response, choice)
             info: Json = {"timestamp": log["timestamp"]} if "timestamp" in log else {}
-            yield build(
+            yield Parts(
                 NAME,
                 origin,
                 task=None,
@@ -164,7 +158,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Record | Rejected]:
                 prompt=prompt,
                 completion=[answer],
                 tools=tools,
-                errors=error_sites([*prompt, answer], tools, _error_kind),
+                error_kind=_error_kind,
                 info={**info, **dropped},
                 metrics=_metrics(log, response),
                 model_version=model if isinstance(model, str) else None,

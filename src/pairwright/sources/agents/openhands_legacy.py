@@ -18,6 +18,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.agents.openhands_events import error_kind_of_text, info_of, scores_of
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -29,9 +30,9 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.tool_errors import result_error_kind
 
 NAME = "openhands"
 # Actions and observations that are not part of the conversation.
@@ -60,7 +61,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, list) and any(map(_is_event, value[:100]))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a list of events, or of the rows of a file."""
     if isinstance(value, dict) or any(map(_is_event, items(value, "events")[:100])):
         yield from _read_row(value if isinstance(value, dict) else {"history": value}, origin, options)
@@ -74,7 +75,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
             yield Rejected(origin.file, line, str(error), NAME)
 
 
-def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of one conversation, and one more for each condensation in it."""
     talk, step = Talk(), 0
     for number, item in enumerate(_flat(items(row.get("history"), "history"))):
@@ -92,16 +93,16 @@ def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Record | 
         yield _experience(talk, row, origin, options, step)
 
 
-def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: int) -> Record:
+def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: int) -> Parts:
     messages = [message for _, message in talk.messages]
     prompt, completion = split_at_first_answer(messages)
     if not completion:
         raise BadRecord("history: no action of the agent, so there is no completion")
-    reward, components = scores_of(row, options.reward)
-    if reward is None and options.reward is None and (success := score(row.get("success"))) is not None:
+    reward, components, fields = scores_of(row)
+    if reward is None and (success := score(row.get("success"))) is not None:
         reward, components = success, {**components, "success": success}
     info = {**info_of(row), "other_events": dict(talk.others), "prompt_missing": None if prompt else True}
-    return build(
+    return Parts(
         NAME,
         origin,
         task=identifier(row.get("instance_id")),
@@ -111,7 +112,8 @@ def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: i
         tools=talk.tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, talk.tools, _error_kind),
+        row=fields,
+        error_kind=_error_kind,
         info={key: item for key, item in info.items() if item},
         metrics=optional_mapping(row.get("metrics"), "metrics"),
         model_version=talk.model,

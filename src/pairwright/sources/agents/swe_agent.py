@@ -13,13 +13,14 @@ task = instance id: `instance_id`, replay_config's problem_statement.id, else th
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, canonical_arguments
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_mapping, score
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
 
@@ -138,7 +139,7 @@ def matches(value: Any) -> bool:
     return 2 * sum(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if not isinstance(value, list) or is_plain_list(value):
         yield _experience(value, origin, options, _name_of(origin))
         return
@@ -151,7 +152,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
             yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 
 
-def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Record:
+def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Parts:
     """Build the experience of one trajectory of either program."""
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
     row_info = optional_mapping(row.get("info"), "info")
@@ -166,20 +167,17 @@ def _experience(value: Any, origin: Origin, options: Options, file_name: str | N
     else:
         messages = messages_of_mini(row.get("messages"), "messages")
         model, kind_of = model_of_mini(row_info), mini_error_kind
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("no assistant message, so there is no completion")
-    scores = _scores(row, row_info, options.reward)
-    names = _REWARDS if options.reward is None else (options.reward,)
-    return build(
+    scores, fields = _scores(row, row_info)
+    return Parts(
         NAME,
         origin,
         task=_task(row, row_info, file_name),
-        prompt=prompt,
-        completion=completion,
-        reward=next((score(scores[name]) for name in names if name in scores), None),
+        messages=messages,
+        reward=next((scores[name] for name in _REWARDS if name in scores), None),
         reward_components=scores,
-        errors=_errors(messages, len(prompt), kind_of),
+        row=fields,
+        error_kind=lambda _, message: kind_of(message),
+        errors=_failed_turns(messages, kind_of),
         info=info,
         metrics=row_info["model_stats"] if isinstance(row_info.get("model_stats"), dict) else {},
         model_version=model,
@@ -257,19 +255,14 @@ def _message(value: Any, where: str) -> Message:
     return message_from_chat(plain, where, generated=False if turn.get("is_demo") is True else None)
 
 
-def _errors(messages: list[Message], start: int, kind_of: Any) -> list[ErrorSite]:
-    """Return error sites for failed observations, which are user turns if there are no tool calls."""
-    callers: dict[str, str] = {}
-    sites = []
-    for position, message in enumerate(messages[start:], start):
-        callers.update({call.id: call.name for call in message.tool_calls if call.id is not None})
-        if message.role not in ("tool", "user"):
-            continue
-        if (kind := kind_of(message)) is not None:
-            call_id = message.tool_call_id
-            tool = callers.get(call_id or "")
-            sites.append(ErrorSite(index=position, kind=kind, text=message.text, tool=tool, call_id=call_id))
-    return sites
+def _failed_turns(messages: list[Message], kind_of: Callable[[Message], str | None]) -> list[ErrorSite]:
+    """Return error sites for failed observations that are turns of the user, as where the model makes no tool calls."""
+    start = next((place for place, message in enumerate(messages) if message.is_generated), len(messages))
+    return [
+        ErrorSite(index=place, kind=kind, text=message.text)
+        for place, message in enumerate(messages)
+        if place > start and message.role == "user" and (kind := kind_of(message)) is not None
+    ]
 
 
 def _error_kind(message: Message) -> str | None:
@@ -306,15 +299,12 @@ def _name_of(origin: Origin) -> str | None:
     return None if name in _NAMES_OF_NO_INSTANCE else name
 
 
-def _scores(row: Json, info: Json, wanted: str | None) -> Json:
-    report = row.get("report")
-    scores: Json = {}
-    for name in (*_REWARDS, *([wanted] if wanted is not None else [])):
-        for place in (info, row, report):
-            value = score(place.get(name)) if isinstance(place, dict) else None
-            if value is not None:
-                scores.setdefault(name, value)
-    return scores
+def _scores(row: Json, info: Json) -> tuple[Json, Json]:
+    """Return the scores of a file, and the fields that may hold others."""
+    fields: Json = {}
+    for place in (row.get("report"), row, info):
+        fields |= {key: item for key, item in place.items() if item is not None} if isinstance(place, dict) else {}
+    return {name: value for name in _REWARDS if (value := score(fields.get(name))) is not None}, fields
 
 
 def _is_traj(value: Any) -> bool:

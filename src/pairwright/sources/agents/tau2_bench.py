@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -23,9 +24,8 @@ from pairwright.sources.fields import (
     score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import call_from_chat
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "tau2-bench"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -40,7 +40,7 @@ def matches(value: Any) -> bool:
     return _is_run(value) or _is_run(value.get("simulation_run"))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of each simulation."""
     record = mapping(value, "results")
     info = optional_mapping(record.get("info"), "info")
@@ -48,12 +48,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
     listed = items(runs, "simulations") if runs is not None else [record.get("simulation_run", record)]
     for number, run in enumerate(listed):
         try:
-            yield _experience(mapping(run, "simulation"), info, origin, options)
+            yield _experience(mapping(run, "simulation"), info, origin, f"simulations[{number}]")
         except ValueError as error:  # BadRecord and RecordError: this simulation, not the file
             yield Rejected(origin.file, origin.line, f"simulations[{number}]: {error}", NAME)
 
 
-def _experience(run: Json, info: Json, origin: Origin, options: Options) -> Record:
+def _experience(run: Json, info: Json, origin: Origin, where: str) -> Parts:
     environment = optional_mapping(info.get("environment_info"), "info.environment_info")
     agent = optional_mapping(info.get("agent_info"), "info.agent_info")
     policy = optional_text(run.get("policy"), "policy") or optional_text(environment.get("policy"), "policy")
@@ -67,25 +67,21 @@ def _experience(run: Json, info: Json, origin: Origin, options: Options) -> Reco
         message = _message(mapping(item, f"messages[{number}]"), f"messages[{number}]", is_first=number == 0)
         num_hidden += message is None
         messages += [] if message is None else [message]
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("messages: the agent wrote none, so there is no completion")
     domain, task = environment.get("domain_name"), identifier(run.get("task_id"))
     reward_info = optional_mapping(run.get("reward_info"), "reward_info")
     components = _components(reward_info)
     details = {key: run.get(key) for key in ("id", "termination_reason", "seed", "mode")}
     details["hidden_messages"] = num_hidden or None
-    return build(
+    return Parts(
         NAME,
         origin,
+        where,
         task=f"{domain}/{task}" if isinstance(domain, str) and task is not None else task,
         run=index(run.get("trial")),
-        prompt=prompt,
-        completion=completion,
+        messages=messages,
         tools=tools,
-        reward=score((components if options.reward else reward_info).get(options.reward or "reward")),
+        reward=score(reward_info.get("reward")),
         reward_components=components,
-        errors=error_sites(messages, tools, result_error_kind),
         info={key: item for key, item in details.items() if item is not None},
         metrics={key: run[key] for key in ("agent_cost", "user_cost", "duration") if score(run.get(key)) is not None},
         model_version=agent["llm"] if isinstance(agent.get("llm"), str) else None,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Message
-from pairwright.sources.fields import BadRecord, identifier, index, mapping, optional_mapping, score
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, split_at_first_answer
+from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.fields import identifier, index, mapping, optional_mapping, score
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat
-from pairwright.sources.shapes.tool_errors import error_sites
 
 NAME = "tau-bench"
 
@@ -20,23 +20,18 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and "traj" in value and "task_id" in value
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of one result."""
     row = mapping(value, "row")
     messages = messages_from_chat(row.get("traj"), "traj")
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("traj: no assistant message, so there is no completion")
-    yield build(
+    yield Parts(
         NAME,
         origin,
         task=identifier(row.get("task_id")),
         run=index(row.get("trial")),
-        prompt=prompt,
-        completion=completion,
-        reward=score(row.get(options.reward or "reward")),
-        # Without tool schemas, since the files have none: calls of unknown tools cannot be told.
-        errors=error_sites(messages, [], _error_kind),
+        messages=messages,
+        reward=score(row.get("reward")),
+        error_kind=_error_kind,
         info=optional_mapping(row.get("info"), "info"),
     )
 
@@ -45,4 +40,4 @@ def _error_kind(position: int, message: Message) -> str | None:
     return "tool_error" if message.text.startswith("Error:") else None
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="tau-bench results")
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="tau-bench results")

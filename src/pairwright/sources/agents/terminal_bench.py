@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.fields import BadRecord, identifier, mapping, score
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of
 
@@ -29,7 +30,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and "is_resolved" in value and "trial_name" in value and "task_id" in value
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a trial."""
     result = mapping(value, "results")
     messages = _turns(origin.path.parent / "agent-logs")
@@ -38,14 +39,14 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
         raise BadRecord("a trial whose agent logged no turns (agent-logs/episode-0): nothing but its result is known")
     components = _components(result)
     names = ("trial_name", "failure_mode", "id")
-    yield build(
+    yield Parts(
         NAME,
         origin,
         task=identifier(result.get("task_id")),
         run=run_of(identifier(result.get("trial_name")), origin.ordinal),
         prompt=prompt,
         completion=completion,
-        reward=score(components.get(options.reward or "is_resolved")),
+        reward=score(components.get("is_resolved")),
         reward_components=components,
         errors=_errors(result, messages),
         info={key: result[key] for key in names if isinstance(result.get(key), str)},

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_text, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_of, task_of
 
 NAME = "alpaca-eval"
@@ -30,15 +31,15 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("output"), str) and isinstance(value.get("generator"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     instruction, more = text(row.get("instruction"), "instruction"), optional_text(row.get("input"), "input")
     prompt = [Message("user", f"{instruction}\n{more}" if more else instruction)]
     info = small_fields(row, _READ)
     if "output_1" not in row:
         model = row.get("generator")
-        reward, components = reward_of(row, options)
-        yield build(
+        reward, components = reward_of(row)
+        yield Parts(
             NAME,
             origin,
             task=task_of(row),

@@ -23,9 +23,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
 from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.traces import pick_reward
 
 ARGILLA, LABEL_STUDIO = "argilla", "label-studio"
@@ -58,7 +59,7 @@ def matches_label_studio(value: Any) -> bool:
     )
 
 
-def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "record")
     flat = "fields" not in row
     fields = row if flat else mapping(row["fields"], "fields")
@@ -70,7 +71,7 @@ def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Recor
     yield from _read(ARGILLA, origin, options, fields, votes, info)
 
 
-def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "task")
     votes: Votes = {}
     for annotation in optional_items(row.get("annotations"), "annotations"):
@@ -129,7 +130,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
 
 def _read(
     name: str, origin: Origin, options: Options, fields: Json, votes: Votes, info: Json
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Parts | Rejected]:
     """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
@@ -157,15 +158,15 @@ def _read(
             chosen=chosen,
             rejected=rejected,
             tools=[],
-            chosen_reward=pick_reward(_ratings(best, keys, votes), options.reward),
-            rejected_reward=pick_reward(_ratings(worst, keys, votes), options.reward),
+            chosen_reward=pick_reward(_ratings(best, keys, votes), None),
+            rejected_reward=pick_reward(_ratings(worst, keys, votes), None),
             info=info,
         )
         return
     for number, (key, answer) in enumerate(zip(keys, answers, strict=True)):
         ratings = _ratings(number, keys, votes)
-        reward = pick_reward(ratings, options.reward)
-        yield build(
+        reward = pick_reward(ratings, None)
+        yield Parts(
             name,
             origin,
             task=None,
@@ -174,7 +175,7 @@ def _read(
             prompt=prompt,
             completion=answer,
             # 0.0 - rank and not -rank, which makes -0.0 of a rank of 0.
-            reward=0.0 - ranks[number] if ranks is not None and reward is None and options.reward is None else reward,
+            reward=0.0 - ranks[number] if ranks is not None and reward is None else reward,
             reward_components=ratings,
             info={**info, "answer": key} if len(keys) > 1 else info,
         )

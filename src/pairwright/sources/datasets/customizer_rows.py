@@ -12,6 +12,7 @@ good. Without it they are unscored rows (datasets/rows.py).
 from collections.abc import Iterator
 from typing import Any
 
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -21,9 +22,9 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, mapping, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat
-from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME, SFT_NAME = "customizer", "customizer-sft"
 _READ_SFT = frozenset({"prompt", "completion", "messages", "tools", *SYSTEMS})
@@ -34,7 +35,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen_response", "rejected_response"))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if not matches(row):
         raise BadRecord(f"expected the keys prompt, chosen_response and rejected_response, got {sorted(row)[:10]}")
@@ -46,7 +47,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     yield preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
-def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a demonstration; raise BadRecord if prompt or answer is missing or empty."""
     row = mapping(value, "row")
     if "messages" in row:
@@ -61,15 +62,14 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Reco
         raise BadRecord("expected a prompt and an answer of the assistant after it")
     if not any(message.text.strip() or message.tool_calls for message in answer):
         raise BadRecord("the answer is empty")
-    yield build(
+    yield Parts(
         SFT_NAME,
         origin,
         task=task_of(row),
         prompt=prompt,
         completion=answer,
         tools=tools_of(row),
-        # The user has named it a demonstration: it is taken as correct.
-        reward=1.0 if options.reward is None else reward_of(row, options)[0],
+        reward=1.0,  # the user has named it a demonstration: it is taken as correct
         info=small_fields(row, _READ_SFT),
     )
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.openai_chat import read_unit as read_chat
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
 from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 
 NAME = "llamafactory-media"
@@ -37,7 +38,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     files = {kind: list(items(row.get(key) or [], key)) for key, kind in _KINDS.items()}
     key = "messages" if "messages" in row else "conversations"

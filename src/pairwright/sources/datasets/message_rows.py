@@ -16,24 +16,17 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import PARENTS
-from pairwright.sources.datasets.row_names import MODELS, plain_name
-from pairwright.sources.datasets.rows import read_turns
+from pairwright.sources.datasets.own_turns import mapped_turn
+from pairwright.sources.datasets.row_names import MODELS, is_score_name, plain_name, speaker_role
+from pairwright.sources.datasets.rows import read_turns, score_in
+from pairwright.sources.field_map import FieldMap, parse_path, remove_paths, value_at_path
 from pairwright.sources.fields import BadRecord, identifier, items, score, small_fields
-from pairwright.sources.format import (
-    Format,
-    Options,
-    Origin,
-    Record,
-    Rejected,
-    build,
-    guarded,
-    session_run,
-    split_at_first_answer,
-)
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.identity import session_run
 from pairwright.sources.shapes.any_messages import decode_json_text
-from pairwright.sources.shapes.row_fields import TASK_KEYS, reward_of, task_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.row_fields import TASK_KEYS, task_of, tools_of
 
 NAME = "message-rows"
 
@@ -54,14 +47,8 @@ _NUMBERS = _words(
 )
 _TIMES = _words("created_at timestamp time created sent_at date datetime created_time create_time ts")
 _IDS = _words("message_id message_uuid msg_id uuid id")
-_SPEAKERS = ("role", "sender", "speaker", "author", "message_role", "sender_role", "author_role")
-_TEXTS = ("content", "text", "message", "body", "message_content", "message_text", "value")
-_ROLES = frozenset(
-    _words(
-        "system developer user human prompter assistant ai bot gpt chatgpt model tool function tool_result observation"
-    )
-)
-_FROM_MODEL = frozenset(_words("assistant ai bot gpt chatgpt model"))
+_SPEAKERS = _words("role sender speaker author message_role sender_role author_role from who participant sender_type")
+_TEXTS = _words("content text message body message_content message_text value utterance")
 _MAX_BRANCHES = 256
 # Of a message, beside its role and text; calls may be JSON text in a cell of a table.
 _MESSAGE_KEYS = (
@@ -81,12 +68,14 @@ def matches_transcript(value: Any) -> bool:
     """The same without an id: the lines of one conversation. JSON lists of messages are read by `openai-chat`."""
     if not isinstance(value, list) or len(value) < 2 or not all(map(_is_message, value)):
         return False
-    return any(_role(row) in _FROM_MODEL for row in value)
+    return any(_role(row) == "assistant" for row in value)
 
 
-def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Parts | Rejected]:
     """Yield an experience for each conversation."""
     rows = items(value, "rows")
+    if "session" in options.map:
+        rows = [turn for number, row in enumerate(rows) for turn in _mapped_rows(row, options.map, number)]
     key = _shared_key(rows, _CONVERSATIONS)
     roots = _roots(rows) if key is None else {}
     conversations: dict[int | str | None, list[tuple[int, Json]]] = {}  # rows with their numbers in the file
@@ -110,13 +99,13 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
             yield Rejected(origin.file, line, f"{where}{error}", name)
 
 
-def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     return read(value, origin, options, "openai-chat")
 
 
 def _read_conversation(
     name: str, conversation: int | str | None, branch: int, rows: list[Json], origin: Origin, options: Options
-) -> Record:
+) -> Parts:
     if conversation is None and sum(_role(row) == "system" for row in rows) > 1:
         raise BadRecord("several system messages, and no field that says which conversation a message is of")
     messages = read_turns([_chat_turn(row, number) for number, row in enumerate(rows)], "rows")
@@ -125,14 +114,14 @@ def _read_conversation(
         raise BadRecord("no message of the assistant, so there is no completion")
     if not prompt:
         raise BadRecord("begins with a message of the assistant, so there is no prompt")
-    rewards = {pair[0]: pair[1] for row in rows if (pair := reward_of(row, options))[0] is not None}
+    rewards = {found[0]: found[1] for row in rows if (found := score_in(row, options))[0] is not None}
     if len(rewards) > 1:
         raise BadRecord(f"its messages have different scores: {', '.join(map(str, rewards))}; --scores gives it one")
     reward, components = next(iter(rewards.items()), (None, None))
     shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows[1:])}
     tools = next((tools for row in rows if (tools := tools_of(row))), [])
     models = {
-        row[key]: None for row in rows for key in MODELS if _role(row) in _FROM_MODEL and identifier(row.get(key))
+        row[key]: None for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))
     }
     task = task_of(shared)
     leftovers = [_leftover(row, shared) for row in rows]
@@ -142,7 +131,7 @@ def _read_conversation(
         **{key: value for key, value in shared.items() if key not in read_keys},
         "message_fields": leftovers if any(leftovers) else None,
     }
-    return build(
+    return Parts(
         name,
         origin,
         task=task,
@@ -152,7 +141,6 @@ def _read_conversation(
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, result_error_kind),
         info=small_fields(info, frozenset()),
         model_version=next(iter(models)) if len(models) == 1 else None,
     )
@@ -260,8 +248,7 @@ def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
 
 def _role(row: Json) -> str | None:
     key = _field(row, _SPEAKERS)
-    value = row[key] if key is not None else None
-    return value.strip().lower() if isinstance(value, str) else None
+    return speaker_role(row[key]) if key is not None else None
 
 
 def _read_keys(row: Json) -> set[str]:
@@ -276,7 +263,7 @@ def _leftover(row: Json, shared: Json) -> Json:
 
 
 def _is_message(row: Any) -> bool:
-    if not isinstance(row, dict) or _role(row) not in _ROLES or "messages" in row:
+    if not isinstance(row, dict) or _role(row) is None or "messages" in row:
         return False
     key = _field(row, _TEXTS)
     return (key is not None and isinstance(row[key], str | list | None)) or any(row.get(key) for key in _JSON_KEYS)
@@ -285,13 +272,12 @@ def _is_message(row: Any) -> bool:
 def _chat_turn(row: Json, number: int) -> Json:
     """A row as a chat message, without what is of the conversation or of the log."""
     role, key = _role(row), _field(row, _TEXTS)
-    if role not in _ROLES:
-        raise BadRecord(f"message {number}: {role!r} is no role of a message")
-    content = None if key is None else row[key]
-    turn: Json = {
-        "role": {"observation": "tool", "tool_result": "tool", "prompter": "user"}.get(role, role),
-        "content": content,
-    }
+    if role is None:
+        said = row.get(_field(row, _SPEAKERS) or "")
+        raise BadRecord(
+            f"message {number}: {said!r:.40} is no role of a message; --map 'session=FIELD,roles={{...}}' gives it one"
+        )
+    turn: Json = {"role": role, "content": None if key is None else row[key]}
     for name in _MESSAGE_KEYS:
         if row.get(name) not in (None, ""):
             value = row[name]
@@ -299,6 +285,22 @@ def _chat_turn(row: Json, number: int) -> Json:
                 decode_json_text(value) if name in _JSON_KEYS else _weight(value) if name in _WEIGHTS else value
             )
     return turn
+
+
+def _mapped_rows(row: Any, fields: FieldMap, number: int) -> list[Any]:
+    """Return a row with the message that the map names under usual names, and the result of its call after it."""
+    if not isinstance(row, dict):
+        return [row]
+    session = value_at_path(row, parse_path(fields.fields["session"]))
+    rest: Json = remove_paths(row, fields.paths())
+    for target, name in (("task", "task_id"), ("model", "model"), ("run", "run")):
+        if target in fields:
+            rest[name] = fields.optional(row, target)
+    if "reward" in fields:
+        rest = {key: value for key, value in rest.items() if not is_score_name(key)}
+        rest["reward"] = fields.candidates(row, "reward")[0]
+    turns = mapped_turn(row, fields, f"row {number + 1}", number)
+    return [{**(rest if turn is turns[0] else {}), "conversation_id": session, **turn} for turn in turns]
 
 
 def _weight(value: Any) -> Any:
@@ -317,6 +319,7 @@ FORMAT = Format(
     matches=matches,
     read=guarded(read),
     summary="Logs and tables with one message a row",
+    matches_named=lambda value: isinstance(value, dict),
     is_general=True,
 )
 # A variant of `openai-chat`, which has read such a JSON list before its lines can be taken for messages.

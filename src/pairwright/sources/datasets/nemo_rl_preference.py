@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -26,9 +27,8 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import task_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "nemo-rl-preference"
 _GUIDE_REWARDS = frozenset({"reward_gap", "chosen_reward", "rejected_reward"})
@@ -48,7 +48,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one preference for two completions of different rank, else one experience per completion."""
     row = mapping(value, "row")
     if "completions" not in row:
@@ -56,8 +56,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         return
     prompt = prompt_from(row.get("context"), "context")
     prompt = [*system_of(row, prompt), *prompt]
-    # (rank, reward, answer) of each completion
-    ranked: list[tuple[float, float | None, list[Message]]] = []
+    # (rank, reward, answer, fields) of each completion
+    ranked: list[tuple[float, float | None, list[Message], Json]] = []
     for number, item in enumerate(items(row["completions"], "completions")):
         where = f"completions[{number}]"
         item = mapping(item, where)
@@ -65,8 +65,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         # NaN, the only number that is not equal to itself, has no place in an order.
         if rank is None or rank != rank:
             raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
-        reward = score(item.get(options.reward or "reward"))
-        ranked.append((rank, reward, answer_from(item.get("completion"), f"{where}.completion")))
+        reward = score(item.get("reward"))
+        ranked.append((rank, reward, answer_from(item.get("completion"), f"{where}.completion"), item))
     if not ranked:
         raise BadRecord("completions: none")
     # NeMo RL's task_name is the name of the dataset, equal in all its rows: it stays in info.
@@ -75,7 +75,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     # Exactly two answers, one better: a preference. Otherwise each answer is an experience of its own (below).
     if len(ranked) == 2 and ranked[0][0] != ranked[1][0]:
         # Ascending ranks: the best answer first.
-        (_, chosen_reward, chosen), (_, rejected_reward, rejected) = sorted(ranked, key=lambda item: item[0])
+        (_, chosen_reward, chosen, _), (_, rejected_reward, rejected, _) = sorted(ranked, key=lambda item: item[0])
         yield preference_from(
             NAME,
             origin,
@@ -89,8 +89,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
             info=info,
         )
         return
-    for number, (rank, reward, completion) in enumerate(ranked):
-        yield build(
+    for number, (rank, reward, completion, item) in enumerate(ranked):
+        yield Parts(
             NAME,
             origin,
             task=task,
@@ -99,13 +99,13 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
             completion=completion,
             tools=tools,
             # 0.0 - rank, since -rank would give -0.0 for the best rank 0.
-            reward=0.0 - rank if reward is None and options.reward is None else reward,
-            errors=error_sites([*prompt, *completion], tools, result_error_kind),
+            reward=0.0 - rank if reward is None else reward,
+            row=item,
             info={**info, "rank": rank},
         )
 
 
-def _binary(row: Json, origin: Origin) -> Record:
+def _binary(row: Json, origin: Origin) -> Parts:
     prompt, chosen, rejected = conversations_from(
         prompt_from(row.get("prompt"), "prompt"),
         answer_from(row.get("chosen"), "chosen"),

@@ -12,46 +12,24 @@ task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and
 its task, and goes to info. run = run, trial, sample_index or attempt. A response with several choices yields one
 experience per choice, all of one task and step.
 Legacy `functions` are converted to tools. Other numbers, texts and small objects go to info.
-
-Plain rows of a JSON Lines file take a fast path from JSON text to table cells (`read_rows`).
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, items, json_value, mapping, small_fields
-from pairwright.sources.format import (
-    Format,
-    Options,
-    Origin,
-    Record,
-    Rejected,
-    build,
-    guarded,
-    split_at_first_answer,
-)
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import (
-    PlainTurn,
     is_left_out,
     message_from_chat,
-    message_from_turn,
     read_weight,
-)
-from pairwright.sources.shapes.plain_rows import (
-    PlainPrompt,
-    PlainRecord,
-    PlainTools,
-    plain_reader,
-    read_prompt,
-    read_tools,
-    read_turns,
+    usual_chat,
 )
 from pairwright.sources.shapes.row_fields import (
     Names,
@@ -63,7 +41,6 @@ from pairwright.sources.shapes.row_fields import (
     task_of,
     tools_of,
 )
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
 _MAX_CHOICES = 128
@@ -87,7 +64,7 @@ def matches(value: Any) -> bool:
     return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if isinstance(value, list):
         value = {"messages": value}
     row = mapping(value, "row")
@@ -101,7 +78,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     yield _experience(row, row, origin, options, prompt=prompt, completion=completion)
 
 
-def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one experience per choice of a logged request; the prompt is the request's messages."""
     request = row if "messages" in row else mapping(row.get("request"), "request")
     response = mapping(row.get("response"), "response")
@@ -140,12 +117,12 @@ def _experience(
     run: int | None = None,
     model: str | None = None,
     truncate_status: str | None = None,
-) -> Record:
+) -> Parts:
     """Build an experience from a row and its request."""
     # Tools stand in the request, scores and ids in the row around it.
     tools = tools_of(request)
-    reward, components = reward_of(row, options)
-    return build(
+    reward, components = reward_of(row)
+    return Parts(
         NAME,
         origin,
         task=task_of(row),
@@ -155,7 +132,6 @@ def _experience(
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites([*prompt, *completion], tools, result_error_kind),
         info=_info(row, request, names_in(row)),
         model_version=model,
         truncate_status=truncate_status,
@@ -164,8 +140,11 @@ def _experience(
 
 def read_messages(value: Any, where: str) -> list[Message]:
     """Convert messages; an assistant turn that is not to be trained (weight 0, train false) is not generated."""
-    messages = []
     listed = items(json_value(value, where), where)
+    usual = usual_chat(listed)
+    if usual is not None:
+        return usual
+    messages = []
     # Blocks of another API (tool_use, tool_result) are calls and results, not content.
     if any(_has_blocks(item) for item in listed):
         return conversation(listed, where, role="user")
@@ -239,61 +218,7 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_message, value))
 
 
-# Fast path from a plain row to its table row. Rows that raise or return None here fall back to the general code above,
-# which reports all errors. tests/sources/test_chat_rows.py compares the two.
-
-_NOT_PLAIN = frozenset({"request", "response", "functions", "reward_components", *SYSTEMS})
-_NULL = Raw(b"null")
-_NO_OPTIONS = Options()
-_decode = msgspec.json.decode
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_turns = msgspec.json.Decoder(list[PlainTurn]).decode
-_last_prompt: tuple[list[PlainTurn], bytes, PlainPrompt] | None = None
-
-
-def _read_plain(fields: dict[str, Raw], origin: Origin) -> PlainRecord | None:
-    """Read the fields of a plain line; returns None or raises one of UNUSUAL for any other line."""
-    if not _NOT_PLAIN.isdisjoint(fields):
-        return None
-    turns = _decode_turns(fields.pop("messages"))
-    tools = fields.pop("tools", _NULL)
-    for start, turn in enumerate(turns):  # noqa: B007
-        if turn.role == "assistant":
-            break
-    else:
-        return None
-    if turns[start].name is not None:  # perhaps a history from the side that asked
-        return None
-    row = {key: _decode(text) for key, text in fields.items()}
-    names = names_in(row)
-    reward, components = reward_of(row, _NO_OPTIONS, names)
-    if reward is None or components:
-        return None
-    prompt = _prompt_of(turns[:start], bytes(tools))
-    completion = read_turns(turns[start:], prompt)
-    if completion is None:
-        return None
-    run = run_of(row, names)
-    run = origin.ordinal if run is None else run
-    info = _info(row, row, names)
-    return PlainRecord(prompt, completion, task_of(row, names), run, reward, info)
-
-
-def _prompt_of(turns: list[PlainTurn], tools: bytes) -> PlainPrompt:
-    """Return what a prompt and tools give; mostly those of the row before."""
-    global _last_prompt
-    if _last_prompt is None or _last_prompt[0] != turns or _last_prompt[1] != tools:
-        _last_prompt = turns, tools, read_prompt([message_from_turn(turn) for turn in turns], _read_tools(tools))
-    return _last_prompt[2]
-
-
-@lru_cache(maxsize=64)
-def _read_tools(text: bytes) -> PlainTools:
-    """Return the tools, which are checked and hashed once for all prompts that have them."""
-    return read_tools(tools_of({"tools": _decode(text)}))
-
-
-read, read_rows = guarded(read_unit), plain_reader(NAME, _decode_fields, _read_plain)
+read = guarded(read_unit)
 
 FORMAT = Format(
     name=NAME,
@@ -301,6 +226,5 @@ FORMAT = Format(
     matches=matches,
     read=read,
     summary="OpenAI chat rows, logs and conversations",
-    read_rows=read_rows,
     is_general=True,
 )

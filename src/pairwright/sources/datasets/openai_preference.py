@@ -8,10 +8,11 @@ The input messages are the prompt, regardless of their roles; the outputs are th
 from collections.abc import Iterator
 from typing import Any
 
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from, prompt_from
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import mapping, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "openai-preference"
@@ -23,7 +24,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in _READ)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row."""
     row = mapping(value, "row")
     input_value = row.get("input")

@@ -31,8 +31,9 @@ from pairwright.records.experience import (
 )
 from pairwright.records.json_text import encode, from_json, to_json
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import guarded
 from pairwright.sources.fields import BadRecord, mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 
 NAME = "pairwright"
 _DEFAULTS: tuple[Any, ...] = (None, (), {}, [])

@@ -6,14 +6,13 @@ split by `split_sides`. Scores of the answers are the rewards of the sides; the 
 
 from typing import Any
 
-from pairwright.records.experience import Side
-from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_names import system_of
 from pairwright.sources.fields import BadRecord, kind_of, score
-from pairwright.sources.format import Origin, Record, build
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 # Splitting two conversations at the end of their shared prompt.
 
@@ -96,27 +95,25 @@ def preference_from(
     chosen_reward: float | None = None,
     rejected_reward: float | None = None,
     info: Json | None = None,
-) -> Record:
-    """Build the experience of a preference, with the error sites of the prompt and of each side."""
-    prompt_errors, chosen_errors = _errors(prompt, chosen, tools)
-    return build(
+) -> Parts:
+    """Return the parts of a preference."""
+    return Parts(
         name,
         origin,
         task=task,
         prompt=prompt,
         tools=tools,
-        chosen=Side(messages=tuple(chosen), reward=chosen_reward, errors=tuple(chosen_errors)),
-        rejected=Side(
-            messages=tuple(rejected), reward=rejected_reward, errors=tuple(_errors(prompt, rejected, tools)[1])
-        ),
-        errors=prompt_errors,
+        chosen=chosen,
+        rejected=rejected,
+        chosen_reward=chosen_reward,
+        rejected_reward=rejected_reward,
         info=info,
     )
 
 
 def preference_of_row(
     name: str, origin: Origin, row: Json, sides: tuple[list[Message], list[Message], list[Message]], info: Json
-) -> Record:
+) -> Parts:
     """Build a preference with task, tools and scores from the row; `sides` are the prompt and both answers."""
     prompt, chosen, rejected = sides
     system = system_of(row, prompt)
@@ -145,15 +142,6 @@ def side_score(row: Json, side: str) -> float | None:
         if value is not None:
             return score(value)
     return None
-
-
-def _errors(prompt: list[Message], answer: list[Message], tools: list[Json]) -> tuple[list[ErrorSite], list[ErrorSite]]:
-    """Return the error sites of the prompt and of the answer; indices count from the start of the prompt."""
-    # Most preferences are plain talk: without calls and results nothing can have failed.
-    if not any(message.tool_calls or message.role == "tool" for message in (*prompt, *answer)):
-        return [], []
-    sites = error_sites([*prompt, *answer], tools, result_error_kind)
-    return [site for site in sites if site.index < len(prompt)], [site for site in sites if site.index >= len(prompt)]
 
 
 def _messages(value: Any, where: str, role: str) -> list[Message]:

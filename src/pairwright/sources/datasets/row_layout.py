@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
+from pairwright.sources.datasets.own_turns import is_step, transcript_turns
 from pairwright.sources.datasets.row_names import (
     COMPLETIONS,
     CONTEXTS,
@@ -19,13 +20,16 @@ from pairwright.sources.datasets.row_names import (
     PROMPTS,
     SIDES,
     SIGNED,
+    STEPS,
     TIES,
     WEAK_COMPLETIONS,
+    WEAK_PROMPTS,
     index_of,
     is_answer_stem,
     is_answer_word,
     is_completion_name,
     is_lettered,
+    is_reference_name,
     is_score_name,
     plain_name,
     side_of,
@@ -33,19 +37,29 @@ from pairwright.sources.datasets.row_names import (
     words_of,
 )
 from pairwright.sources.fields import BadRecord, score
+from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 _ROLES = frozenset(("system", "user", "assistant", "tool", "human", "gpt", "ai", "model", "bot", "chatgpt"))
 _MAX_ANSWERS = 128
+# Words that make a name an answer's: `gpt4_answer`, `response_llama`.
+_ANSWERS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
+# Words beside them that name no model: `model_answer`, `final_response`.
+_NO_MODELS = frozenset(
+    ("model", "final", "generated", "raw", "full", "predicted", "user", "correct", "best", "my", "new")
+)
+PROMPT_BODIES = frozenset(
+    ("text", "full_text", "content", "body", "value", "prompt", "question", "instruction", "query")
+)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One answer of a row: its value, its path in the record, and the fields that tell its score and its model."""
+    """One answer of a row: its value, its path in the record, the fields that tell its score and model, its name."""
 
     value: Any
     where: str
     scores: Json = {}
-    reward: float | None = None
+    name: str | None = None
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -74,7 +88,15 @@ def arrange(row: Json) -> Layout:
         used = {key for answer in numbered for key in (answer.where, *answer.scores)}
         best, is_tie, keys = find_preference(row, numbered)
         return _with_prompt(row, numbered, used=used | keys, best=best, is_tie=is_tie)
+    named = find_named(row) or find_keyed(row)
+    if named is not None:
+        answers, used = named
+        best, is_tie, keys = find_preference(row, answers)
+        return _with_prompt(row, answers, used=used | keys, best=best, is_tie=is_tie)
     answers, used = find_answers(row)
+    if len(answers) > 1:
+        best, keys = find_choice(row, answers)
+        return _with_prompt(row, answers, used=used | keys, best=best)
     return _with_prompt(row, answers, used=used)
 
 
@@ -86,13 +108,18 @@ def _with_prompt(
     talk_key = find_conversation(row, used)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
+        turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
+        # The turns of an agent do not repeat its task.
+        if key is not None and (is_step(turns[0]) or _role_of(turns[0]) == "assistant"):
+            both = frozenset({talk_key, key})
+            return Layout(prompt=prompt, prompt_key=key, conversation=turns, conversation_key=talk_key, used=both)
         # A question beside a conversation is one of its turns, kept in info.
-        return Layout(conversation=row[talk_key], conversation_key=talk_key, used=frozenset({talk_key}))
+        return Layout(conversation=turns, conversation_key=talk_key, used=frozenset({talk_key}))
     if not answers:
         raise BadRecord(_no_part("completion", row))
     context = None
     if talk_key is not None and key is None:
-        turns = turns_in(row[talk_key])
+        turns = talk_in(row[talk_key]) or []
         if whole:
             talk_key = None  # the conversation of one side, once more
         elif turns and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
@@ -132,7 +159,9 @@ def _no_part(part: str, row: Json) -> str:
 
 def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
     """Return the key and the value of the prompt, and the key of the context before it; None for what is not there."""
-    keys = [key for key in row if plain_name(key) in PROMPTS and key not in used and _is_filled(row[key])]
+    filled = [key for key in row if key not in used and _is_filled(row[key])]
+    keys = [key for key in filled if plain_name(key) in PROMPTS]
+    keys = keys or [key for key in filled if plain_name(key) in WEAK_PROMPTS]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
@@ -170,7 +199,8 @@ def _outermost(row: Json, keys: list[str], part: str) -> str:
 def find_conversation(row: Json, used: set[str]) -> str | None:
     """Return the key of a conversation, or None."""
     keys = [key for key in row if plain_name(key) in CONVERSATIONS and key not in used]
-    keys = [key for key in keys if turns_in(row[key]) is not None]
+    keys = [key for key in keys if talk_in(row[key]) is not None]
+    keys = keys or [key for key in row if plain_name(key) in STEPS and is_steps(decode_json_text(row[key]))]
     return _outermost(row, keys, "messages") if len(keys) > 1 else keys[0] if keys else None
 
 
@@ -228,6 +258,60 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
         return _scores_beside(row, rest_of)
 
     return tuple(Answer(row[keys[number]], keys[number], scores_of(number)) for number in sorted(keys))
+
+
+def find_named(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
+    """Return answers whose fields are named after who wrote them: `gpt4_answer`, `llama_answer`; or None.
+
+    They are answers only where a preference names one of them, or each has a score: `user_answer` beside
+    `other_answer` may be anything.
+    """
+    by_word: dict[str, dict[str, str]] = {}
+    for key in row:
+        words = words_of(key)
+        for word in _ANSWERS.intersection(words) if len(words) > 1 and isinstance(row[key], str) else ():
+            name = "_".join(other for other in words if other != word)
+            if name not in _NO_MODELS and not is_reference_name(name):
+                by_word.setdefault(word, {})[name] = key
+    for keys in by_word.values():
+        answers = tuple(
+            Answer(row[key], key, _scores_beside(row, lambda other, name=name: _without_words(other, name)), name)
+            for name, key in keys.items()
+        )
+        has_scores = all(any(read_score(value) is not None for value in answer.scores.values()) for answer in answers)
+        if len(answers) > 1 and (has_scores or _preference_key(row) is not None):
+            return answers, {key for answer in answers for key in (answer.where, *answer.scores)}
+    return None
+
+
+def _without_words(key: str, name: str) -> str | None:
+    """Return what is left of a key without the words of a name, or None if it does not have them."""
+    words, named = words_of(key), name.split("_")
+    return "_".join(word for word in words if word not in named) if set(named) < set(words) else None
+
+
+def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
+    """Return the answers of an object of them, {model_x: text, model_y: text}, with scores from objects beside it."""
+    for key, value in row.items():
+        name = plain_name(key)
+        if not isinstance(value, dict) or len(value) < 2 or not _is_list_name(name):
+            continue
+        if not all(isinstance(text, str) for text in value.values()):
+            continue
+        beside = {
+            other: column
+            for other, column in row.items()
+            if isinstance(column, dict) and column.keys() == value.keys() and is_score_name(other)
+        }
+        # "answers" may be the options of a question: then nothing says what each is worth.
+        if singular(name) in WEAK_COMPLETIONS and not beside and _preference_key(row) is None:
+            continue
+        answers = tuple(
+            Answer(text, f"{key}.{who}", {other: column[who] for other, column in beside.items()}, who)
+            for who, text in value.items()
+        )
+        return answers, {key, *beside}
+    return None
 
 
 def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
@@ -295,8 +379,8 @@ def _scores_beside(row: Json, rest_of: Any) -> Json:
         if rest is None:
             continue
         words = [word for word in rest.split("_") if word]
-        if is_score_name(rest) and score(value) is not None:
-            scores[key] = score(value)
+        if is_score_name(rest) and read_score(value) is not None:
+            scores[key] = read_score(value)
         elif words in (["model"], ["model", "name"]) and isinstance(value, str):
             scores[key] = value
     return scores
@@ -310,13 +394,39 @@ def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None,
     hot = _one_hot(row, len(answers))
     if hot is not None:
         return hot
-    keys = [key for key in row if plain_name(key) in PREFERENCES and row[key] is not None]
-    if not keys:
+    key = _preference_key(row)
+    if key is None:
         return None, False, set()
-    # The name that says most: an id of the better response goes before a label.
-    key = min(keys, key=lambda key: plain_name(key) in ("label", "labels", "verdict", "judgment", "judgement"))
     best = read_preference(row[key], key, row, answers)
     return (best, False, {key}) if best is not None else (None, True, set())
+
+
+def _preference_key(row: Json) -> str | None:
+    """Return the field that tells which answer is preferred, or None."""
+    keys = [key for key in row if plain_name(key) in PREFERENCES and row[key] is not None]
+    # The name that says most: an id of the better response goes before a label.
+    return min(keys, key=lambda key: plain_name(key) in _LABELS) if keys else None
+
+
+_LABELS = ("label", "labels", "verdict", "judgment", "judgement")
+
+
+def find_choice(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, set[str]]:
+    """Return which item of a list of answers is preferred, and the key that tells; a number is an index from 0."""
+    key = _preference_key(row)
+    if key is None or plain_name(key) in _LABELS or any(answer.scores for answer in answers):
+        return None, set()
+    value = row[key]
+    matches = [number for number, answer in enumerate(answers) if value in (answer.value, _text_of(answer.value))]
+    if not matches and isinstance(value, int) and not isinstance(value, bool):
+        if plain_name(key) != "choice" and "index" not in words_of(key):
+            raise BadRecord(
+                f"{key} {value!r} may count from 0 or from 1, and --map 'best={key}' says that it counts from 0"
+            )
+        matches = [value] if 0 <= value < len(answers) else []
+    if len(matches) != 1:
+        raise BadRecord(f"{key} {value!r:.40} does not tell which answer is preferred, and --map reward=FIELD decides")
+    return matches[0], {key}
 
 
 def _one_hot(row: Json, num_answers: int) -> tuple[int | None, bool, set[str]] | None:
@@ -335,13 +445,14 @@ def read_preference(value: Any, key: str, row: Json, answers: tuple[Answer, ...]
     """Return the number of the preferred answer, or None for a tie; raise BadRecord for what could mean either."""
     names = [answer.where for answer in answers]
     first = index_of(names[0])
-    assert first is not None
     way_out = f"--map 'completion={'|'.join(names)},reward=...' decides"
     if isinstance(value, str) and not value.strip().lstrip("-").replace(".", "", 1).isdigit():
         return _named_preference(value, key, row, answers, way_out)
     number = score(value)
     if number is None or isinstance(value, bool) or not number.is_integer():
         raise BadRecord(f"{key} {value!r} does not tell which answer is preferred, and {way_out}")
+    if first is None:
+        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}, and {way_out}")
     if plain_name(key) in SIGNED:
         return None if number == 0 else int(number > 0)
     # SHP: 1 if the comment A is preferred, 0 if B is.
@@ -360,7 +471,8 @@ def _named_preference(value: str, key: str, row: Json, answers: tuple[Answer, ..
     matches = [
         number
         for number, answer in enumerate(answers)
-        if value in (answer.value, *(name for name in answer.scores.values() if isinstance(name, str)))
+        if value in (answer.value, answer.where, *(name for name in answer.scores.values() if isinstance(name, str)))
+        or (answer.name is not None and plain_name(value) in (plain_name(answer.name), plain_name(answer.where)))
     ]
     if not matches:
         indexes = {index_of(f"answer_{word}") for word in words if len(word) < 3}
@@ -386,25 +498,33 @@ def turns_in(value: Any) -> list[Any] | None:
     return value if is_turns(value) else None
 
 
+def talk_in(value: Any) -> list[Any] | None:
+    """Return the turns of a field that is named like a conversation: it may also be a transcript."""
+    turns = turns_in(value)
+    return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
+
+
 def is_turns(value: Any) -> bool:
     """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
     if not isinstance(value, list) or not value:
         return False
-    return all(map(_is_turn, value)) or all(map(_is_exchange, value))
+    return all(map(_is_turn, value)) or all(exchange_in(item) for item in value) or is_steps(value)
 
 
-def _is_exchange(item: Any) -> bool:
-    """Whether an item is a question and its answer: two texts, or {inputs: {...}, outputs: {...}}."""
-    if isinstance(item, list):
-        return len(item) == 2 and all(isinstance(text, str) for text in item)
-    return (
-        isinstance(item, dict)
-        and item.keys() == {"inputs", "outputs"}
-        and all(
-            isinstance(side, dict) and len(side) == 1 and isinstance(next(iter(side.values())), str)
-            for side in item.values()
-        )
-    )
+def is_steps(value: Any) -> bool:
+    """Whether a value is a list of an agent's steps."""
+    return isinstance(value, list) and bool(value) and all(map(is_step, value))
+
+
+def exchange_in(item: Any) -> tuple[str, str] | None:
+    """Return a question and its answer: two texts, {input, output}, or {inputs: {...}, outputs: {...}}; else None."""
+    pair: list[Any] = item if isinstance(item, list) else []
+    if isinstance(item, dict) and len(item) == 2:
+        first, second = (plain_name(key) for key in item)
+        is_pair = first in PROMPTS and is_completion_name(second)
+        pair = list(item.values()) if is_pair or item.keys() == {"inputs", "outputs"} else []
+    pair = [next(iter(side.values())) if isinstance(side, dict) and len(side) == 1 else side for side in pair]
+    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(text, str) for text in pair) else None
 
 
 def _is_turn(item: Any) -> bool:
@@ -425,9 +545,13 @@ _ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 def _last_role(turns: list[Any]) -> str:
     last = turns[-1]
-    if _is_exchange(last):
-        return "assistant"
-    return str(last.get("role", last.get("from", last.get("type", list(last)[-1]))))
+    return "assistant" if exchange_in(last) or is_step(last) else _role_of(last)
+
+
+def _role_of(turn: Any) -> str:
+    if isinstance(turn, list):
+        return "user"
+    return str(turn.get("role", turn.get("from", turn.get("type", list(turn)[-1]))))
 
 
 def _is_answer(value: Any) -> bool:

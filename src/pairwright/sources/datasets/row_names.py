@@ -10,24 +10,33 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, kind_of
+from pairwright.sources.score_values import without_accents
 
 
 def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+    return frozenset(without_accents(text).split())
 
 
 # What the model was asked. Of two that are there, one must contain the other, or the reader refuses.
 PROMPTS = _names(
     """prompt input question instruction query problem user user_input user_prompt user_message user_query input_text
     prompt_text question_text problem_statement human request post title_and_post source_text raw_prompt full_prompt
-    prompt_messages input_messages raw_input inputs_pretokenized final_prompt user_question usr task_prompt"""
+    prompt_messages input_messages raw_input inputs_pretokenized final_prompt user_question usr task_prompt
+    customer_message customer_question customer_query customer_input client_message client_question
+    frage anfrage eingabe kundenfrage kundenanfrage aufgabe pregunta consulta entrada requete demande domanda richiesta
+    pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 用户输入 질문 입력"""
 )
+# A prompt where no other is there.
+WEAK_PROMPTS = _names("customer inquiry enquiry incoming_message goal objective task_description ask")
 # What came before it: turns before the prompt, or the prompt itself where it stands alone.
 CONTEXTS = _names("context history chat_history conversation_history dialog_history previous_messages")
 CONVERSATIONS = _names(
     """messages conversations conversation dialog dialogue chat turns contents chat_messages message_list trajectory
     transcript message_history full_conversation"""
 )
+STEPS = _names(
+    "steps actions agent_steps intermediate_steps scratchpad trace"
+)  # of an agent: actions and their results
 # What the model answered.
 COMPLETIONS = _names(
     """completion response output generation generated generated_text generated_answer generated_response
@@ -35,7 +44,11 @@ COMPLETIONS = _names(
     predicted_answer predicted_output pred assistant assistant_response assistant_message bot bot_response reply
     output_text response_text completion_text answer_text llm_output llm_response llm_answer ai_response ai_answer
     actual_output actual_answer raw_response raw_output full_response final_response agent_response agent_output
-    rollout candidate sample gpt result_text chatbot_response model_prediction final_answer hypothesis"""
+    rollout candidate sample gpt result_text chatbot_response model_prediction final_answer hypothesis
+    bot_reply bot_answer bot_message agent_reply agent_answer agent_message assistant_reply assistant_answer ai_reply
+    chatbot_reply chatbot_answer model_reply support_reply reply_text suggested_reply
+    antwort ausgabe respuesta salida reponse risposta resposta antwoord odpowiedz svar ответ 回答 応答 返信 出力 答え
+    回复 答案 输出 模型回答 답변 응답 출력"""
 )
 # An answer where no other is there; beside one of the above it is the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
@@ -67,6 +80,7 @@ SIDES = (
     ("yw", "yl"),
     ("accept", "reject"),
     ("correct", "incorrect"),
+    ("j", "k"),
 )
 _ANSWER_WORDS = _names(
     """response answer completion output text message messages conversation conversations reply generation solution
@@ -85,12 +99,53 @@ SIGNED = frozenset({"overall_preference", "preference_strength"})
 TIES = frozenset({"tie", "draw", "equal", "same", "both", "neither", "none", "bothbad", "similar", "unclear"})
 SCORE_WORDS = _names(
     """reward rewards score scores rating ratings grade grades correct correctness pass passed success label labels
-    accuracy acc resolved verdict solved match likert helpfulness"""
+    accuracy acc resolved verdict solved match likert helpfulness stars csat nps helpful satisfaction thumbs thumb
+    bewertung punkte punktzahl puntuacion calificacion punteggio valutazione evaluation_note avaliacao pontuacao
+    beoordeling ocena betyg оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
+)
+# A larger number is worse, or may be: never taken as a reward without the user's word.
+LOWER_IS_BETTER = _names(
+    """loss error errors mistakes penalty distance perplexity ppl wer cer toxicity harm harmfulness risk hallucination
+    hallucinations bias defects bugs violations complaints latency cost deviation mae mse rmse schulnote note"""
+)
+# `max_score` is no score of the row, and `correct_answer` is an answer.
+_NO_SCORES = _names(
+    "max maximum min minimum possible threshold baseline expected reference gold target id std variance"
+)
+_NO_SCORES_LAST = _names("answer answers option options choice key response output index count name text reason")
+RANKS = _names("rank ranking rang platz place")  # 1 is the best
+# What the answer should have been: never an answer of the model.
+REFERENCE_WORDS = _names(
+    """gold golden target targets expected reference references ref label labels ideal truth groundtruth answerkey
+    canonical baseline rubric solution_key doc oracle musterloesung"""
 )
 # A prompt that a chat template has rendered already: raw text, which must not go through a template again.
 RENDERED = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>", "<｜User｜>")
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+# Who speaks, as people name the sides of a chat; compared as `plain_name` writes it.
+SPEAKERS: dict[str, str] = {
+    **dict.fromkeys(
+        _names(
+            """user human customer client caller visitor guest buyer patient student member end_user requester consumer
+            prompter question q me usuario utilisateur nutzer benutzer kunde kundin cliente utente klant klient kund
+            клиент пользователь 顧客 お客様 ユーザー 客户 用户 고객 사용자"""
+        ),
+        "user",
+    ),
+    **dict.fromkeys(
+        _names(
+            """assistant ai bot gpt chatgpt model agent chatbot support operator advisor adviser representative rep
+            helpdesk service assistente asistente assistent agente berater beraterin mitarbeiter soporte answer a claude
+            gemini llama copilot оператор бот ассистент 担当者 アシスタント ボット 客服 助手 机器人 상담원 봇"""
+        ),
+        "assistant",
+    ),
+    "system": "system",
+    "developer": "developer",
+    **dict.fromkeys(("tool", "function", "observation", "tool_result"), "tool"),
+}
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
 _INDEXES = ("a", "b", "c", "d", "e", "f", "g", "h")
 _MAX_INDEX = 64
 
@@ -102,14 +157,8 @@ def words_of(name: str) -> tuple[str, ...]:
     >>> words_of("modelResponse"), words_of("output_1"), words_of("human_ref_A")
     (('model', 'response'), ('output', '1'), ('human', 'ref', 'a'))
     """
-    return tuple(word.lower() for word in _WORD.findall(name))
-
-
-@lru_cache(maxsize=4096)
-def plain_name(name: Any) -> str:
-    """Return a name as the tables above write it; `inputs.question` of an evaluation is `question`."""
-    words = words_of(name) if isinstance(name, str) else ()
-    return "_".join(words[1:] if len(words) > 1 and words[0] in ("inputs", "outputs") else words)
+    name = without_accents(name)
+    return tuple(word.lower() for word in _WORD.findall(name.lower() if name.isupper() else name))
 
 
 def singular(name: str) -> str:
@@ -117,9 +166,53 @@ def singular(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
+def plain_name(name: Any) -> str:
+    """Return a name as the tables above write it; `inputs.question` of an evaluation is `question`."""
+    words = words_of(name) if isinstance(name, str) else ()
+    if len(words) > 1 and words[0] in ("inputs", "outputs"):
+        words = words[1:]
+    elif len(words) > 1 and "." in name:  # a column of a joined table: `questions.text` is a `question_text`
+        words = (singular(words[0]), *words[1:])
+    return "_".join(words)
+
+
+@lru_cache(maxsize=4096)
 def is_score_name(name: Any) -> bool:
-    """Whether a name has a word for scores in it."""
-    return isinstance(name, str) and not SCORE_WORDS.isdisjoint(words_of(name))
+    """Whether a name has a word for scores in it, and none that says that less is better."""
+    words = words_of(name) if isinstance(name, str) else ()
+    if SCORE_WORDS.isdisjoint(words) or not LOWER_IS_BETTER.isdisjoint(words) or not _NO_SCORES.isdisjoint(words):
+        return False
+    return words[-1] not in _NO_SCORES_LAST
+
+
+@lru_cache(maxsize=4096)
+def is_reference_name(path: str) -> bool:
+    """Whether a path is of a reference: `gold`, `expected_output`, `doc.answer`, `label`.
+
+    >>> is_reference_name("doc.answer"), is_reference_name("goldAnswer"), is_reference_name("answer")
+    (True, True, False)
+    """
+    return any(not REFERENCE_WORDS.isdisjoint(words_of(step)) for step in path.split("."))
+
+
+def speaker_role(name: Any) -> str | None:
+    """Return the role of a speaker by a usual name, or None.
+
+    >>> speaker_role("Customer"), speaker_role("support-agent"), speaker_role("U024")
+    ('user', 'assistant', None)
+    """
+    return _role_of(words_of(name)) if isinstance(name, str) and len(name) <= 40 else None
+
+
+@lru_cache(maxsize=4096)
+def _role_of(words: tuple[str, ...]) -> str | None:
+    role = SPEAKERS.get("_".join(words))
+    if role is None:
+        # "Support Agent", "bot v2", "Customer 17": all words that are known say the same.
+        known = {SPEAKERS[word] for word in words if word in SPEAKERS and len(word) > 1}
+        others = [word for word in words if word not in SPEAKERS and not word.isdigit() and len(word) > 2]
+        role = next(iter(known)) if len(known) == 1 and not others else None
+    return role
 
 
 def is_completion_name(name: str) -> bool:

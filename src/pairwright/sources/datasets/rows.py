@@ -15,14 +15,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
+from pairwright.sources.datasets.own_turns import is_step, mapped_turns, step_turns, transcript_turns
 from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
-from pairwright.sources.datasets.row_layout import Answer, Layout, arrange, is_answer_name, turns_in
+from pairwright.sources.datasets.row_layout import (
+    PROMPT_BODIES,
+    Answer,
+    Layout,
+    arrange,
+    exchange_in,
+    is_answer_name,
+    turns_in,
+)
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
     CONVERSATIONS,
     MODELS,
     PROMPTS,
+    RANKS,
     RENDERED,
     SYSTEMS,
     TOOLS,
@@ -30,25 +41,25 @@ from pairwright.sources.datasets.row_names import (
     is_score_name,
     plain_name,
     system_of,
+    words_of,
 )
 from pairwright.sources.datasets.sharegpt import turns_of_values
-from pairwright.sources.field_map import REQUIRED, FieldMap, remove_paths
-from pairwright.sources.fields import BadRecord, kind_of, mapping, score, small_fields
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.field_map import NO_MAP, REQUIRED, FieldMap, parse_map, remove_paths
+from pairwright.sources.fields import BadRecord, index, items, kind_of, mapping, score, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.score_values import nested_scores, read_score
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
 from pairwright.sources.shapes.row_fields import (
     REWARD_KEYS,
     SCORE_KEYS,
     TASK_KEYS,
-    label_of,
     reward_in,
     reward_of,
     run_of,
     task_of,
     tools_of,
 )
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
@@ -70,7 +81,7 @@ def matches(value: Any) -> bool:
     if not isinstance(value, dict) or any(map(_is_spans, value.items())):
         return False
     try:
-        layout = arrange(value)
+        layout = arrange(apply_map(value, NO_MAP)[0])
         return layout.conversation is None or any(map(_is_from_model, turns_in(layout.conversation) or ()))
     except BadRecord as error:
         return _DECIDES in str(error)  # it is a row, and the user must say how to read it
@@ -85,7 +96,7 @@ def _is_spans(field: tuple[Any, Any]) -> bool:
 
 
 def refuse(rows: list[Any], options: Options) -> str | None:
-    """Return why a file cannot be read as rows: its preferences are numbers that could count from 0 or from 1."""
+    """Return why a file cannot be read as rows: a preference or a score of it could mean two things."""
     for row in rows:
         try:
             if isinstance(row, dict):
@@ -95,10 +106,43 @@ def refuse(rows: list[Any], options: Options) -> str | None:
                 return str(error)
         except RecursionError:
             continue
+    return doubtful_scores(rows) if options.reward is None and "reward" not in options.map else None
+
+
+# A rating of these values beside 1 to 5 mostly means that there is none.
+_NOT_RATED = (-1.0, 99.0, 999.0, -99.0, -999.0)
+_NO_VALUE = frozenset(
+    ("", "-", "--", "—", "?", "n/a", "na", "none", "null", "nan", "unrated", "not rated", "skip", "skipped")
+)
+_MAX_WORDS = 8  # of a column of verdicts; more are free text
+
+
+def doubtful_scores(rows: list[Json]) -> str | None:
+    """Return why the scores of a file need the user's word: some are not understood, or may mean "not rated"."""
+    for key in dict.fromkeys(key for row in rows for key in row):
+        if not is_score_name(key) and key not in REWARD_KEYS:
+            continue
+        values = [row[key] for row in rows if row.get(key) is not None]
+        words = {value.strip() for value in values if isinstance(value, str)}
+        unread = [word for word in words if read_score(word) is None and word.lower() not in _NO_VALUE]
+        read = [number for value in values if (number := read_score(value)) is not None]
+        if unread and read and len(words) <= _MAX_WORDS and all(len(word) <= 40 for word in unread):
+            table = ", ".join(f"{word}: NUMBER" for word in sorted(words))
+            return f"{key} has {unread[0]!r} beside scores, and --map 'reward={key},scores={{{table}}}' {_DECIDES}"
+        marks = [mark for mark in _NOT_RATED if mark in read]
+        rest = {number for number in read if number not in _NOT_RATED}
+        is_rating = bool(rest) and all(number.is_integer() and 0 <= number <= 10 for number in rest) and max(rest) > 1
+        if marks and is_rating and plain_name(key) not in ("reward", "rewards"):
+            mark = f"{marks[0]:g}"
+            return (
+                f"{key} has {mark} beside {min(rest):g} to {max(rest):g}, which may mean "
+                f"that nobody rated it, and --map "
+                f"'reward={key},scores={{{mark}: null}}' or --map reward={key} {_DECIDES}"
+            )
     return None
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
     layout = arrange(row)
@@ -106,6 +150,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     tools, task = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row), task_of(row)
     if layout.conversation is not None:
         turns = read_turns(layout.conversation, layout.conversation_key)
+        if layout.prompt is not None:
+            turns = [*_read_prompt(layout.prompt, layout.prompt_key), *turns]
         prompt, completion = split_at_first_answer([*system_of(row, turns), *turns])
         if not completion:
             raise BadRecord(f"{layout.conversation_key}: no turn of the assistant, so there is no completion")
@@ -141,7 +187,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         if options.reward is None and (layout.best is not None or layout.is_tie):
             # Of several answers the preferred one has 1 and the others 0; equal ones share it.
             reward = 0.5 if layout.is_tie else float(number == layout.best)
-        yield build(
+        yield Parts(
             NAME,
             origin,
             task=task,
@@ -152,7 +198,6 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
             tools=tools,
             reward=reward,
             reward_components=components,
-            errors=error_sites([*prompt, *completion], tools, result_error_kind),
             info={**info, **_info_of(answer)},
             model_version=_model(row, answer),
         )
@@ -178,8 +223,23 @@ _USUAL_NAMES = {
 }
 
 
+# Public sets whose rows have names that mean something else elsewhere: the fields that tell a set, and its map.
+_KNOWN_MAPS = (
+    (
+        frozenset({"info", "summaries", "choice"}),  # OpenAI's summarize_from_feedback
+        parse_map("prompt=info.post+info.article,completion=summaries[].text,best=choice,task=info.id"),
+    ),
+)
+
+
+def known_map(row: Json) -> FieldMap:
+    """Return the map of a public set that is known by its fields; an empty one for other rows."""
+    return next((fields for names, fields in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
+
+
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
     """Return a row with the mapped fields under their usual names, and what is left of the row without them."""
+    fields = fields if fields.names_fields else known_map(row)
     if not fields:
         return row, row
     rest = remove_paths(row, fields.paths())
@@ -195,10 +255,43 @@ def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
             value = fields.value(row, target) if target in REQUIRED else fields.optional(row, target)
             if value is not None:
                 renamed[name] = value
+    if "messages" in fields and (fields.names_messages or isinstance(renamed["messages"], str)):
+        renamed["messages"] = _mapped_messages(renamed["messages"], fields)
+    if "best" in fields:
+        renamed["best_index"] = _mapped_best(fields.value(row, "best"), fields, renamed)
     # Messages beside a completion are the prompt.
     if "messages" in fields and ("completion" in fields or "chosen" in fields) and "prompt" not in fields:
         renamed["prompt"] = renamed.pop("messages")
     return renamed, rest
+
+
+def _mapped_messages(value: Any, fields: FieldMap) -> Any:
+    """Return the messages that the map names: a list with named fields, or a transcript."""
+    where, value = f"--map messages={fields.fields['messages']}", decode_json_text(value)
+    if isinstance(value, str):
+        turns = transcript_turns(value, fields.roles)
+        if turns is None:
+            raise BadRecord(f"{where}: text without speakers such as 'Customer: ...'; --map roles={{...}} names them")
+        return turns
+    listed = items(value, where)
+    if all(map(is_step, listed)) and "content" not in fields and "calls" not in fields:
+        return listed
+    return mapped_turns(listed, fields, where)
+
+
+def _mapped_best(value: Any, fields: FieldMap, row: Json) -> int:
+    """Return the index of the preferred candidate: a number counts from 0, text names a field or is the answer."""
+    pieces = fields.fields.get("completion", "").split("|")
+    listed = row.get("completions", ())
+    if isinstance(value, str) and not value.strip().isdigit():
+        words = set(words_of(value))
+        found = [number for number, piece in enumerate(pieces) if words and words <= set(words_of(piece))]
+        found = found or [number for number, answer in enumerate(listed) if answer == value]
+    else:
+        found = [int(value)] if index(value) is not None and int(value) < len(listed) else []
+    if len(found) != 1:
+        raise BadRecord(f"--map best={fields.fields['best']}: {value!r:.40} names none of the {len(listed)} candidates")
+    return found[0]
 
 
 def _is_replaced(key: str, fields: FieldMap) -> bool:
@@ -221,11 +314,11 @@ def read_turns(value: Any, where: str) -> list[Message]:
     listed = turns_in(value)
     if listed is None:
         raise BadRecord(f"{where}: expected messages, got {kind_of(value)}")
-    if isinstance(listed[0], list) or listed[0].keys() == {"inputs", "outputs"}:
-        pairs = [
-            item if isinstance(item, list) else [next(iter(side.values())) for side in item.values()] for item in listed
-        ]
+    pairs = [pair for item in listed if (pair := exchange_in(item)) is not None]
+    if len(pairs) == len(listed):
         return [Message(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    if all(map(is_step, listed)):
+        return read_messages(step_turns(listed), where)
     if all("from" in turn and "value" in turn for turn in listed):
         return turns_of_values(listed, where)
     if all("role" not in turn and "type" not in turn for turn in listed):
@@ -273,7 +366,7 @@ def _result_in(part: Json) -> Any:
 
 
 def _is_from_model(turn: Any) -> bool:
-    if isinstance(turn, list) or "outputs" in turn:
+    if exchange_in(turn) is not None or is_step(turn):
         return True
     speaker = turn.get("role", turn.get("from", turn.get("type")))
     if isinstance(speaker, str):
@@ -359,6 +452,9 @@ def _read_prompt(value: Any, where: str) -> list[Message]:
         messages = conversation(value, where, role="user") if _is_envelope(value) else []
         if messages:
             return messages
+        texts = [text for key, text in value.items() if plain_name(key) in PROMPT_BODIES and isinstance(text, str)]
+        if len(texts) == 1:
+            return [Message("user", texts[0])]
     raise BadRecord(f"{where}: expected text or messages, got {kind_of(value)}")
 
 
@@ -393,40 +489,42 @@ def _score(
 ) -> tuple[float | None, Json | None, set[str]]:
     """Return the reward of an answer, its components, and the keys of the row that they came from."""
     item = answer.value if isinstance(answer.value, dict) else {}
-    own = _score_in(
+    own = score_in(
         {**item, **{key: value for key, value in answer.scores.items() if not isinstance(value, str)}}, options
     )
     if own[2]:
         return own[0], own[1], set()
-    return _score_in(row, options) if is_alone else (None, None, set())
+    return score_in(row, options) if is_alone else (None, None, set())
 
 
-def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, set[str]]:
-    """Return the reward of a row, under its usual names or under others that have a word for scores."""
+def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, set[str]]:
+    """Return the reward of a row, under its usual names, other names of scores, or inside the object of a judge."""
     reward, components = reward_of(row, options)
     if reward is not None or components:
         usual = reward_in(row)
         objects = {key for key in SCORE_KEYS if isinstance(row.get(key), dict)}
         return reward, components, objects | ({usual[0]} if usual is not None else set())
-    named = {key: number for key, value in row.items() if is_score_name(key) and (number := _number(value)) is not None}
+    named = {
+        key: number for key, value in row.items() if is_score_name(key) and (number := read_score(value)) is not None
+    }
+    if not named:
+        named = nested_scores(row)
     if named:
         # Several scores of different names: the rule for components decides, or the user with --reward.
-        return pick_reward(named, options.reward), (named if len(named) > 1 else None), set(named)
-    for key in ("rank", "ranking") if options.reward is None else ():
-        rank = score(row.get(key))
+        keys = {name.partition(".")[0] for name in named} & row.keys()
+        return pick_reward(named, options.reward), (named if len(named) > 1 else None), keys
+    for key, value in row.items():
+        rank = score(value) if plain_name(key) in RANKS and options.reward is None else None
         if rank is not None:  # it counts from the best: 0.0 - rank, since -rank would give -0.0 for the rank 0
             return 0.0 - rank, None, {key}
-    return None, None, set()
-
-
-def _number(value: Any) -> float | None:
-    """Return a score: a number, or a verdict such as "pass"."""
-    return label_of(value) if isinstance(value, str) and score(value) is None else score(value)
+    # SWE trajectories: whether the issue was resolved; anything else under this name is a reference.
+    return (float(row["target"]), None, {"target"}) if isinstance(row.get("target"), bool) else (None, None, set())
 
 
 def _model(row: Json, answer: Answer) -> str | None:
     item = answer.value if isinstance(answer.value, dict) else {}
     named = [value for key, value in answer.scores.items() if isinstance(value, str) and "model" in key]
+    named += [] if answer.name is None else [answer.name]
     values = [*named, *(item.get(key) for key in MODELS), *(row.get(key) for key in MODELS)]
     return next((value for value in values if isinstance(value, str)), None)
 

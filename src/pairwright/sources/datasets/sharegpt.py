@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.roles import calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 # Conversion of turns to messages, matching calls and results.
 
@@ -148,7 +148,7 @@ def matches(value: Any) -> bool:
     return False
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference or experience of a row."""
     row = mapping(value, "row")
     if "chosen_messages" in row or ("chosen" in row and "rejected" in row):
@@ -159,8 +159,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     if not completion:
         raise BadRecord("conversations: no turn that the model wrote, so there is no completion")
     tools = tools_of(row)
-    reward, components = reward_of(row, options)
-    yield build(
+    reward, components = reward_of(row)
+    yield Parts(
         NAME,
         origin,
         task=task_of(row),
@@ -169,12 +169,11 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, result_error_kind),
         info=small_fields(row, _READ),
     )
 
 
-def _preference(row: Json, origin: Origin) -> Record:
+def _preference(row: Json, origin: Origin) -> Parts:
     if "chosen_messages" in row:
         prompt, chosen, rejected = split_sides(
             turns_of_parts(row["chosen_messages"], "chosen_messages"),

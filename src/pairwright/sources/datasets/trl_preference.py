@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -25,9 +26,9 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
-from pairwright.sources.datasets.row_names import SYSTEMS, system_of
+from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "trl-preference"
@@ -49,7 +50,11 @@ def matches(value: Any) -> bool:
     if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
         return False
     if "chosen" in value and "rejected" in value:
-        return _is_side(value["chosen"]) and _is_side(value["rejected"])
+        # Two texts whose prompt has another name (`input`, `query`) are read by `rows`.
+        sides = (value["chosen"], value["rejected"])
+        has_prompt = any(key in value for key in ("prompt", "question", "instruction"))
+        is_elsewhere = not has_prompt and any(plain_name(key) in PROMPTS for key in value)
+        return all(map(_is_side, sides)) and not (is_elsewhere and all(isinstance(side, str) for side in sides))
     if not _is_side(value.get("prompt")):
         return False
     if "completion" in value and "label" in value:
@@ -62,7 +67,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if "chosen" in row and "rejected" in row:
         yield _pair(row, origin)
@@ -72,7 +77,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         yield _read_unpaired(row, origin, options)
 
 
-def _pair(row: Json, origin: Origin) -> Record:
+def _pair(row: Json, origin: Origin) -> Parts:
     """Build the preference of a row."""
     info = small_fields(row, _READ)
     sides = row["chosen"], row["rejected"]
@@ -96,7 +101,7 @@ def _pair(row: Json, origin: Origin) -> Record:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
-def _read_unpaired(row: Json, origin: Origin, options: Options) -> Record:
+def _read_unpaired(row: Json, origin: Origin, options: Options) -> Parts:
     """Build the experience of an unpaired row, with its label as reward."""
     info = small_fields(row, _READ)
     completion = row.get("completion")
@@ -106,19 +111,19 @@ def _read_unpaired(row: Json, origin: Origin, options: Options) -> Record:
         prompt, answer = _prompt(row), answer_from(completion, "completion")
         if isinstance(completion, str):
             info["form"] = "text"
-    return build(
+    return Parts(
         NAME,
         origin,
         task=task_of(row),
         prompt=prompt,
         completion=answer,
         tools=tools_of(row),
-        reward=score(row.get(options.reward or "label")),
+        reward=score(row.get("label")),
         info=info,
     )
 
 
-def _stepwise(row: Json, origin: Origin) -> Record:
+def _stepwise(row: Json, origin: Origin) -> Parts:
     """Build the unscored experience of a stepwise row."""
     steps = [
         text(step, f"completions[{number}]") for number, step in enumerate(items(row["completions"], "completions"))
@@ -132,7 +137,7 @@ def _stepwise(row: Json, origin: Origin) -> Record:
         prompt, answer = [Message(TEXT, text(row.get("prompt"), "prompt"))], Message(TEXT, parts, generated=True)
     else:
         prompt, answer, info["form"] = _prompt(row), Message("assistant", parts), "text"
-    return build(NAME, origin, task=task_of(row), prompt=prompt, completion=[answer], info=info)
+    return Parts(NAME, origin, task=task_of(row), prompt=prompt, completion=[answer], info=info)
 
 
 def _prompt(row: Json) -> list[Message]:

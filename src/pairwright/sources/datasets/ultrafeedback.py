@@ -6,7 +6,7 @@
     {raw_text, completions: [text], models, aspect, text}                         requests to a judge
 
 Each answer is an experience of one task. The reward is `overall_score`, else `fine-grained_score`, else `score` or
-`rating`; `options.reward` selects another score or the rating of an aspect ("helpfulness"). Aspect ratings are the
+`rating`; `--reward` selects another score or the rating of an aspect ("helpfulness"). Aspect ratings are the
 reward components. Answers in a request to a judge are unscored. A system prompt, of the row or of one answer
 (`custom_system_prompt`, which UltraFeedback varied between answers), is the first message of the prompt: answers to
 different system prompts are of different tasks.
@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import task_of
 
 NAME = "ultrafeedback"
@@ -49,7 +50,7 @@ def matches(value: Any) -> bool:
     return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one experience per answer."""
     row = mapping(value, "row")
     key = next((key for key in _PROMPTS if row.get(key) is not None), None)
@@ -87,23 +88,19 @@ def _experience(
     run: int,
     info: Json,
     task: int | str | None,
-) -> Record:
+) -> Parts:
     """Build the experience of one answer."""
     components = _components(answer)
-    if options.reward is None:
-        reward = next((score for key in _SCORES if (score := components.get(key)) is not None), None)
-    else:
-        reward = components.get(options.reward)
     model = answer.get("model")
     response = next((answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None), None)
-    return build(
+    return Parts(
         NAME,
         origin,
         task=task,
         run=run,
         prompt=prompt,
         completion=answer_from(response, where),
-        reward=reward,
+        reward=next((score for key in _SCORES if (score := components.get(key)) is not None), None),
         reward_components=components,
         info={**info, **small_fields(answer, _READ_OF_ANSWER)},
         model_version=model if isinstance(model, str) else None,

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.google_genai import field, messages_from_genai
 from pairwright.sources.shapes.session_entries import Entry, Session, read_entries
 
@@ -33,7 +34,7 @@ def matches(value: Any) -> bool:
     return isinstance(first.get("author"), str) and isinstance(field(first, "invocation_id"), str)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a session."""
     record = mapping(value, "session")
     if field(record, "past_events"):

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.batch_files import matches as is_batch_line
 from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_response_object, request_field
 
@@ -47,7 +48,7 @@ def matches(value: Any) -> bool:
     return answer is not None and _request(value, answer) is not None
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     answer = row if is_response_object(row) else _answer(row) or {}
     request: Json = _request(row, answer) or {}

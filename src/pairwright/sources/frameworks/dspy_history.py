@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of
@@ -29,7 +30,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one experience per output of a call."""
     row = mapping(value, "entry")
     kwargs = optional_mapping(row.get("kwargs"), "kwargs")

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history, history_in
 from pairwright.sources.shapes.langchain_messages import TYPES, messages_from_langchain
 from pairwright.sources.shapes.row_fields import tools_of
@@ -29,7 +30,7 @@ def matches(value: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     value = _unwrap(value)
     row: Json = value if isinstance(value, dict) else {}
     messages, where = history_in(value, _KEYS)

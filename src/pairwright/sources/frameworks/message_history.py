@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import BadRecord, identifier, small_fields
-from pairwright.sources.format import Options, Origin, Record, build, split_at_first_answer
+from pairwright.sources.format import Options, Origin
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 _READ = frozenset({*REWARD_KEYS, *TASK_KEYS, "reward_components", "tools", "functions"})
 
@@ -23,7 +23,7 @@ def experience_of_history(
     tools: Sequence[Json] = (),
     num_prompt: int | None = None,
     **fields: Any,
-) -> Record:
+) -> Parts:
     """Build the experience of a conversation.
 
     Args:
@@ -44,13 +44,12 @@ def experience_of_history(
         raise BadRecord("no message that the model wrote, so there is no completion")
     if not prompt:
         raise BadRecord("the conversation begins with an answer: what the model was given is not there")
-    reward, components = reward_of(row, options)
+    reward, components = reward_of(row)
     info = {**small_fields(row, _READ | read_fields), **(fields.pop("info", None) or {})}
     # A score that is no number, such as "good", stays.
     info |= {key: row[key] for key in REWARD_KEYS if isinstance(row.get(key), str) and reward is None}
     task, run = fields.pop("task", None), fields.pop("run", None)
-    fields.setdefault("errors", error_sites([*prompt, *completion], list(tools), result_error_kind))
-    return build(
+    return Parts(
         name,
         origin,
         task=task_of(row) if task is None else identifier(task),

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history, history_in
 from pairwright.sources.shapes.row_fields import tools_of
 
@@ -30,7 +31,7 @@ def matches(value: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row: Json = value if isinstance(value, dict) else {}
     history, where = history_in(value, _KEYS)
     messages: list[Message] = []

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, mapping, text
-from pairwright.sources.format import Options, Origin, Record
+from pairwright.sources.format import Options, Origin
 from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.rollouts.verifiers_results import tools_as_functions
 from pairwright.sources.shapes.anthropic import (
@@ -63,7 +64,7 @@ def experiences_of_call(
     *,
     row: Json,
     read_fields: frozenset[str],
-) -> Iterator[Record]:
+) -> Iterator[Parts]:
     """Yield the experiences of a call, one per choice; `row` has task, run and reward, as everywhere."""
     if is_response_object(answer):
         prompt, tools = _responses_request(request)

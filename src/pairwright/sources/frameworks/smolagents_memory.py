@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded, task_hash
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history, history_in
+from pairwright.sources.identity import task_hash
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.row_fields import task_of
 from pairwright.sources.shapes.tool_errors import failure_kind
@@ -33,7 +35,7 @@ def matches(value: Any) -> bool:
     return isinstance(steps, list) and any(isinstance(step, dict) and "model_output_message" in step for step in steps)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row: Json = value if isinstance(value, dict) else {}
     steps, where = history_in(value, _KEYS)
     calls: list[Call] = []

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.assemble import Parts, Reader, guarded
 from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Read, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 
 VERL, SKYRL = "verl", "skyrl"
 # By format: the prompt, the completion, and the ground truth.
@@ -32,24 +33,24 @@ def _has_texts(value: Any, name: str) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in _FIELDS[name][:2])
 
 
-def _reader(name: str) -> Read:
+def _reader(name: str) -> Reader:
     prompt_key, completion_key, truth_key = _FIELDS[name]
     read_fields = frozenset({prompt_key, completion_key, "score"})
 
-    def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+    def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
         row = mapping(value, "row")
         components = {
             key: item for key, item in row.items() if type(item) in (int, float, bool) and key not in _NO_SCORES
         }
         completion = text(row.get(completion_key), completion_key)
-        yield build(
+        yield Parts(
             name,
             origin,
             task=None,
             task_metadata=row.get(truth_key),
             prompt=[Message(TEXT, text(row.get(prompt_key), prompt_key))],
             completion=[Message(TEXT, completion, generated=True)],
-            reward=_reward(row) if options.reward is None else score(components.get(options.reward)),
+            reward=_reward(row),
             reward_components=components,
             truncate_status="response_truncated" if row.get("stop_reason") == "length" else None,
             info=small_fields(row, read_fields | components.keys()),

@@ -20,6 +20,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -40,7 +41,7 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import failure_kind, tool_names
@@ -62,7 +63,7 @@ def matches(value: Any) -> bool:
     return "final_reward" in value or isinstance(value.get("dpo_pairs"), list)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of the turns, then the preferences; one that cannot be read is Rejected."""
     row = mapping(value, "trace")
     if row.keys() >= _PAIR:
@@ -75,7 +76,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     prompt, completion = split_at_first_answer(messages)
     pairs = optional_items(row.get("dpo_pairs"), "dpo_pairs")
     if completion and prompt:
-        yield build(
+        yield Parts(
             NAME,
             origin,
             task=task_of(row),
@@ -83,7 +84,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
             prompt=prompt,
             completion=completion,
             tools=tools,
-            reward=score(row.get(options.reward or "final_reward")),
+            reward=score(row.get("final_reward")),
             errors=errors,
             info=info,
         )

@@ -21,6 +21,7 @@ from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordErro
 from pairwright.records.arrays import Array, dtype_named
 from pairwright.records.experience import EID, CustomField, Experience, Kind, Side, Source
 from pairwright.records.messages import TEXT, Json, Message, message_of_ids
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -41,7 +42,7 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.rollouts.safe_pickle import Foreign, Held, Holders, Loaded, PickledTensor, holder, load
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
@@ -336,10 +337,10 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Experience | Rejected]:
     row = mapping(value, "row")
     if "eid" in row:
-        yield _from_dict(row, origin, options)
+        yield _from_dict(row, origin)
     elif is_preference_row(row):
         yield _plaintext(row, origin)
     elif "messages" in row:
@@ -348,38 +349,33 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         yield from _read_unjudged(row, origin)
 
 
-def _from_dict(row: Json, origin: Origin, options: Options) -> Record:
+def _from_dict(row: Json, origin: Origin) -> Experience:
     if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
         raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
     # The record keeps its own id; only its source is ours to say.
     return msgspec.structs.replace(
-        experience_from_fields({**row, "reward": row.get(options.reward or "reward")}, {}),
+        experience_from_fields(row, {}),
         source=Source(origin.file, origin.line, NAME),
     )
 
 
-def _conversation(row: Json, origin: Origin, options: Options) -> Record:
+def _conversation(row: Json, origin: Origin, options: Options) -> Parts:
     """Build the experience of a conversation row."""
     messages = messages_from_chat(json_value(row["messages"], "messages"), "messages")
     tools = tools_of(row)
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("messages: no assistant message, so there is no completion")
-    reward, components = reward_of(row, options)
-    return build(
+    reward, components = reward_of(row)
+    return Parts(
         NAME,
         origin,
         task=task_of(row),
-        prompt=prompt,
-        completion=completion,
+        messages=messages,
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, result_error_kind),
     )
 
 
-def _plaintext(row: Json, origin: Origin) -> Record:
+def _plaintext(row: Json, origin: Origin) -> Parts:
     # Text is a turn of a chat here: `prompt_from` and `answer_from` give it a role.
     prompt, chosen, rejected = conversations_from(
         prompt_from(row["prompt"], "prompt"),
@@ -391,14 +387,14 @@ def _plaintext(row: Json, origin: Origin) -> Record:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
-def _read_unjudged(row: Json, origin: Origin) -> Iterator[Record | Rejected]:
+def _read_unjudged(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield one unscored experience per answer, in numeric order."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1
     # answer1, answer2, ... up to the first number that is missing
     while f"answer{number}" in row:
         answer = text(row[f"answer{number}"], f"answer{number}")
-        yield build(NAME, origin, task=None, run=number - 1, prompt=prompt, completion=[Message("assistant", answer)])
+        yield Parts(NAME, origin, task=None, run=number - 1, prompt=prompt, completion=[Message("assistant", answer)])
         number += 1
     if number == 1:
         raise BadRecord("neither messages nor answers")

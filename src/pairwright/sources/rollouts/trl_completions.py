@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
-from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "trl-completions"
 _READ = frozenset({"prompt", "completion", "advantage", "tools"})
@@ -30,7 +29,7 @@ def matches(value: Any) -> bool:
     return has_sides and ("advantage" in value or "reward" in value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if isinstance(row.get("prompt"), str):
         prompt = [Message(TEXT, row["prompt"])]
@@ -44,16 +43,14 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     components = {key: item for key, item in numbers.items() if key not in ("step", "advantage")}
     advantage = score(row.get("advantage"))
     tools = tools_of(row)
-    yield build(
+    yield Parts(
         NAME,
         origin,
         task=None,
         prompt=prompt,
         completion=completion,
         tools=tools,
-        reward=pick_reward(components, options.reward),
         reward_components=components,
-        errors=error_sites([*prompt, *completion], tools, result_error_kind),
         metrics={} if advantage is None else {"advantage": advantage},
         info=small_fields(row, _READ | components.keys()),
     )

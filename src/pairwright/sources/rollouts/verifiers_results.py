@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -25,10 +26,9 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "verifiers"
 _SIGNS = ("answer", "info", "metrics", "example_id", "generation_ms", "is_completed")
@@ -62,7 +62,7 @@ def matches(value: Any) -> bool:
     return is_conversation and has_name and "label" not in value and any(key in value for key in _SIGNS)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if row.get("completion") is None and row.get("error"):
         raise BadRecord("no completion: the rollout ended with an error")
@@ -85,7 +85,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
     components = _metrics(row)
     example = identifier(row.get("example_id"))
     name = row.get("task") if isinstance(row.get("task"), str) else None
-    yield build(
+    yield Parts(
         NAME,
         origin,
         task=None if example is None or name in (None, "", "default") else f"{name}/{example}",
@@ -93,10 +93,9 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
         prompt=prompt,
         completion=completion,
         tools=tools,
-        reward=score(row.get("reward")) if options.reward is None else score(components.get(options.reward)),
+        reward=score(row.get("reward")),
         reward_components=components,
         metrics={"advantage": row["advantage"]} if score(row.get("advantage")) is not None else {},
-        errors=error_sites([*prompt, *completion], tools, result_error_kind),
         truncate_status="response_truncated" if row.get("is_truncated") is True else None,
         arrays=_arrays(row.get("trajectory"), completion, details),
         info=details,

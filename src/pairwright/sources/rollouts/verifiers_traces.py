@@ -17,6 +17,7 @@ import numpy as np
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -28,11 +29,10 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.rollouts.verifiers_results import NAME, chat_with_calls, tools_as_functions
-from pairwright.sources.shapes.chat_messages import as_context, message_from_chat, split_at_answer
+from pairwright.sources.shapes.chat_messages import as_context, message_from_chat
 from pairwright.sources.shapes.recorded_tokens import are_ids
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import run_of
 
 _MAX_BRANCHES = 1000
@@ -50,7 +50,7 @@ def matches(value: Any) -> bool:
     return _is_trace(value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of an episode or of a trace; a trace or path that cannot be used is Rejected."""
     row = mapping(value, "row")
     if "traces" not in row:
@@ -70,13 +70,13 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Record |
 
 def _read_trace(
     trace: Json, origin: Origin, options: Options, episode: Json, *, has_peers: bool
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Parts | Rejected]:
     nodes = [mapping(node, f"nodes[{number}]") for number, node in enumerate(items(trace.get("nodes"), "nodes"))]
     messages = [_message(node, f"nodes[{number}]") for number, node in enumerate(nodes)]
     if not any(message.is_generated for message in messages):
         raise BadRecord(f"nodes: no message that the model wrote; {_errors_of(trace)}")
     agent = optional_mapping(trace.get("agent"), "agent")
-    reward, components, metrics = _rewards(trace, options)
+    reward, components, metrics = _rewards(trace)
     calls = {
         index(call.get("node")): call for call in optional_items(trace.get("calls"), "calls") if isinstance(call, dict)
     }
@@ -98,7 +98,7 @@ def _read_trace(
         tools = tools_as_functions(nodes[path[0]].get("tools") or trace.get("tools"))
         call = calls.get(path[-1], {})
         details = {**info, **({"branch": step} if len(paths) > 1 else {})}
-        yield build(
+        yield Parts(
             NAME,
             origin,
             task=_task(trace, agent if has_peers else {}),
@@ -110,7 +110,6 @@ def _read_trace(
             reward=reward,
             reward_components=components,
             metrics=metrics,
-            errors=error_sites(turns, tools, result_error_kind),
             model_version=call["model"] if isinstance(call.get("model"), str) else None,
             truncate_status="response_truncated" if call.get("finish_reason") == "length" else None,
             arrays=_arrays([nodes[number] for number in path], [number in shared for number in path], details),
@@ -161,7 +160,7 @@ def _task(trace: Json, agent: Json) -> int | str | None:
     return f"{name}/{agent['name']}" if name is not None and isinstance(agent.get("name"), str) else name
 
 
-def _rewards(trace: Json, options: Options) -> tuple[float | None, Json, Json]:
+def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
     """Return the reward, the scores by name, and the metrics."""
     scores: Json = {}
     total: float | None = None
@@ -176,8 +175,6 @@ def _rewards(trace: Json, options: Options) -> tuple[float | None, Json, Json]:
     if None in scores.values():
         total = None
     components = {name: value for name, value in scores.items() if value is not None}
-    if options.reward is not None:
-        total = score(components.get(options.reward, metrics.get(options.reward)))
     return total, components, metrics
 
 

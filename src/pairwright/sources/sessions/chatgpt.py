@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content
 from pairwright.sources.shapes.session_entries import Entry, Session, call_block, read_entries, text_block
 
@@ -28,7 +29,7 @@ def matches(value: Any) -> bool:
     return any(isinstance(node, dict) and "message" in node and "parent" in node for node in nodes.values())
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of one conversation."""
     record = mapping(value, "conversation")
     session = Session(NAME, identifier(record.get("conversation_id")) or identifier(record.get("id")))

@@ -13,25 +13,16 @@ start is not in the file is kept with info["prompt_missing"]. There is no reward
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_answer
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
-from pairwright.sources.format import (
-    Format,
-    Options,
-    Origin,
-    Record,
-    Rejected,
-    build,
-    guarded,
-    session_run,
-    session_task,
-)
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.identity import session_run, session_task
 from pairwright.sources.sessions.claude_session import (
     Line,
     LineInfo,
@@ -50,9 +41,7 @@ from pairwright.sources.sessions.claude_session import (
     user_message,
 )
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
-from pairwright.sources.shapes.chat_messages import as_context, content_from_chat, split_at_answer
-from pairwright.sources.shapes.session_entries import check_results
-from pairwright.sources.shapes.tool_errors import error_sites
+from pairwright.sources.shapes.chat_messages import as_context, content_from_chat
 
 NAME = "claude-code"
 MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
@@ -73,7 +62,7 @@ def matches(value: Any) -> bool:
     return any(_is_message_line(line) for line in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Read a session: parse its lines, build the trees, and yield one experience per branch."""
     lines: list[Line] = []
     others: Counter[str] = Counter()
@@ -140,7 +129,7 @@ def _experiences(
     file_info: Json,
     tasks: dict[Any, int | str | None],
     agent: str | None,
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Parts | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
     shared: dict[Turn, list[Message]] = {}  # turns that an earlier branch has; as context once they are met again
     first = root.lines[0]
@@ -174,15 +163,17 @@ def _experiences(
             if not run:
                 info |= file_info
             metrics, model = _usage_and_model(own)
-            yield build(
+            yield Parts(
                 NAME,
                 origin.at(own[0].lines[0].number, origin.ordinal),
+                "",
                 task=tasks[session],
                 run=session_run(session, origin, run),
                 step=step,
                 prompt=prompt,
                 completion=completion,
-                errors=check_results(messages, partial(_error_sites, messages)),
+                error_kind=_error_kind if any(map(_is_marked, messages)) else None,
+                errors=_api_errors(messages),
                 info=info,
                 metrics=metrics,
                 model_version=model,
@@ -248,12 +239,17 @@ def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _error_sites(messages: list[Message]) -> list[ErrorSite]:
-    sites = error_sites(messages, [], _error_kind)
-    for position, message in enumerate(messages):
-        if "is_api_error" in message.extra:
-            sites.append(ErrorSite(index=position, kind="exception", text=message.text))
-    return sorted(sites, key=lambda site: site.index)
+def _is_marked(message: Message) -> bool:
+    return message.role == "tool" and "is_error" in message.extra
+
+
+def _api_errors(messages: list[Message]) -> list[ErrorSite]:
+    """Return the requests that failed, which the program notes in the assistant's name."""
+    return [
+        ErrorSite(index=position, kind="exception", text=message.text)
+        for position, message in enumerate(messages)
+        if message.extra and "is_api_error" in message.extra
+    ]
 
 
 def _error_kind(position: int, message: Message) -> str | None:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.datasets import message_rows
 from pairwright.sources.fields import identifier, items, mapping, optional_text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import (
     has_blocks,
     system_from_anthropic,
@@ -38,7 +39,7 @@ def matches(value: Any) -> bool:
     return not message_rows.matches(value)  # a history of Cline does not name its session in every message
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a session, and one more for each compaction in it."""
     session = Session(NAME)
     if isinstance(value, dict):

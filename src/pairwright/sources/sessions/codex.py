@@ -23,21 +23,12 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, canonical_arguments
+from pairwright.sources.assemble import Parts, guarded, split_at_answer
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
-from pairwright.sources.format import (
-    Format,
-    Options,
-    Origin,
-    Record,
-    Rejected,
-    build,
-    guarded,
-    session_run,
-    session_task,
-)
-from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.identity import session_run, session_task
+from pairwright.sources.shapes.chat_messages import as_context
 from pairwright.sources.shapes.responses import messages_from_items
-from pairwright.sources.shapes.tool_errors import error_sites
 
 NAME = "codex"
 MAX_ROLLBACKS = 256  # each attempt repeats what was kept, so their number bounds what a file can grow to
@@ -83,7 +74,7 @@ def matches(value: Any) -> bool:
     return starts and any(_is(line.get("type"), _BARE) for line in lines)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Read a session, ending an attempt at each compaction and rollback, and yield one experience per attempt."""
     session = Session()
     lines = items(value, "session")
@@ -141,7 +132,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
         session.first_line = session.first_line or number
 
 
-def _end_attempt(session: Session, origin: Origin) -> Iterator[Record | Rejected]:
+def _end_attempt(session: Session, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield the experience of the current attempt, if it has any items, and reset it."""
     if not session.items:
         return
@@ -154,15 +145,16 @@ def _end_attempt(session: Session, origin: Origin) -> Iterator[Record | Rejected
         prompt, completion = split_at_answer(messages)
         name = identifier(session.meta.get("id"))
         session.task = session.task or session_task(name, prompt)
-        yield build(
+        yield Parts(
             NAME,
             origin.at(number, origin.ordinal),
+            "",
             task=session.task,
             run=session_run(name, origin, session.run),
             step=session.step,
             prompt=prompt,
             completion=completion,
-            errors=error_sites(messages, [], lambda _, message: _error_kind(message, session.failed)),
+            error_kind=lambda _, message: _error_kind(message, session.failed),
             info=_info(session),
             model_version=session.model,
         )
@@ -215,11 +207,11 @@ def _take_summary(session: Session, payload: Json) -> list[Message]:
     return answer
 
 
-def _summary_step(session: Session, prompt: list[Message], summary: list[Message], origin: Origin) -> Record:
+def _summary_step(session: Session, prompt: list[Message], summary: list[Message], origin: Origin) -> Parts:
     """Return the experience of a compaction: the conversation and the request for a summary, answered by it."""
     name = identifier(session.meta.get("id"))
     session.task = session.task or session_task(name, prompt)
-    return build(
+    return Parts(
         NAME,
         origin,
         task=session.task,

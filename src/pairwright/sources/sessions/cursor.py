@@ -14,8 +14,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.session_entries import (
     EventTurns,
@@ -36,7 +37,7 @@ def matches(value: Any) -> bool:
     return any(map(_is_transcript_line, lines)) or any(map(_is_tool_call, lines))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a transcript or stream."""
     lines = items(value, "session")
     session = Session(NAME, id=origin.path.stem)

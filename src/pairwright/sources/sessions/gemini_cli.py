@@ -16,8 +16,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.google_genai import messages_from_genai
 from pairwright.sources.shapes.session_entries import Entry, Session, as_past, read_entries, rejected_line
 
@@ -38,7 +39,7 @@ def matches(value: Any) -> bool:
     return is_gemini or any(map(_is_qwen, lines))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a session: one, and one more for each branch and compaction."""
     session = Session(NAME)
     if isinstance(value, dict):

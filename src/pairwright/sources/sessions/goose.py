@@ -16,8 +16,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import user_from_blocks
 from pairwright.sources.shapes.session_entries import (
     Entry,
@@ -46,7 +47,7 @@ def matches(value: Any) -> bool:
     return any(_has_tool_block(_unwrap(line)) for line in lines if isinstance(line, dict) and "role" not in line)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a session, and one more for each compaction in it."""
     if isinstance(value, dict):
         head, lines = value, items(value.get("conversation", value.get("messages")), "conversation")

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import identifier, mapping, optional_text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.session_entries import Entry, Session, read_entries
 
@@ -21,7 +22,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and _KEYS.issubset(value) and isinstance(value["messages"], list)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a session."""
     record = mapping(value, "session")
     system = optional_text(record.get("system_prompt"), "system_prompt")

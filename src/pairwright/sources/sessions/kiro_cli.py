@@ -15,6 +15,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -26,7 +27,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -50,7 +51,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(line, dict) and str(line.get("kind")) in _KINDS for line in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a session file or of a saved conversation."""
     if isinstance(value, dict):
         yield from _read_saved(value, origin)
@@ -128,7 +129,7 @@ def _part_text(part: Any) -> str:
 # Saved conversations.
 
 
-def _read_saved(value: Json, origin: Origin) -> Iterator[Record | Rejected]:
+def _read_saved(value: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     session = Session(NAME, identifier(value.get("conversation_id")))
     model = value.get("model_info")
     name = model.get("model_id") if isinstance(model, dict) else value.get("model")

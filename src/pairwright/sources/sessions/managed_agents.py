@@ -17,8 +17,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import system_from_anthropic, tools_from_anthropic
 from pairwright.sources.shapes.session_entries import (
     EventTurns,
@@ -49,7 +50,7 @@ def matches(value: Any) -> bool:
     return any(isinstance(kind, str) and (kind in _CALLS or kind == "agent.message") for kind in kinds)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a session."""
     session = Session(NAME)
     turns = EventTurns()

@@ -21,8 +21,9 @@ import msgspec
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -49,7 +50,7 @@ def matches(value: Any) -> bool:
     return _is_session(value) or _is_message(value) or _is_part(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected | PartOfAnother]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
     """Yield the experiences of an export or of a session file and the files that belong to it."""
     record = mapping(value, "session")
     if isinstance(record.get("messages"), list):

@@ -17,8 +17,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, content_hash
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -43,7 +44,7 @@ def matches(value: Any) -> bool:
     return is_session or any(map(_has_history, lines))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a session file, or those of each session in a telemetry file."""
     lines = items(value, "session")
     histories: dict[str, list[list[Any]]] = {}
@@ -86,7 +87,7 @@ def _hash(message: Any) -> str:
         raise BadRecord(f"messages: a value that cannot be written as JSON: {error}") from None
 
 
-def _read_session(lines: list[Any], origin: Origin) -> Iterator[Record | Rejected]:
+def _read_session(lines: list[Any], origin: Origin) -> Iterator[Parts | Rejected]:
     session = Session(NAME)
     entries: list[Entry] = []
     others: Counter[str] = Counter()

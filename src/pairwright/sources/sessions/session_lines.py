@@ -13,8 +13,9 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
     EventTurns,
     Session,
@@ -42,7 +43,7 @@ def matches(value: Any) -> bool:
     return bool(turns) and not is_own
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of a session."""
     session = Session(NAME)
     turns = EventTurns()

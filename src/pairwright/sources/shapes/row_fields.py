@@ -4,15 +4,14 @@ Every chat-like format reads them with the functions of this module, so a name m
 orders and the table of words are documented in docs/reference/sources/index.md.
 """
 
-import re
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, index, json_value, score
 from pairwright.sources.format import Options
+from pairwright.sources.score_values import read_score, verdict
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.traces import pick_reward
 
@@ -23,17 +22,12 @@ TASK_KEYS = (
 )
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
 # Scores may be any number; labels are verdicts: true or false, 1, 0 or -1, or a word of the table below.
-SCORE_KEYS = ("reward", "score", "rating")
-LABEL_KEYS = ("label", "success", "resolved", "passed", "correct", "kto_tag", "thumbs", "feedback")
+SCORE_KEYS = ("reward", "score", "rating", "rewards", "stars", "csat")
+LABEL_KEYS = (
+    *("label", "success", "resolved", "passed", "correct", "kto_tag", "thumbs", "thumb", "feedback", "helpful"),
+    *("result", "outcome", "verdict", "vote"),
+)
 REWARD_KEYS = (*SCORE_KEYS, *LABEL_KEYS)
-_GOOD = re.compile(
-    r"good|thumbs[ _-]?up|up|like|👍|pass|passed|true|yes|correct|right|chosen|accept|accepted|success|resolved"
-    r"|desirable|positive"
-)
-_BAD = re.compile(
-    r"bad|thumbs[ _-]?down|down|dislike|👎|fail|failed|false|no|incorrect|wrong|rejected|reject|failure|unresolved"
-    r"|undesirable|negative"
-)
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -92,22 +86,6 @@ def tools_of(row: Json) -> list[Json]:
     return tools_from_chat(tools, "tools")
 
 
-def label_of(value: Any) -> float | None:
-    """Return the number of a verdict, or None for what is none, such as the class 3 of a classifier.
-
-    >>> label_of("thumbs_up"), label_of(False), label_of(-1), label_of("sports")
-    (1.0, 0.0, -1.0, None)
-    """
-    if isinstance(value, str):
-        word = value[:40].strip().lower()
-        if _GOOD.fullmatch(word):
-            return 1.0
-        if _BAD.fullmatch(word):
-            return 0.0
-    number = score(value)
-    return number if number in (-1.0, 0.0, 1.0) else None
-
-
 def reward_in(row: Json, names: Names | None = None) -> tuple[str, float] | None:
     """Return the name and number of the field that holds the reward of a row, or None."""
     names = names or names_in(row)
@@ -115,17 +93,19 @@ def reward_in(row: Json, names: Names | None = None) -> tuple[str, float] | None
         value = row[key]
         if type(value) is float:
             return key, value
-        number = label_of(value) if isinstance(value, str) and score(value) is None else score(value)
+        number = read_score(value)
         if number is not None:
             return key, number
     for key in names.labels:
-        number = label_of(row[key])
+        number = verdict(row[key])
         if number is not None:
             return key, number
     return None
 
 
-def reward_of(row: Json, options: Options, names: Names | None = None) -> tuple[float | None, Json | None]:
+def reward_of(
+    row: Json, options: Options | None = None, names: Names | None = None
+) -> tuple[float | None, Json | None]:
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
@@ -135,11 +115,10 @@ def reward_of(row: Json, options: Options, names: Names | None = None) -> tuple[
             # A reward that is an object holds components; those under their own key override it.
             components = {**row[key], **(components or {})}
             break
-    if options.reward is not None:
+    if options is not None and options.reward is not None:
         named = score((components or {}).get(options.reward))
         if named is None:
-            value = row.get(options.reward)
-            named = label_of(value) if isinstance(value, str) and score(value) is None else score(value)
+            named = read_score(row.get(options.reward))
         return named, components
     plain = reward_in(row, names)
     # No single number: the rule for components decides.

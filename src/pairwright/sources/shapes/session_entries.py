@@ -8,27 +8,18 @@ session's id and the branch, step = number of compactions before it. info keeps 
 and `begins_after`, the id of a line that is missing before the experience, so that its prompt lacks what came before.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import BadRecord, items, json_text
-from pairwright.sources.format import (
-    Origin,
-    Record,
-    Rejected,
-    Unchecked,
-    build,
-    label_of,
-    session_run,
-    session_task,
-)
+from pairwright.sources.format import Origin, Rejected
+from pairwright.sources.identity import label_of, session_run, session_task
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
-from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.chat_messages import as_context
 
 MAX_BRANCHES = 256  # each repeats what it shares, so their number bounds what a file can grow to
 MAX_STEPS = 256  # likewise: each repeats what was kept
@@ -64,7 +55,7 @@ class Entry:
     keeps_from: str | None = None
 
 
-def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Record | Rejected]:
+def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a session, or raise BadRecord if the model answered nowhere in it."""
     task: int | str | None = None
     earlier: set[Entry] = set()
@@ -97,7 +88,7 @@ def _task_of(session: Session, messages: list[Message], origin: Origin) -> int |
     return session_task(name, prompt if _has_prompt(prompt) else (), session.tools)
 
 
-def _has_prompt(prompt: list[Message]) -> bool:
+def _has_prompt(prompt: Sequence[Message]) -> bool:
     return any(message.role != "system" for message in prompt)
 
 
@@ -109,14 +100,13 @@ def _experience(
     step: int,
     task: int | str | None,
     begins_after: str | None,
-) -> Record:
+) -> Parts:
     """Build an experience; `task` is that of the first one of the session."""
     prompt, completion = split_at_answer(messages)
-    tools = [] if session.has_other_tools else session.tools
     info = {"session_id": session.id, **session.info, "begins_after": begins_after}
     if not _has_prompt(prompt):
         info["prompt_missing"] = True
-    return build(
+    return Parts(
         session.format,
         origin,
         task=task,
@@ -126,31 +116,10 @@ def _experience(
         completion=completion,
         tools=session.tools,
         reward=session.reward,
-        errors=check_results(messages, partial(error_sites, messages, tools, result_error_kind), tools),
+        known_tools=() if session.has_other_tools else None,
         info={key: value for key, value in info.items() if value not in (None, "", {}, [])},
         model_version=session.model,
     )
-
-
-def check_results(
-    messages: list[Message], find: Callable[[], Sequence[ErrorSite]], tools: Sequence[Json] = ()
-) -> Sequence[ErrorSite] | Unchecked:
-    """Return the error sites that `find` finds, or leave the tool results of a conversation unchecked for now.
-
-    That needs results without flags, and no `tools`: a call of a tool that is not listed is an error, too. `find` then
-    has to go by the marks that all formats share.
-    """
-    texts: list[str] = []
-    for message in messages:
-        if message.role == "tool":
-            if message.extra:
-                return find()
-            texts.append(message.content if type(message.content) is str else message.text)
-        elif message.extra and "is_api_error" in message.extra:
-            return find()
-    if tools:
-        return find()
-    return Unchecked(texts, find) if texts else ()
 
 
 def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:

@@ -454,7 +454,7 @@ def _is_number(value: Any) -> bool:
 ErrorKind = Callable[[int, Message], str | None]
 
 
-def tool_names(tools: list[Json]) -> tuple[str, ...]:
+def tool_names(tools: Sequence[Json]) -> tuple[str, ...]:
     """Return the names in tool schemas of either shape: {"function": {"name"}} or {"name"}."""
     names: list[str] = []
     for tool in tools:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, task_in
 from pairwright.sources.tracing.otel_spans import moment
@@ -47,7 +48,7 @@ def _is_span(value: Any) -> bool:
     return _is_part(value) and isinstance(value.get("span_data"), dict)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Group spans by trace and yield the experiences of each trace."""
     heads: dict[str, Json] = {}
     spans: dict[str, list[Json]] = {}

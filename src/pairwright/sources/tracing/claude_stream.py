@@ -15,10 +15,10 @@ from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import run_of
 
 NAME = "claude-stream"
@@ -38,7 +38,7 @@ def _is_turn(row: Json) -> bool:
     return row.get("type") == "assistant" and isinstance(row.get("message"), dict)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each turn of the session and for each subagent."""
     rows = [mapping(row, f"[{n}]") for n, row in enumerate(items(value, "stream"))]
     session: Json = next((row for row in rows if row.get("subtype") == "init"), {})
@@ -78,7 +78,7 @@ def _agent_prompts(rows: list[Json]) -> dict[str, str]:
     return prompts
 
 
-def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, step: int) -> Record:
+def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, step: int) -> Parts:
     messages: list[Message] = []
     model = None
     for number, line in enumerate(_join(lines)):
@@ -98,7 +98,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
     info |= {key: result.get(key) for key in ("is_error", "num_turns", "total_cost_usd")}
     tools = session.get("tools")
     info["tools"] = tools if isinstance(tools, list) else None  # names alone: their schemas are not logged
-    return build(
+    return Parts(
         NAME,
         origin,
         # Without the prompt, equal prompts say nothing: no other session may share this task.
@@ -107,7 +107,6 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
         step=step,
         prompt=prompt,
         completion=completion,
-        errors=error_sites(messages, [], result_error_kind),
         info={key: item for key, item in info.items() if item is not None},
         model_version=model,
         truncate_status="response_truncated" if result.get("subtype") == "error_max_turns" else None,

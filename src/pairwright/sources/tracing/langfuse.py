@@ -17,8 +17,9 @@ from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
     conversation,
@@ -41,9 +42,12 @@ from pairwright.sources.shapes.genai_attributes import (
 from pairwright.sources.shapes.langchain_messages import unwrap
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
-from pairwright.sources.tracing.langfuse_rows import INFO, NAME, read_rows
 from pairwright.sources.tracing.otel_spans import moment
 from pairwright.sources.tracing.trace_to_experiences import read_trace
+
+NAME = "langfuse"
+# Field of the trace -> name in `info`.
+INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
 
 
 def matches(value: Any) -> bool:
@@ -63,7 +67,7 @@ def _is_observation(value: Any) -> bool:
     return isinstance(value, dict) and "type" in value and "startTime" in value
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Convert an export to a Trace and yield its experiences."""
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
@@ -335,5 +339,4 @@ FORMAT = Format(
     matches=matches,
     read=guarded(read),
     summary="Langfuse trace exports",
-    read_rows=read_rows,
 )

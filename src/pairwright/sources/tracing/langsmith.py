@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, tools_in
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
@@ -45,7 +46,7 @@ def _is_run(value: Any) -> bool:
     return "dotted_order" in value or ("run_type" in value and "inputs" in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Group runs by trace and yield the experiences of each trace."""
     runs = _merge_patches(list(_runs(value, 0)))
     if not runs:

@@ -14,8 +14,9 @@ from typing import Any
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score, task_in
@@ -40,7 +41,7 @@ def _is_log(row: Any) -> bool:
     return any(all(key in row for key in keys) for keys in _OWN)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Group rows by session or trace and yield the experiences of each."""
     rows = items(value if isinstance(value, list) else [value], "logs")
     traces: dict[str, list[Json]] = {}

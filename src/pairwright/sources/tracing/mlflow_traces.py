@@ -14,8 +14,9 @@ from typing import Any
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score, task_in
@@ -47,7 +48,7 @@ def _is_span(span: Any) -> bool:
     return isinstance(attributes, dict) and any(str(key).startswith("mlflow.span") for key in attributes)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Convert the spans of a trace to nodes and yield its experiences."""
     trace = mapping(value, "trace")
     # Rows of `search_traces` have the fields of `info` at the top level.

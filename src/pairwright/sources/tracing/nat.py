@@ -21,6 +21,7 @@ import msgspec
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -32,10 +33,9 @@ from pairwright.sources.fields import (
     optional_mapping,
     score,
 )
-from pairwright.sources.format import UNUSUAL, Format, Options, Origin, ReadyRow, Record, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
-from pairwright.sources.shapes.plain_rows import PlainPrompt, PlainRecord, answer_of, plain_row, read_prompt, read_tools
-from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
+from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
@@ -67,7 +67,7 @@ _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
 
 def read_candidates(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Parts | Rejected]:
     """Yield one experience per TTC_END event of an item, and Rejected for those that are incomplete."""
     # By UUID, which START and END of a step share.
     starts = {p["UUID"]: p for p in payloads if p["event_type"] == "TTC_START" and isinstance(p.get("UUID"), str)}
@@ -92,8 +92,6 @@ def read_candidates(
             fields = _fields(payload, start)
             step = turns[name].step(fields)
             batch = name if len(names) > 1 else ""
-            if options.reward not in (None, "score", "reward"):  # another number, which the importer looks for
-                fields["score"] = None
             place = _Place(name, item.get("id"), run, step, batch)
             yield _candidate(payload, fields, prompts.of(fields["input"]), place, origin)
         except PairwrightError as error:
@@ -128,7 +126,6 @@ class _Prompt(msgspec.Struct):
     messages: tuple[Message, ...]
     tools: tuple[Json, ...]
     origin: str | None  # where the messages are from, if not from the event
-    plain: PlainPrompt | None = None  # what rows of this prompt share, once one was made
 
 
 class _Prompts:
@@ -185,7 +182,7 @@ class _Turns(msgspec.Struct):
         return self.steps[turn]
 
 
-def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Record:
+def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Parts:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
     info: Json = {"step_name": place.name}
     for name, value in (
@@ -199,11 +196,6 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
         if value is not None:
             info[name] = value
     output = fields["output"]
-    if origin.as_row and type(output) is str and output.lstrip()[:1] not in ("{", "["):
-        try:
-            return _plain_candidate(output, fields, prompt, place, origin, info)
-        except UNUSUAL:
-            pass  # the experience says what is wrong, if anything
     alternatives = answers(output, "data.output", objects_as_text=True)
     if len(alternatives) > 1:
         raise BadRecord(f"data.output: {len(alternatives)} alternative answers under one score")
@@ -212,7 +204,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
     else:  # kept, so that it can lose: an empty answer is an answer
         completion = [Message("assistant", "")]
         info["empty_output"] = "no output key" if "output" not in fields["data"] else json_text(output)
-    return build(
+    return Parts(
         NAME,
         origin,
         task=identifier(place.task),
@@ -223,26 +215,8 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
         completion=completion,
         tools=prompt.tools,
         reward=score(fields["score"]),
-        errors=error_sites([*prompt.messages, *completion], list(prompt.tools), result_error_kind),
         info=info,
     )
-
-
-def _plain_candidate(output: str, fields: Json, prompt: _Prompt, place: _Place, origin: Origin, info: Json) -> ReadyRow:
-    """Return the row of a candidate whose output is text; raises one of UNUSUAL for what has no cells."""
-    if prompt.plain is None:
-        prompt.plain = read_prompt(prompt.messages, read_tools(prompt.tools))
-    record = PlainRecord(
-        prompt.plain,
-        answer_of(output, prompt.plain),
-        identifier(place.task),
-        place.run,
-        score(fields["score"]),
-        info,
-        batch=place.batch,
-        step=place.step,
-    )
-    return plain_row(NAME, origin, record)
 
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
@@ -275,7 +249,7 @@ def matches(value: Any) -> bool:
     return isinstance(payload, dict) and isinstance(payload.get("event_type"), str)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a list of steps or of workflow items."""
     listed = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
@@ -296,7 +270,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Reje
             yield rejected(f"item {number}: {error}", origin)
 
 
-def _read_item(item: Json, number: int, before: int, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def _read_item(item: Json, number: int, before: int, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Read one item as candidates if it has TTC events, else as a trajectory."""
     steps = items(decode_json_text(item.get("intermediate_steps")), "intermediate_steps")
     payloads: list[Json] = []
@@ -319,7 +293,7 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
 
 def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Parts | Rejected]:
     """Convert the LLM and TOOL events of an item to a Trace and yield its experiences."""
     starts = {p["UUID"]: p for p in payloads if p["event_type"] == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []

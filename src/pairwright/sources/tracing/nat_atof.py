@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score, task_in
 from pairwright.sources.tracing.otel_spans import moment
@@ -30,7 +31,7 @@ def matches(value: Any) -> bool:
     return bool(rows) and all(isinstance(row, dict) and "atof_version" in row and "uuid" in row for row in rows[:3])
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Join the events of each scope to a node and yield the experiences of the file."""
     rows = items(value if isinstance(value, list) else [value], "events")
     starts: dict[str, Json] = {}

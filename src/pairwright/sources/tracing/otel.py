@@ -23,8 +23,9 @@ from msgspec.structs import replace
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded, split_at_first_answer
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
     conversation,
@@ -80,7 +81,7 @@ def matches(value: Any) -> bool:
     return holds_spans(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of each trace in a file."""
     traces = traces_in(value)
     if not traces:

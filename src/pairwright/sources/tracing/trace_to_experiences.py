@@ -33,10 +33,11 @@ from pairwright.records.messages import (
     canonical_content,
     content_hash,
 )
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import json_text
-from pairwright.sources.format import Options, Origin, Record, Rejected, build
+from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import tool_content
-from pairwright.sources.shapes.tool_errors import error_sites, tool_names
+from pairwright.sources.shapes.tool_errors import tool_names
 from pairwright.sources.shapes.traces import (
     Failure,
     ModelCall,
@@ -45,7 +46,6 @@ from pairwright.sources.shapes.traces import (
     Trace,
     index_scores,
     nearest_scores,
-    pick_reward,
     run_of,
 )
 
@@ -95,7 +95,7 @@ class _TraceFindings(msgspec.Struct):
 
 def read_trace(
     name: str, trace: Trace, origin: Origin, options: Options, *, position: int
-) -> Iterator[Record | Rejected]:
+) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a trace; chains without an answer are yielded as Rejected.
 
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
@@ -295,7 +295,7 @@ def _experience(
     options: Options,
     run: int,
     step: int,
-) -> Record:
+) -> Parts:
     """Build the experience of a chain, with its scores, errors and usage."""
     tools = chain.calls[0].tools
     components, more = nearest_scores(findings.scores, [call.id for call in chain.calls], trace.parents)
@@ -319,7 +319,7 @@ def _experience(
     ]
     if unseen:
         info["tool_failures"] = unseen
-    return build(
+    return Parts(
         name,
         origin,
         task=trace.task,
@@ -328,9 +328,8 @@ def _experience(
         prompt=chain.messages[: chain.prompt_length],
         completion=chain.messages[chain.prompt_length :],
         tools=tools,
-        reward=pick_reward(components, options.reward),
         reward_components=components,
-        errors=_errors(chain, findings),
+        **_failures(chain, findings),
         info=info,
         metrics=_usage(chain.calls),
         model_version=next((call.model for call in chain.calls if call.model is not None), None),
@@ -338,26 +337,27 @@ def _experience(
     )
 
 
-def _errors(chain: _Chain, findings: _TraceFindings) -> list[ErrorSite]:
-    """Return the error sites of a chain: failed tool results, unknown tools and failed calls."""
-    by_text: dict[str, Json] = {}
-    if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
-        last: list[Json] = []
-        for call in chain.calls:
-            if call.tools != last:
-                last = call.tools
-                by_text |= {json_text(tool): tool for tool in last}
-    tools = list(by_text.values())
+def _failures(chain: _Chain, findings: _TraceFindings) -> Json:
+    """Return the tools that any call was given, the marks of failed tool runs, and the sites of failed calls."""
+    known: list[Json] | None = None
+    if any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
+        known = []
+    elif any(call.tools != chain.calls[0].tools for call in chain.calls):
+        known = list({json_text(tool): tool for call in chain.calls for tool in call.tools}.values())
 
     def kind_of(position: int, message: Message) -> str | None:
         failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
         return None if failure is None else failure.kind
 
-    sites = error_sites(chain.messages, tools, kind_of)
-    available = tool_names(tools)
-    for index, failure in chain.failures:
-        sites.append(ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available))
-    return sorted(sites, key=lambda site: site.index)
+    available = tool_names(chain.calls[0].tools if known is None else known) if chain.failures else ()
+    return {
+        "known_tools": known,
+        "error_kind": kind_of if chain.results or findings.failures else None,
+        "errors": [
+            ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available)
+            for index, failure in chain.failures
+        ],
+    }
 
 
 def _digests(messages: list[Message], start: bytes, hashes: _Hashes) -> list[bytes]:

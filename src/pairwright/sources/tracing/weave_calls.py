@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Record, Rejected, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score, task_in
 from pairwright.sources.tracing.otel_spans import moment
@@ -42,7 +43,7 @@ def _is_call(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in keys)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Record | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Group calls by trace and yield the experiences of each trace."""
     rows = items(value if isinstance(value, list) else [value], "calls")
     traces: dict[str, list[Json]] = {}

@@ -1,10 +1,14 @@
-"""Loads user functions by name: `module:function`, `path/file.py:function`, or the name of an entry point."""
+"""Loads user code by name: `module:NAME`, `path/file.py:NAME`, or the name of an entry point.
+
+Code is loaded only if the user names it, or has installed a package with an entry point. Data files never load any.
+"""
 
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +18,24 @@ from pairwright.errors import ConfigError
 
 WORKFLOWS = "pairwright.workflows"
 SCORERS = "pairwright.scorers"
+FORMATS = "pairwright.formats"
+STRATEGIES = "pairwright.strategies"
+LOSSES = "pairwright.losses"
+TARGETS = "pairwright.targets"
+BACKENDS = "pairwright.backends"
 
 
 def load_function(name: str, *, group: str, base: Path | None = None) -> Callable[..., Any]:
     """Load a function. Paths are relative to the working directory, then to `base`, the configuration's folder."""
+    target = load_object(name, group=group, base=base)
+    if not callable(target):
+        raise ConfigError(f"{name}: expected a function, got {type(target).__name__}")
+    function: Callable[..., Any] = target
+    return function
+
+
+def load_object(name: str, *, group: str, base: Path | None = None) -> Any:
+    """Load what a name stands for; ConfigError if there is nothing."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         return _load_entry_point(name, group)
@@ -25,22 +43,46 @@ def load_function(name: str, *, group: str, base: Path | None = None) -> Callabl
     target: Any = module  # a dotted attribute may name a method of a class
     for part in attribute.split("."):
         target = getattr(target, part, None)
-    if not callable(target):
+    if target is None:
         have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{name}: {place} has no function {attribute!r}; it has {', '.join(sorted(have)) or 'none'}")
-    function: Callable[..., Any] = target
-    return function
+    return target
 
 
-def _load_entry_point(name: str, group: str) -> Callable[..., Any]:
+def load_own(name: str, kind: type, *, group: str) -> Any:
+    """Load an object of a class, such as a Format; ConfigError for anything else."""
+    target = load_object(name, group=group)
+    if not isinstance(target, kind):
+        raise ConfigError(f"{name}: expected a {kind.__name__}, got {type(target).__name__}")
+    return target
+
+
+@lru_cache
+def installed(group: str) -> list[str]:
+    """Return the names of the entry points of a group, without loading them."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def is_own(name: str, group: str) -> bool:
+    """Whether a name is one of the user's: `file.py:NAME`, `module:NAME`, or an installed entry point."""
+    return ":" in name or name in installed(group)
+
+
+def check_name(name: str, known: Collection[str], group: str) -> str:
+    """Return a name of a registry or of the user; raise ValueError for any other."""
+    if name in known or is_own(name, group):
+        return name
+    raise ValueError(f"expected one of {', '.join(known)}, or your own as path/file.py:NAME or module:NAME")
+
+
+def _load_entry_point(name: str, group: str) -> Any:
     known = {point.name: point for point in entry_points(group=group)}
     if name not in known:
         raise ConfigError(
             f"{name}: expected module:function, path/file.py:function, or an entry point of {group}"
             f" ({', '.join(sorted(known)) or 'there is none'})"
         )
-    function: Callable[..., Any] = known[name].load()
-    return function
+    return known[name].load()
 
 
 def _load_file(place: str, base: Path | None) -> ModuleType:

@@ -1,0 +1,96 @@
+"""Pairs whose sides may not be comparable: from files with disjoint rewards, of different models or system prompts.
+
+Two files whose rewards do not overlap were probably scored by different scorers, so that the gap says which file an
+answer is from, not which answer is better. Such pairs are counted, not dropped: `--within` forbids them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from pairwright.errors import ConfigError
+from pairwright.pairs.candidates.candidates import key_column
+from pairwright.pairs.pair_table import pair_batches
+from pairwright.paths import Place
+from pairwright.records.json_text import from_json
+from pairwright.store.table import Table
+
+_READ = ("uid", "source", "model_version", "reward", "kind")
+_SIDES = ("chosen", "rejected")
+
+
+def check_within(tables: Sequence[Table], name: str) -> None:
+    """Raise ConfigError if no experience has what `--within` names: all would be one group, as without it."""
+    for table in tables:
+        for batch in table.scan(columns=["source", "model_version", "info"]):
+            rows = pl.DataFrame(pa.Table.from_batches([batch]))
+            if rows.select(key_column(f"within:{name}"))[:, 0].null_count() < rows.height:
+                return
+    raise ConfigError(f"within: no experience has {name!r}; expected model, source, or a field of info")
+
+
+def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts: bool) -> dict[str, int]:
+    """Count the pairs of a table whose sides are of disjoint files, of several models, of several system prompts.
+
+    Args:
+        folder: The pairs table.
+        tables: The experience tables that it was built from.
+        compares_prompts: Whether the sides of a pair may have different prompts, and so different system prompts.
+    """
+    pairs = pl.concat(
+        [pl.DataFrame(batch) for batch in pair_batches(folder, ["chosen_uid", "rejected_uid"])] or [_EMPTY]
+    )
+    pairs = pairs.filter(
+        pl.col("chosen_uid") != pl.col("rejected_uid")
+    )  # a preference that was imported has one record
+    wanted = pl.concat([pairs["chosen_uid"], pairs["rejected_uid"]]).unique()
+    found, ranges = [], []
+    for table in tables if pairs.height else ():
+        columns = [*_READ, *(["prompt"] if compares_prompts else [])]
+        for batch in table.scan(columns=columns):
+            rows = pl.DataFrame(pa.Table.from_batches([batch]))
+            scored = rows.filter(pl.col("reward").is_finite())
+            ranges.append(_ranges(scored.select("source", least="reward", most="reward")))
+            used = rows.filter(pl.col("uid").is_in(wanted.implode())).select(
+                "uid", "source", "model_version", *([_system_column()] if compares_prompts else [])
+            )
+            found.append(used)
+    if not found:
+        return {}
+    sides = pl.concat(found).unique("uid", keep="first")
+    bounds = _ranges(pl.concat(ranges))
+    both = pairs
+    for side in _SIDES:
+        one = sides.join(bounds, on="source", how="left", nulls_equal=True)
+        one = one.rename({name: f"{side}_{name}" for name in one.columns})
+        both = both.join(one, on=f"{side}_uid", how="left")
+    disjoint = (pl.col("chosen_least") > pl.col("rejected_most")) & pl.col("chosen_source").ne_missing(
+        pl.col("rejected_source")
+    )
+    checks = {"files with disjoint rewards": disjoint, "models": _differ("model_version")}
+    if compares_prompts:
+        checks["system prompts"] = _differ("system")
+    counts = both.select(expression.sum().alias(name) for name, expression in checks.items()).row(0, named=True)
+    return {name: int(count) for name, count in counts.items() if count}
+
+
+_EMPTY = pl.DataFrame(schema={"chosen_uid": pl.String, "rejected_uid": pl.String})
+
+
+def _ranges(rewards: pl.DataFrame) -> pl.DataFrame:
+    return rewards.group_by("source").agg(pl.col("least").min(), pl.col("most").max())
+
+
+def _differ(name: str) -> pl.Expr:
+    return pl.col(f"chosen_{name}").ne_missing(pl.col(f"rejected_{name}"))
+
+
+def _system_column() -> pl.Expr:
+    return pl.col("prompt").map_elements(_system_of, return_dtype=pl.String).alias("system")
+
+
+def _system_of(prompt: Any) -> str | None:
+    messages = from_json(prompt) if prompt else []
+    return next((str(one.get("content")) for one in messages if one.get("role") in ("system", "developer")), None)

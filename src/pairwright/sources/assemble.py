@@ -1,0 +1,515 @@
+"""Assemble records: the parts that a reader found in a file become an experience, in one way for all formats.
+
+A reader returns `Parts`: messages, tools, a system prompt beside them, scores as found, and what else it knows. Here
+they become prompt, completion and reward:
+
+    roles        a closed set with synonyms (sources/roles.py); anything else is refused
+    system       a system prompt beside the messages is the first message, unless a system message has it already
+    prompt       what stands before the first message that the model generated, unless the reader knows better
+    results      have the id of their call; metrics["unanswered_calls"] counts the calls without a result
+    reward       `--reward` if it is given: a score, a field of the record, or an expression. Else the reward that the
+                 format names, else the score called "reward" or "score", else the only one. Nothing is ever invented
+    errors       failed tool results, by the marks of the format and by those that all formats share
+    id           task, run and step of the format, or those that `--task`, `--run` and `--step` name; the suffix is a
+                 hash of the content, so that equal records of one file, or of two files, are all kept
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import EID, Experience, Kind, Side, Source
+from pairwright.records.json_text import encode
+from pairwright.records.messages import ErrorSite, Json, Message, canonical_messages, content_hash
+from pairwright.sources.fields import BadRecord, value_at
+from pairwright.sources.format import Options, Origin, PartOfAnother, Rejected
+from pairwright.sources.identity import identify, label_of
+from pairwright.sources.rewards import chosen_reward, reward_by_name, reward_names
+from pairwright.sources.roles import CALLS, ROLES, usual_messages
+from pairwright.sources.score_values import read_score
+from pairwright.sources.shapes.chat_messages import SHARED_MARK
+from pairwright.sources.shapes.tool_errors import (
+    ErrorKind,
+    error_sites,
+    result_error_kind,
+    suspicious_results,
+    tool_names,
+)
+from pairwright.sources.shapes.traces import pick_reward
+
+NO_ANSWER = "no answer of the model, so there is no completion"
+_RAW_CHARACTERS = 2000
+_NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
+# What encoders raise for unvalidated values: nested too deep, or not valid Unicode
+_NOT_JSON = (RecursionError, TypeError, ValueError)
+_SYSTEM = frozenset({"system", "developer"})
+_SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
+
+
+class Parts(msgspec.Struct, gc=False):
+    """What a reader found of one record.
+
+    `format` is its name and `origin` the place of the record. The conversation is `messages`, which are split before
+    the first answer; or `prompt` and `completion`, where the file says which is which. A preference has `prompt`,
+    `chosen` and `rejected`.
+    """
+
+    format: str
+    origin: Origin
+    where: str | None = None  # the part of the unit that it is: it is refused alone, and the reason names it
+    messages: Sequence[Message] | None = None
+    prompt: Sequence[Message] = ()
+    completion: Sequence[Message] = ()
+    chosen: Sequence[Message] | None = None
+    rejected: Sequence[Message] = ()
+    system: str | None = None  # a system prompt beside the messages
+    tools: Sequence[Json] = ()
+    known_tools: Sequence[Json] | None = None  # a call of another tool is an error, if there are any; None: `tools`
+    # None: a hash of prompt, tools and `task_metadata`
+    task: int | str | None = None
+    task_metadata: Any = None
+    batch: int | str = ""
+    run: int | None = None  # None: the position of the record in its file
+    step: int = 0
+    reward: float | UnsetType | None = UNSET  # the reward that the format names; unset: one of the scores
+    reward_components: Json | None = None  # scores by name
+    row: Any = None  # fields among which `--reward` is looked for, where they are not those of the whole unit
+    chosen_reward: float | None = None
+    rejected_reward: float | None = None
+    error_kind: ErrorKind | None = None  # the marks of failed results that only this format has
+    errors: Sequence[ErrorSite] = ()  # failures that no result shows
+    info: Json | None = None
+    metrics: Json | None = None
+    model_version: int | str | None = None
+    truncate_status: str | None = None
+    arrays: Json | None = None  # token fields, as returned by `tokens_of_turns`
+
+
+Found = Parts | Experience | Rejected | PartOfAnother  # an experience has an id of its own
+ReadParts = Callable[[Any, Origin, Options], Iterator[Found]]
+Record = Experience | Rejected | PartOfAnother
+
+
+def num_characters_of(found: Found) -> int:
+    """Return about how many characters the messages of a record have that it does not share with others."""
+    total = 0
+    if type(found) is Parts:
+        for message in found.completion if found.messages is None else found.messages:
+            total += len(message.content) if type(message.content) is str else 1000
+    return total
+
+
+class Reader:
+    """A reader of parts; `parts` raises BadRecord for any input that it cannot use, a call yields the experiences."""
+
+    def __init__(self, read: ReadParts) -> None:
+        self._read = read
+
+    def __call__(self, value: Any, origin: Origin, options: Options) -> Iterator[Record]:
+        assembler = Assembler(options)
+        for found in self.parts(value, origin, options):
+            if type(found) is Parts and found.where is None:
+                yield assembler.assemble(found, value)
+            elif type(found) is Parts:
+                yield from assembler.assemble_all([(origin, found, value)])
+            else:
+                yield adopt(found, options, value, origin) if type(found) is Experience else found  # type: ignore[misc]
+
+    def parts(self, value: Any, origin: Origin, options: Options) -> Iterator[Found]:
+        try:
+            yield from self._read(value, origin, options)
+        except RecursionError:
+            raise BadRecord("nested too deep to read") from None
+        except UnicodeError as error:
+            raise BadRecord(f"text that is not valid Unicode: {error}") from None
+        except (OverflowError, msgspec.MsgspecError) as error:
+            raise BadRecord(f"a value that JSON cannot hold: {error}") from None
+
+
+guarded = Reader
+
+
+class _Draft(msgspec.Struct, gc=False):
+    """Parts with their conversation in the usual form."""
+
+    parts: Parts
+    unit: Any
+    context: "_Context"
+    completion: tuple[Message, ...]
+    metrics: Json
+    results: list[str] | None  # texts of tool results, where nothing else can tell of a failure
+    has_failures: bool = True  # or may have some
+
+
+class _Scan(msgspec.Struct, gc=False):
+    """What one pass over messages finds: calls and results, and whether anything is not in the usual form."""
+
+    called: list[tuple[str | None, str]]  # id and name of each call
+    answered: set[str | None]
+    results: list[str]
+    has_flags: bool  # results with more than text, in which a format may mark a failure
+    is_usual: bool  # roles of the closed set, and results with ids
+
+
+class _Context(msgspec.Struct, gc=False):
+    """Prompt and tools of a record, with their hash, the names of the tools, and what a scan of the prompt found."""
+
+    prompt: tuple[Message, ...]
+    tools: tuple[Json, ...]
+    text: tuple[bytes, bytes]
+    hash: str
+    names: frozenset[str]
+    scan: _Scan
+    task: str | None = None  # the hash that is the task of records without one and without metadata
+
+
+def _scan(messages: Sequence[Message]) -> _Scan:
+    called: list[tuple[str | None, str]] = []
+    answered: set[str | None] = set()
+    results: list[str] = []
+    has_flags, is_usual = False, True
+    for message in messages:
+        if message.role == "tool":
+            call_id = message.tool_call_id
+            answered.add(call_id)
+            content = message.content
+            results.append(content if type(content) is str else message.text)
+            if message.extra:
+                has_flags = True
+            if call_id is None:
+                is_usual = False
+        elif message.tool_calls:
+            for call in message.tool_calls:
+                called.append((call.id, call.name))
+        if message.role not in ROLES:
+            is_usual = False
+    return _Scan(called, answered, results, has_flags, is_usual)
+
+
+class Assembler:
+    """Assembles the records of one file or piece of it; runs of one task share their prompt and what is made of it."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._last: _Context | None = None
+        self.has_reward = False  # some record has the reward that `--reward` names
+        self.reward_names: Counter[str] = Counter()  # numbers that records have instead
+        self._num_named = 0
+
+    def assemble(self, parts: Parts, unit: Any = None) -> Experience:
+        """Return the experience of parts; raises BadRecord or RecordError. `unit` is what they were read from."""
+        return self._finish(self._draft(parts, unit))
+
+    def assemble_all(self, found: Sequence[tuple[Origin, Found, Any]]) -> Iterator[Record]:
+        """Assemble what was found in several units, given as (origin, found, unit); a refused record is Rejected.
+
+        Tool results are searched for failures all at once, since most texts are cleared by one look at all of them.
+        """
+        drafts: list[Any] = []
+        for origin, one, unit in found:
+            try:
+                if type(one) is Parts:
+                    drafts.append(self._draft(one, unit))
+                else:
+                    drafts.append(self._adopt(one, unit, origin) if type(one) is Experience else one)
+            except (BadRecord, RecordError) as error:
+                drafts.append(refusal(error, origin, one, unit))
+        _clear_results([draft for draft in drafts if type(draft) is _Draft])
+        for draft in drafts:
+            try:
+                yield self._finish(draft) if type(draft) is _Draft else draft
+            except (BadRecord, RecordError) as error:
+                yield refusal(error, draft.parts.origin, draft.parts, draft.unit)
+
+    def _adopt(self, exp: Experience, unit: Any, origin: Origin) -> Experience:
+        exp = adopt(exp, self._options, unit, origin)
+        if self._options.reward is not None:
+            self.note_reward(exp, unit)
+        return exp
+
+    def _draft(self, parts: Parts, unit: Any) -> _Draft:
+        prompt, completion = parts.prompt, parts.completion
+        if parts.messages is not None:
+            prompt, completion = split_at_answer(parts.messages)
+        context = self._context(prompt, parts)
+        before, after = context.scan, _scan(completion)
+        if not (before.is_usual and after.is_usual):
+            prompt, completion = _usual_conversation(prompt, completion)
+            context = self._context(prompt, parts)
+            before, after = context.scan, _scan(completion)
+        if parts.messages is not None and not completion and parts.chosen is None:
+            raise BadRecord(NO_ANSWER)
+        metrics = parts.metrics or {}
+        calls = after.called if not before.called else before.called + after.called
+        if calls and parts.chosen is None:
+            answered = after.answered if not before.answered else before.answered | after.answered
+            num_open = 0
+            for call_id, _ in calls:
+                if call_id is None or call_id not in answered:
+                    num_open += 1
+            if num_open:
+                metrics = {**metrics, "unanswered_calls": num_open}
+        return _Draft(parts, unit, context, tuple(completion), metrics, _plain_results(parts, context, after))
+
+    def _context(self, prompt: Sequence[Message], parts: Parts) -> _Context:
+        """Return prompt and tools with their hash; those of the record before if they are equal, as for runs of a task.
+
+        What the table has of them is then computed once for all these records (`Column.shared`).
+        """
+        if parts.system:
+            prompt = _with_system(parts.system, prompt)
+        last, prompt, tools = self._last, tuple(prompt), tuple(parts.tools)
+        if last is not None and _is_same(prompt, last.prompt) and _is_same(tools, last.tools):
+            return last
+        try:
+            # Compared as JSON, since Python takes 1, 1.0 and True for equal.
+            text = (encode(prompt), encode(tools))
+            if last is None or text != last.text:
+                names = frozenset(tool_names(tools)) if tools else frozenset()
+                self._last = last = _Context(prompt, tools, text, content_hash(prompt, tools), names, _scan(prompt))
+        except _NOT_JSON as error:
+            raise _refuse(error) from None
+        return last
+
+    def _finish(self, draft: _Draft) -> Experience:
+        parts, completion, options = draft.parts, draft.completion, self._options
+        origin, components = parts.origin, parts.reward_components or {}
+        context = draft.context
+        info, metrics = parts.info or {}, draft.metrics
+        reward: float | None
+        if options.reward is None or parts.chosen is not None:
+            reward = pick_reward(components, None) if parts.reward is UNSET else parts.reward
+        else:
+            reward = _named_reward(options.reward, parts, draft)
+        chosen = rejected = None
+        errors: Sequence[ErrorSite] = parts.errors
+        if parts.chosen is not None:
+            chosen, rejected, errors = _sides(parts, context)
+        elif draft.has_failures:
+            errors = _error_sites(draft)
+        try:
+            text = encode(completion)
+            # What makes two records of one prompt different, beside the completion
+            body = [_side_body(chosen), _side_body(rejected), reward, parts.reward_components, info, label_of(origin)]
+            suffix = content_hash(context.hash, text, body)[:24]  # 24 hexadecimal digits: 96 bits of the hash
+            task = parts.task
+            if task is None:
+                task = _task_of(context, parts.task_metadata)
+        except _NOT_JSON as error:
+            raise _refuse(error) from None
+        exp = Experience(
+            eid=EID(parts.batch, task, origin.ordinal if parts.run is None else parts.run, parts.step, suffix),
+            kind=(
+                Kind.PREFERENCE if chosen is not None else Kind.SINGLE_TURN if len(completion) == 1 else Kind.MULTI_TURN
+            ),
+            prompt=context.prompt,
+            tools=context.tools,
+            completion=completion,
+            chosen=chosen,
+            rejected=rejected,
+            reward=reward,
+            reward_components=components,
+            truncate_status=parts.truncate_status,
+            model_version=parts.model_version,
+            errors=tuple(errors),
+            info=info,
+            metrics=metrics,
+            source=Source(origin.file, origin.line, parts.format),
+            **(parts.arrays or {}),
+        )
+        exp = obey(exp, options, draft.unit, origin)
+        if options.reward is not None:
+            self.note_reward(exp, draft.unit)
+        return exp
+
+    def note_reward(self, exp: Experience, unit: Any) -> None:
+        """Note whether a record has the reward that was asked for, or else which numbers it has."""
+        if exp.kind is _PREFERENCE:
+            return
+        if exp.reward is not None:
+            self.has_reward = True
+        elif not self.has_reward and self._num_named < _NUM_NAMED:
+            self._num_named += 1
+            self.reward_names.update(reward_names(exp, unit))
+
+
+def _error_sites(draft: _Draft) -> list[ErrorSite]:
+    parts, context = draft.parts, draft.context
+    known = list(context.tools if parts.known_tools is None else parts.known_tools)
+    sites = error_sites([*context.prompt, *draft.completion], known, parts.error_kind or result_error_kind)
+    if not parts.errors:
+        return sites
+    known_sites = {(site.index, site.kind) for site in parts.errors}
+    sites = [site for site in sites if (site.index, site.kind) not in known_sites]
+    return sorted([*sites, *parts.errors], key=lambda site: site.index)
+
+
+def _sides(parts: Parts, context: _Context) -> tuple[Side, Side, list[ErrorSite]]:
+    """Return the sides of a preference, and the error sites of its prompt."""
+    prompt, tools = context.prompt, list(context.tools)
+    sides = []
+    for messages, reward in ((parts.chosen or (), parts.chosen_reward), (parts.rejected, parts.rejected_reward)):
+        whole = list(usual_messages((*prompt, *messages)))
+        own = [site for site in error_sites(whole, tools, result_error_kind) if site.index >= len(prompt)]
+        sides.append(Side(messages=tuple(whole[len(prompt) :]), reward=reward, errors=tuple(own)))
+    return sides[0], sides[1], error_sites(list(prompt), tools, result_error_kind)
+
+
+def _task_of(context: _Context, metadata: Any) -> str:
+    if metadata is not None:
+        return content_hash(canonical_messages(context.prompt), context.tools, metadata)
+    if context.task is None:
+        context.task = content_hash(canonical_messages(context.prompt), context.tools, None)
+    return context.task
+
+
+def _usual_conversation(
+    prompt: Sequence[Message], completion: Sequence[Message]
+) -> tuple[Sequence[Message], Sequence[Message]]:
+    """Return prompt and completion with the roles of the closed set, and the ids of calls on their results."""
+    messages = (*prompt, *completion)
+    usual = usual_messages(messages)
+    # A call that was a message of its own is the model's: the prompt ends before the first one.
+    if any(message.role in CALLS for message in messages):
+        return split_at_answer(usual)
+    return usual[: len(prompt)], usual[len(prompt) :]
+
+
+def _plain_results(parts: Parts, context: _Context, after: _Scan) -> list[str] | None:
+    """Return the texts of the tool results if only they can tell that something failed; else None."""
+    before, names = context.scan, context.names
+    if parts.known_tools is not None:
+        names = frozenset(tool_names(parts.known_tools))
+    if parts.error_kind is not None or parts.chosen is not None or before.has_flags or after.has_flags:
+        return None
+    if names:
+        for scan in (before, after):
+            for _, name in scan.called:
+                if name not in names:
+                    return None
+    return after.results if not before.results else before.results + after.results
+
+
+def _clear_results(drafts: Sequence[_Draft]) -> None:
+    """Mark the drafts in which no tool can have failed."""
+    texts: list[str] = []
+    owners: list[_Draft] = []
+    for draft in drafts:
+        if draft.results is not None:
+            draft.has_failures = False
+            texts += draft.results
+            owners += [draft] * len(draft.results)
+    for position in suspicious_results(texts) if texts else ():
+        owners[position].has_failures = True
+
+
+def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two tuples hold the same objects."""
+    return one is other or (len(one) == len(other) and all(map(_is, one, other)))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def adopt(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
+    """Return a record that was an experience in its file with the reward and the identity that the options name."""
+    if options.reward is not None and options.reward.isidentifier() and exp.kind is not Kind.PREFERENCE:
+        reward = reward_by_name(exp, options.reward, unit)
+        exp = exp if reward == exp.reward else replace(exp, reward=reward)
+    return obey(exp, options, unit, origin)
+
+
+def obey(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
+    """Return an experience with the identity that the user's options name, and the reward of an expression."""
+    if options.reward is not None and exp.kind is not Kind.PREFERENCE and not options.reward.isidentifier():
+        reward = chosen_reward(exp, options.reward, unit)
+        exp = exp if reward == exp.reward else replace(exp, reward=reward)
+    if options.task is options.run is options.step is None:
+        return exp
+    return identify(exp, options, unit, origin)
+
+
+def _named_reward(name: str, parts: Parts, draft: _Draft) -> float | None:
+    """Return the score that the user names: among the scores, then the fields of the record, its info and metrics."""
+    default = None if parts.reward is UNSET else parts.reward
+    scores = {"reward": default, **(parts.reward_components or {})}
+    for fields in (scores, parts.row, draft.unit, parts.info, draft.metrics):
+        number = read_score(value_at(fields, name))
+        if number is not None:
+            return number
+    return None
+
+
+def refusal(error: Exception, origin: Origin, parts: Any, unit: Any) -> Rejected:
+    """Return the quarantine line of a record that could not be assembled."""
+    if type(parts) is not Parts:
+        return Rejected(origin.file, origin.line, str(error), None, raw_text(unit))
+    origin = parts.origin
+    if parts.where is None:
+        return Rejected(origin.file, origin.line, str(error), parts.format, raw_text(unit))
+    return Rejected(origin.file, origin.line, f"{parts.where}: {error}" if parts.where else str(error), parts.format)
+
+
+def raw_text(value: Any) -> str | None:
+    """Return the start of a unit's JSON text for the quarantine."""
+    try:
+        return encode(value).decode()[:_RAW_CHARACTERS]
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _with_system(system: str, prompt: Sequence[Message]) -> Sequence[Message]:
+    if any(message.role in _SYSTEM and system in message.text for message in prompt):
+        return prompt
+    return (Message("system", system), *prompt)
+
+
+def _side_body(side: Side | None) -> list[Any] | None:
+    return None if side is None else [side.messages, side.text, side.reward]
+
+
+def _refuse(error: Exception) -> BadRecord:
+    return BadRecord(f"a value that cannot be written as JSON: {error}")
+
+
+# Splitting conversations.
+
+
+def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+    """Split a conversation into prompt and completion at the first message that the model generated.
+
+    One that it generated in an earlier branch of the conversation counts, too.
+    """
+    for position, message in enumerate(messages):
+        if message.is_generated or SHARED_MARK in message.extra:
+            if message.name is not None and all(other.role in _SYSTEM for other in messages[:position]):
+                _check_side(messages)
+            return messages[:position], messages[position:]
+    return messages, messages[:0]
+
+
+def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """Split a conversation of lists, as `split_at_answer` does."""
+    prompt, completion = split_at_answer(messages)
+    return list(prompt), list(completion)
+
+
+def _check_side(messages: Sequence[Message]) -> None:
+    """Refuse a history that AutoGen (AG2) saved from the side of the agent that put the question.
+
+    In it, the question and the results of tools have the role assistant, and the answers of the model the role user.
+    """
+    own = {message.name for message in messages if message.role == "assistant"}
+    others = {message.name for message in messages if message.role == "user"}
+    is_proxy = any("proxy" in (name or "").lower() for name in own)
+    if others and None not in own | others and (is_proxy or not others.isdisjoint(("assistant", "chat_manager"))):
+        raise BadRecord(
+            f"a history of AutoGen from the side of {', '.join(sorted(map(str, own)))}: its own turns have the role "
+            "assistant, those of the model the role user; save the other agent's history, or swap the roles"
+        )

@@ -1,0 +1,236 @@
+"""Results of evaluation tools: lm-evaluation-harness samples, promptfoo results, OpenAI eval items and logs.
+
+    lm-eval        {doc_id, doc, arguments, resps, filtered_resps, metrics: [name], <name>: number}, one a line
+    promptfoo      {results: {results: [{prompt{raw}, response{output}, score, provider, vars}]}}, or its rows as lines
+    openai-evals   {object: "eval.run.output_item", sample{input, output}, results: [{name, score, passed}]};
+                   logs of the package `evals`: {sample_id, type: "sampling" | "match" ..., data}, one event a line
+
+`doc`, `target` and `vars` are what the answer was asked for or compared with, never an answer.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.datasets.rows import read_turns
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.score_values import read_score
+from pairwright.sources.shapes.any_messages import decode_json_text
+from pairwright.sources.shapes.traces import pick_reward
+
+LM_EVAL, PROMPTFOO, OPENAI_EVALS = "lm-eval", "promptfoo", "openai-evals"
+_ITEM = "eval.run.output_item"
+_EVENTS = ("sampling", "match", "metrics", "raw_sample")
+
+
+def _prompt(value: Any, where: str) -> list[Message]:
+    """Return a prompt: text, messages, or JSON text of messages."""
+    value = decode_json_text(value)
+    return [Message("user", value)] if isinstance(value, str) else read_turns(value, where)
+
+
+# lm-evaluation-harness
+
+
+def is_lm_eval(value: Any) -> bool:
+    return isinstance(value, dict) and {"doc_id", "arguments", "filtered_resps"} <= value.keys()
+
+
+def read_lm_eval(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield an experience for each response to a document."""
+    row = mapping(value, "row")
+    asked = row.get("arguments")
+    if isinstance(asked, dict):  # {gen_args_0: {arg_0: prompt, arg_1: settings}}
+        asked = [list(mapping(one, "arguments").values()) for one in asked.values()]
+    requests = [one for one in items(asked, "arguments") if isinstance(one, list) and one]
+    responses = row.get("resps") or row.get("filtered_resps")
+    # Of the samples of one request; likelihoods of given continuations are pairs of a number and a flag.
+    answers = [one for some in items(responses, "resps") for one in (some if isinstance(some, list) else [some])]
+    if not answers or not all(isinstance(answer, str) for answer in answers):
+        raise BadRecord("resps: likelihoods of given answers, so the model wrote none")
+    if len(requests) != 1:
+        raise BadRecord(f"arguments: {len(requests)} requests, expected one that generates text")
+    asked = requests[0][0]
+    prompt = _prompt(asked[0] if isinstance(asked, list) and len(asked) == 1 else asked, "arguments")
+    known = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
+    metrics = row.get("metrics")
+    names = metrics if isinstance(metrics, list) else [name for name in row if name not in known]
+    numbers = {name: score(row.get(name)) for name in names if isinstance(name, str)}
+    components = {name: number for name, number in numbers.items() if number is not None}
+    for number, answer in enumerate(answers):
+        yield Parts(
+            LM_EVAL,
+            origin,
+            task=identifier(row.get("doc_id")),
+            run=origin.ordinal * 128 + number if len(answers) > 1 else None,
+            prompt=prompt,
+            completion=[Message("assistant", answer)],
+            reward=pick_reward(components, None) if len(answers) == 1 else None,
+            reward_components=components if len(components) > 1 or len(answers) > 1 else None,
+            info=small_fields(row, known | components.keys()),
+        )
+
+
+# promptfoo
+
+
+def is_promptfoo(value: Any) -> bool:
+    return bool(_promptfoo_rows(value))
+
+
+def _promptfoo_rows(value: Any) -> list[Json]:
+    results = value.get("results") if isinstance(value, dict) else None
+    inner = results.get("results") if isinstance(results, dict) else results
+    rows = inner if isinstance(inner, list) else [value]
+    return [row for row in rows if isinstance(row, dict) and {"response", "vars", "success"} <= row.keys()]
+
+
+def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield an experience for each answer of a provider; one without an answer is rejected with its error."""
+    for number, row in enumerate(_promptfoo_rows(value)):
+        try:
+            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number), options)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, f"results[{number}]: {error}", PROMPTFOO)
+
+
+def _promptfoo_row(row: Json, origin: Origin, options: Options) -> Parts:
+    response = mapping(row["response"], "response")  # `_promptfoo_rows` has looked for it
+    output = response.get("output")
+    if output in (None, ""):
+        raise BadRecord(f"no output: {str(row.get('error') or response.get('error') or 'no error given')[:200]}")
+    asked = row.get("prompt")
+    raw = asked.get("raw") if isinstance(asked, dict) else asked
+    if not raw:
+        raise BadRecord("prompt.raw: the prompt that was sent is missing")
+    named = row.get("namedScores")
+    components = {name: score(number) for name, number in named.items()} if isinstance(named, dict) else {}
+    chosen = row.get("score") if row.get("score") is not None else row["success"]
+    provider = row.get("provider")
+    model = provider.get("label") or provider.get("id") if isinstance(provider, dict) else provider
+    return Parts(
+        PROMPTFOO,
+        origin,
+        task=None,
+        prompt=_prompt(raw, "prompt.raw"),
+        completion=_answer(output),
+        reward=read_score(chosen),
+        reward_components={name: number for name, number in components.items() if number is not None} or None,
+        info=small_fields(row, frozenset({"response", "prompt", "score", "namedScores", "provider"})),
+        model_version=model if isinstance(model, str) else None,
+    )
+
+
+def _answer(output: Any) -> list[Message]:
+    if isinstance(output, str):
+        return [Message("assistant", output)]
+    turn = {"role": "assistant", "content": None, "tool_calls": output} if isinstance(output, list) else output
+    return read_turns([{"role": "assistant", **mapping(turn, "response.output")}], "response.output")
+
+
+# OpenAI
+
+
+def is_openai_item(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("object") == _ITEM
+
+
+def read_openai_item(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield the experience of an output item; its reward is the score of its only grader, or of the named one."""
+    row = mapping(value, "item")
+    sample = mapping(row.get("sample"), "sample")
+    results = [one for one in items(row.get("results", []), "results") if isinstance(one, dict)]
+    scores = {str(one.get("name", number)): _grade(one) for number, one in enumerate(results)}
+    components = {name: number for name, number in scores.items() if number is not None}
+    reward = pick_reward(components, None)
+    if reward is None and len(components) > 1:
+        reward = read_score(row.get("status"))  # "pass" if all graders passed
+    yield Parts(
+        OPENAI_EVALS,
+        origin,
+        task=identifier(row.get("datasource_item_id")),
+        prompt=read_turns(sample.get("input"), "sample.input"),
+        completion=read_turns(sample.get("output"), "sample.output"),
+        reward=reward,
+        reward_components=components if len(components) > 1 else None,
+        info=small_fields(row, frozenset({"sample", "results", "datasource_item_id"})),
+        model_version=sample["model"] if isinstance(sample.get("model"), str) else None,
+    )
+
+
+def _grade(result: Json) -> float | None:
+    number = score(result.get("score"))
+    return number if number is not None else read_score(result.get("passed"))
+
+
+def is_openai_log(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    events = [event for event in value if isinstance(event, dict) and event.get("type") in _EVENTS]
+    return any(isinstance(event.get("data"), dict) and "sample_id" in event for event in events)
+
+
+def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield an experience for each sampling event, scored by the events of the same sample."""
+    by_sample: dict[Any, list[Json]] = {}
+    for event in items(value, "events"):
+        if isinstance(event, dict) and isinstance(event.get("data"), dict):
+            by_sample.setdefault(identifier(event.get("sample_id")), []).append(event)
+    for number, (sample, events) in enumerate(by_sample.items()):
+        sampled = [event["data"] for event in events if event.get("type") == "sampling"]
+        scores = {
+            name: found
+            for event in events
+            if event.get("type") in ("match", "metrics")
+            for name, part in event["data"].items()
+            if (found := score(part)) is not None and not isinstance(part, str)
+        }
+        try:
+            if len(sampled) != 1:
+                raise BadRecord(f"sample {sample!r}: {len(sampled)} sampling events, expected one")
+            answers = sampled[0].get("sampled")
+            answer = answers[0] if isinstance(answers, list) and answers else answers
+            yield Parts(
+                OPENAI_EVALS,
+                origin.at(origin.line, number),
+                task=sample,
+                prompt=_prompt(sampled[0].get("prompt"), "prompt"),
+                completion=[Message("assistant", text(answer, "sampled"))],
+                reward=scores.get("correct", pick_reward(scores, None)),
+                reward_components=scores if len(scores) > 1 else None,
+            )
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, None, str(error), OPENAI_EVALS)
+
+
+LM_EVAL_FORMAT = Format(
+    name=LM_EVAL,
+    unit="record",
+    matches=is_lm_eval,
+    read=guarded(read_lm_eval),
+    summary="Samples of lm-evaluation-harness",
+)
+PROMPTFOO_FORMAT = Format(
+    name=PROMPTFOO,
+    unit="record",
+    matches=is_promptfoo,
+    read=guarded(read_promptfoo),
+    summary="promptfoo results",
+)
+OPENAI_ITEM_FORMAT = Format(
+    name=OPENAI_EVALS,
+    unit="record",
+    matches=is_openai_item,
+    read=guarded(read_openai_item),
+    summary="OpenAI eval items and logs",
+)
+OPENAI_LOG_FORMAT = Format(
+    name=OPENAI_EVALS,
+    unit="file",
+    matches=is_openai_log,
+    read=guarded(read_openai_log),
+    summary="OpenAI eval items and logs",
+)

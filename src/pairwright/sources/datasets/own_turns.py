@@ -1,0 +1,188 @@
+"""Turns as people keep them themselves, as chat messages: transcripts in one text, steps of an agent, mapped messages.
+
+    "Customer: ...\\nAgent: ..."                                        a transcript; the labels are speakers
+    [{thought, action, action_input, observation}, ...]                  steps of a ReAct agent
+    [{who, said, tool, args, out}, ...]                                  messages whose fields the user's map names
+
+A speaker without a known role is refused with the map that gives it one.
+"""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+from pairwright.records.messages import Json
+from pairwright.sources.datasets.row_names import plain_name, speaker_role
+from pairwright.sources.field_map import FieldMap, parse_path, value_at_path
+from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping
+from pairwright.sources.shapes.any_messages import decode_json_text
+
+# A label at the start of a line: "Customer:", "[10:02] Agent:", "**Bot**:", "お客様："
+_LABEL = re.compile(r"^[ \t]*(?:\[[^\]\n]{1,30}\][ \t]*)?\**([^\W\d_][^:：\n*]{0,30}?)\**[ \t]*[:：]\**[ \t]*", re.M)
+_THOUGHTS = ("thought", "thoughts", "reasoning", "rationale", "think")
+_ACTIONS = ("action", "tool", "tool_name", "function", "function_name")
+_INPUTS = ("action_input", "tool_input", "arguments", "args", "action_args", "parameters", "input", "tool_args")
+_RESULTS = ("observation", "observations", "result", "tool_output", "tool_result", "output", "action_output")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Actions that end a run: their input is the answer.
+_ENDS = _words("""finish final final_answer answer submit done end respond reply complete stop return finalanswer""")
+
+
+def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
+    """Return the turns of a transcript, or None for text that is none; BadRecord if a speaker's role is unknown.
+
+    >>> transcript_turns("Customer: Hi\\nAgent: Hello,\\nwho is there?", {})
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello,\\nwho is there?'}]
+    """
+    labels = list(_LABEL.finditer(text))
+    if not labels or text[: labels[0].start()].strip():
+        return None
+    names = [match[1].strip() for match in labels]
+    known = [roles.get(name.lower()) or (None if roles else speaker_role(name)) for name in names]
+    if known[0] is None:
+        # Two names that take turns are speakers; other text with a colon is none.
+        repeated = len(names) > 1 and len(set(names)) == 2 and all(one != two for one, two in pairwise(names))
+        if not repeated and not roles:
+            return None
+        raise BadRecord(f"{names[0]!r} has no known role, and {_roles_hint(names)} decides")
+    # Of several turns, at least one is the model's; a label without a role is text of the turn before it.
+    marks = [(match, role) for match, role in zip(labels, known, strict=True) if role is not None]
+    if "assistant" not in {role for _, role in marks} or len(marks) < 2:
+        return None
+    others = dict.fromkeys(name for name, role in zip(names, known, strict=True) if role is None)
+    repeated_names = [name for name in others if names.count(name) > 1]
+    if repeated_names:
+        raise BadRecord(f"{repeated_names[0]!r} has no known role, and {_roles_hint(names)} decides")
+    ends = [match.start() for match, _ in marks[1:]] + [len(text)]
+    return [
+        {"role": role, "content": text[match.end() : end].strip()}
+        for (match, role), end in zip(marks, ends, strict=True)
+    ]
+
+
+def _roles_hint(names: list[str]) -> str:
+    table = ", ".join(f"{name}: {speaker_role(name) or 'user or assistant'}" for name in dict.fromkeys(names[:20]))
+    return f"--map 'messages=FIELD,roles={{{table}}}'"
+
+
+def is_step(item: Any) -> bool:
+    """Whether an item is a step of an agent: an action with its input, its result or the thought before it."""
+    if not isinstance(item, dict) or "role" in item:
+        return False
+    action = _key(item, _ACTIONS)
+    beside = [_key(item, names) for names in (_THOUGHTS, _INPUTS, _RESULTS)]
+    return action is not None and isinstance(item[action], str) and any(key is not None for key in beside)
+
+
+def step_turns(items: list[Json]) -> list[Json]:
+    """Return the messages of an agent's steps: each action is a call, its observation the result."""
+    turns: list[Json] = []
+    for number, item in enumerate(items):
+        thought, action, given, result = (_value(item, names) for names in (_THOUGHTS, _ACTIONS, _INPUTS, _RESULTS))
+        said: Json = {"role": "assistant", "content": None}
+        if isinstance(thought, str) and thought:
+            said["reasoning_content"] = thought
+        if plain_name(action) in _ENDS and result is None:
+            turns.append({**said, "content": _final_text(given)})
+            continue
+        turns += call_turns(said, action, given, result, f"step_{number}")
+    return turns
+
+
+def call_turns(said: Json, name: Any, arguments: Any, result: Any, call_id: str) -> list[Json]:
+    """Return a message of the assistant with one call, and the message of its result if it has one."""
+    call = {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": "{}" if arguments is None else json_text(arguments)},
+    }
+    turn = {**said, "tool_calls": [call]}
+    if result is None:
+        return [turn]
+    content = result if isinstance(result, str) else json_text(result)
+    return [turn, {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}]
+
+
+def _final_text(value: Any) -> str:
+    value = decode_json_text(value)
+    if isinstance(value, dict) and len(value) == 1:
+        value = next(iter(value.values()))
+    return value if isinstance(value, str) else "" if value is None else json_text(value)
+
+
+def mapped_turns(items: list[Any], fields: FieldMap, where: str) -> list[Json]:
+    """Return messages whose fields the user's map names; what it does not name has its usual name."""
+    return [
+        turn for number, item in enumerate(items) for turn in mapped_turn(item, fields, f"{where}[{number}]", number)
+    ]
+
+
+def mapped_turn(item: Any, fields: FieldMap, where: str, number: int) -> list[Json]:
+    """Return the message of one item, followed by the result of its call if the map names one."""
+    row = mapping(item, where)
+    named = {target: _mapped(row, fields, target) for target in ("content", "calls", "arguments", "results")}
+    role = (
+        _mapped(row, fields, "role") if "role" in fields else row.get("role", "assistant" if named["calls"] else None)
+    )
+    content = named["content"] if "content" in fields else row.get("content")
+    turn: Json = {"role": _role(role, fields, where), "content": content}
+    calls = decode_json_text(named["calls"])
+    if calls in (None, "", []):
+        if named["results"] is not None and content in (None, ""):
+            turn = {**turn, "role": "tool", "content": named["results"]}
+        return [turn]
+    if isinstance(calls, str):
+        return call_turns({**turn, "role": "assistant"}, calls, named["arguments"], named["results"], f"call_{number}")
+    listed = calls if isinstance(calls, list) else [calls]
+    turn["tool_calls"] = [_call(call, f"call_{number}_{index}", where) for index, call in enumerate(listed)]
+    results = decode_json_text(named["results"])
+    given = results if isinstance(results, list) and len(results) == len(listed) else [results]
+    return [turn] + [
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "content": result if isinstance(result, str) else json_text(result),
+        }
+        for call, result in zip(turn["tool_calls"], given, strict=False)
+        if result is not None
+    ]
+
+
+def _call(value: Any, call_id: str, where: str) -> Json:
+    call = mapping(value, f"{where}: a call")
+    inner = call["function"] if isinstance(call.get("function"), dict) else call
+    name = _value(inner, ("name", *_ACTIONS))
+    if not isinstance(name, str):
+        raise BadRecord(f"{where}: a call without a name among {', '.join(map(str, call))}")
+    arguments = _value(inner, _INPUTS)
+    text = "{}" if arguments is None else json_text(arguments)
+    return {"id": str(call.get("id", call_id)), "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _role(value: Any, fields: FieldMap, where: str) -> str:
+    if not isinstance(value, str | int):
+        raise BadRecord(f"{where}: the role is {kind_of(value)}; --map role=FIELD names it")
+    text, roles = str(value).strip(), fields.roles
+    role = roles.get(text.lower()) or speaker_role(text)
+    if role is None:
+        raise BadRecord(f"{where}: {text!r:.40} has no known role; --map 'roles={{{text[:40]}: user}}' gives it one")
+    return role
+
+
+def _mapped(row: Json, fields: FieldMap, target: str) -> Any:
+    return value_at_path(row, parse_path(fields.fields[target])) if target in fields else None
+
+
+def _key(item: Json, names: tuple[str, ...]) -> str | None:
+    plain = {plain_name(key): key for key in item}
+    return next((plain[name] for name in names if name in plain), None)
+
+
+def _value(item: Json, names: tuple[str, ...]) -> Any:
+    key = _key(item, names)
+    return None if key is None else item[key]

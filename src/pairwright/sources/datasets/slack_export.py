@@ -1,0 +1,102 @@
+"""Slack exports: the messages of a channel, where a bot answers people and reactions are the scores.
+
+    {channel, messages: [{ts, user | bot_id, text, thread_ts, reactions: [{name, count}]}]}, or the list alone
+
+Each message of a bot is an experience: its prompt is what was said since the message of the bot before it, in the same
+thread where there is one. More thumbs up than down are the reward 1, more down 0; without reactions there is none.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.datasets.row_names import words_of
+from pairwright.sources.fields import BadRecord, identifier, score, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected
+
+NAME = "slack"
+_GOOD = frozenset(("+1", "thumbsup", "white_check_mark", "heavy_check_mark", "heart", "tada", "100", "pray"))
+_BAD = frozenset(("-1", "thumbsdown", "x", "no_entry", "disappointed", "negative_squared_cross_mark"))
+_BOTS = frozenset(("bot", "assistant", "ai", "chatbot"))
+
+
+def _messages(value: Any) -> list[Json]:
+    listed = value.get("messages") if isinstance(value, dict) else value
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+
+def matches(value: Any) -> bool:
+    """Whether these are messages of a channel, with `ts`, a user and a text each."""
+    listed = _messages(value)
+    return (
+        bool(listed)
+        and all("ts" in item and "text" in item and "role" not in item for item in listed)
+        and any("user" in item or "bot_id" in item for item in listed)
+    )
+
+
+def _is_bot(item: Json) -> bool:
+    if item.get("bot_id") or item.get("subtype") == "bot_message":
+        return True
+    names = [item.get("user"), item.get("username")]
+    return any(isinstance(name, str) and not _BOTS.isdisjoint(words_of(name)) for name in names)
+
+
+def _reward(item: Json) -> float | None:
+    counts = {"good": 0.0, "bad": 0.0}
+    reactions = item.get("reactions")
+    for reaction in reactions if isinstance(reactions, list) else ():
+        name = str(reaction.get("name", "")).partition("::")[0] if isinstance(reaction, dict) else ""
+        side = "good" if name in _GOOD else "bad" if name in _BAD else None
+        if side is not None:
+            counts[side] += score(reaction.get("count", 1)) or 0.0
+    return None if counts["good"] == counts["bad"] else float(counts["good"] > counts["bad"])
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield an experience for each message of a bot that follows a message of somebody else."""
+    listed = sorted(_messages(value), key=lambda item: score(item.get("ts")) or 0.0)
+    if not any(map(_is_bot, listed)):
+        people = list(dict.fromkeys(str(item.get("user")) for item in listed))[:4]
+        roles = ", ".join(f"{name}: {'assistant' if name == people[-1] else 'user'}" for name in people)
+        raise BadRecord(
+            f"no message of a bot, and --map 'messages=messages,role=user,content=text,roles={{{roles}}}' names one"
+        )
+    channel = value.get("channel", value.get("name")) if isinstance(value, dict) else None
+    asked: dict[Any, list[Message]] = {}
+    number = 0
+    for item in listed:
+        said = item.get("text")
+        if not isinstance(said, str) or not said.strip():
+            continue
+        thread = identifier(item.get("thread_ts"))
+        # The first message of a thread is itself without `thread_ts` until somebody answers in it.
+        waiting = asked.setdefault(thread, [*asked.get(None, [])[-1:]] if thread is not None else [])
+        if not _is_bot(item):
+            waiting.append(Message("user", said))
+            continue
+        if waiting:
+            info = small_fields(item, frozenset({"text", "reactions"}))
+            yield Parts(
+                NAME,
+                origin.at(origin.line, origin.ordinal + number),
+                task=None,
+                prompt=tuple(waiting),
+                completion=[Message("assistant", said)],
+                reward=_reward(item),
+                info={**info, **({"channel": channel} if isinstance(channel, str) else {})},
+            )
+            number += 1
+        asked[thread] = []
+    if not number:
+        raise BadRecord("no message of a bot follows a message of somebody else")
+
+
+FORMAT = Format(
+    name=NAME,
+    unit="file",
+    matches=matches,
+    read=guarded(read_unit),
+    summary="Slack exports with a bot in the channel",
+)

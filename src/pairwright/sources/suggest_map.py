@@ -1,0 +1,282 @@
+"""A map for a file that no format reads: proposed by names and values, tried on the file, and shown with its result.
+
+Fields that are named like references (gold, target, expected, label, `doc.*`) are never proposed as answers, nor ids as
+prompts. A map that reads nothing is not shown.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import PairwrightError
+from pairwright.paths import Place
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.sources.datasets.row_layout import is_turns
+from pairwright.sources.datasets.row_names import (
+    COMPLETIONS,
+    CONTEXTS,
+    LOWER_IS_BETTER,
+    PROMPTS,
+    SYSTEMS,
+    WEAK_COMPLETIONS,
+    WEAK_PROMPTS,
+    is_reference_name,
+    is_score_name,
+    plain_name,
+    singular,
+    speaker_role,
+    words_of,
+)
+from pairwright.sources.field_map import parse_map, table_text
+from pairwright.sources.fields import BadRecord, score
+from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
+from pairwright.sources.format import Options, Rejected
+from pairwright.sources.reading import detect, read_file
+from pairwright.sources.score_values import read_score
+from pairwright.sources.shapes.row_fields import TASK_KEYS
+from pairwright.sources.tables import is_table, table_rows
+
+_NUM_ROWS = 64  # that are looked at
+_NUM_TRIED = 1000  # records that a map is tried on
+_ENDS = (".", "?", "!")
+_ANSWERS = COMPLETIONS | WEAK_COMPLETIONS | {"result", "reply", "text", "content"}
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A map, and what it reads: number of experiences, and the first prompt and answer with its reward."""
+
+    map: str
+    num_experiences: int
+    num_refused: int
+    prompt: str
+    answer: str
+    reward: float | None
+    is_partial: bool = False
+
+
+def suggest(path: Place, options: Options) -> Trial | None:
+    """Return the first proposed map that reads the file, or None."""
+    rows, records = sample_rows(path, options)
+    for fields in _proposals(rows) if rows else ():
+        trial = try_map(path, {} if records is None else {"records": records}, fields, options)
+        if trial is not None:
+            return trial
+    return None
+
+
+def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options: Options) -> Trial | None:
+    """Read the beginning of a file with a map; None if it reads nothing, or refuses more than it reads."""
+    own = {**options.map.fields, **start, **fields}
+    try:
+        mapped = msgspec.structs.replace(options, map=parse_map(own))
+        layout = detect(path, "auto", mapped)
+        if isinstance(layout, Rejected):
+            return None
+        found = list(islice(read_file(path, layout, mapped), _NUM_TRIED))
+    except PairwrightError:
+        return None
+    read = [one for one in found if isinstance(one, Experience)]
+    refused = len(found) - len(read)
+    if not read or refused > len(read):
+        return None
+    first = read[0]
+    said = first.chosen.messages if first.chosen is not None else first.completion
+    prompt = first.prompt[-1].text if first.prompt else ""
+    answer = next((message.text for message in said if message.text), "")
+    if not prompt.strip() or not answer.strip() or prompt == answer:
+        return None
+    return Trial(mapped.map.text, len(read), refused, prompt, answer, first.reward, len(found) == _NUM_TRIED)
+
+
+def sample_rows(path: Place, options: Options) -> tuple[list[Json], str | None]:
+    """Return the first records of a file, and the path of the list that they stand in, if they stand in one."""
+    with open_bytes(path) as file:
+        magic = file.read(8)
+    try:
+        if is_table(path, magic):
+            return [row for row in islice(table_rows(path, options.map), _NUM_ROWS) if isinstance(row, dict)], None
+        if is_json_lines(path):
+            units = [unit for unit in islice(line_units(path), _NUM_ROWS) if not isinstance(unit, Rejected)]
+            return [unit[1] for unit in units if isinstance(unit[1], dict)], None
+        value = document(path)
+    except BadRecord:
+        return [], None
+    if isinstance(value, list):
+        return [item for item in value[:_NUM_ROWS] if isinstance(item, dict)], None
+    if not isinstance(value, dict):
+        return [], None
+    lists = {key: item for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)}
+    # A list of turns is a conversation, not a list of records.
+    lists = {key: item for key, item in lists.items() if not is_turns(item)}
+    if len(lists) == 1:
+        key, inner = next(iter(lists.items()))
+        return [item for item in inner[:_NUM_ROWS] if isinstance(item, dict)], key
+    return [value], None
+
+
+def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
+    """Yield maps that may read these records, the likeliest first."""
+    columns = _columns(rows)
+    reward = _reward_path(columns)
+    scored = {} if reward is None else {"reward": reward}
+    tasks = [path for path in columns if path.rpartition(".")[2] in TASK_KEYS and "." in path]
+    rest = {**scored, **({"task": tasks[0]} if tasks else {})}
+    prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
+    system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
+    beside = {} if system is None else {"system": system}
+    for prompt in prompts[:3]:
+        # Answers of one object, or under one name with the name of a model beside it, are candidates.
+        for group in _candidates([path for path in answers if path != prompt]):
+            scores = _scores_of(group, columns)
+            yield {"prompt": prompt, "completion": "|".join(group), **beside, **(scores or rest)}
+    yield from _message_maps(columns, rows, rest)
+
+
+def _columns(rows: list[Json]) -> dict[str, list[Any]]:
+    """Return the values of each field by its path, as `--map` writes it."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for path, value in islice(leaves_of(row, ""), 400):
+            if value not in (None, ""):
+                columns.setdefault(path, []).append(value)
+    return columns
+
+
+def leaves_of(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the values inside a record with their paths, as `--map` writes them."""
+    for key, part in value.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(part, dict) and part and depth < 5:
+            yield from leaves_of(part, path, depth + 1)
+        elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
+            # The first item stands for all of them.
+            yield from leaves_of(part[0], f"{path}[]", depth + 1)
+        else:
+            yield path, part
+
+
+def _is_prose(values: list[Any]) -> bool:
+    """Whether values are sentences, or messages: several words, a full stop, or a script without spaces."""
+    texts = [value for value in values if isinstance(value, str)]
+    if not texts:
+        return any(is_turns(value) for value in values)
+    return any(
+        len(text.split()) > 1 or text.endswith(_ENDS) or (len(text) > 3 and not text.isascii()) for text in texts
+    )
+
+
+def _distance(path: str, names: frozenset[str]) -> int | None:
+    """Return how far from its end a path has one of these names: `request.prompt` 0, `question.text` 1; else None."""
+    words = [plain_name(step.partition("[")[0]) for step in reversed(path.split("."))]
+    return next((number for number, word in enumerate(words) if word in names or singular(word) in names), None)
+
+
+def _prompt_distance(path: str, values: list[Any]) -> int | None:
+    is_usable = not is_reference_name(path) and _is_prose(values)
+    return _distance(path, PROMPTS | CONTEXTS | WEAK_PROMPTS) if is_usable else None
+
+
+def _answer_distance(path: str, values: list[Any]) -> int | None:
+    is_text = all(isinstance(value, str) or is_turns(value) for value in values)
+    if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
+        return None
+    is_named = any(word in _ANSWERS for word in words_of(path.rpartition(".")[2]))  # `gpt4_answer`
+    return 0 if is_named else _distance(path, _ANSWERS)
+
+
+def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any]], int | None]) -> list[str]:
+    """Return the paths that have a distance, the nearest first."""
+    found = {path: distance for path, values in columns.items() if (distance := distance_of(path, values)) is not None}
+    return sorted(found, key=lambda path: found[path])
+
+
+def _candidates(answers: list[str]) -> Iterator[list[str]]:
+    """Yield answers that belong together, then each alone."""
+    parents: dict[str, list[str]] = {}
+    for path in answers:
+        parents.setdefault(path.rpartition(".")[0], []).append(path)
+    together = [paths for parent, paths in parents.items() if parent and len(paths) > 1]
+    yield from together
+    # One of several answers of an object would silently drop the others.
+    yield from ([path] for path in answers if not any(path in paths for paths in together))
+
+
+def _scores_of(group: list[str], columns: dict[str, list[Any]]) -> dict[str, str]:
+    """Return the scores of candidates: the same names below another object."""
+    names = [path.rpartition(".")[2] for path in group]
+    parents = {path.rpartition(".")[0] for path in columns if is_score_name(path.split(".")[0])}
+    for parent in sorted(parents):
+        paths = [f"{parent}.{name}" for name in names]
+        if len(group) > 1 and all(path in columns for path in paths):
+            return {"reward": "|".join(paths)}
+    return {}
+
+
+def _reward_path(columns: dict[str, list[Any]]) -> str | None:
+    """Return the field that is the score; with a minus where less is better."""
+    numbers = [path for path, values in columns.items() if all(read_score(value) is not None for value in values)]
+    scored = [path for path in numbers if any(is_score_name(step) for step in path.split("."))]
+    lower = [path for path in numbers if not LOWER_IS_BETTER.isdisjoint(words_of(path.rpartition(".")[2]))]
+    lower = [path for path in lower if all(score(value) is not None for value in columns[path])]
+    return scored[0] if scored else f"-{lower[0]}" if lower and "." not in lower[0] else None
+
+
+def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Yield maps for one message a row, and for messages in a list: who speaks, what, in which conversation."""
+    found = _speaker_and_text(columns, len(rows))
+    if found is not None:
+        speaker, text = found
+        sessions = [
+            path
+            for path, values in columns.items()
+            if path not in found and len(values) == len(rows) and 1 < len(set(map(str, values))) <= len(rows) / 2
+        ]
+        for session in sorted(sessions, key=lambda path: "id" not in words_of(path))[:3]:
+            yield {"session": session, "role": speaker, "content": text, "roles": _roles(columns[speaker]), **rest}
+    lists = {
+        key: value for key, value in rows[0].items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    for key in lists:
+        turns = [item for row in rows for item in row.get(key) or () if isinstance(item, dict)]
+        inner = _columns(turns)
+        found = _speaker_and_text(inner, len(turns))
+        if found is not None:
+            scored = {name: path for name, path in rest.items() if not path.startswith(f"{key}[")}
+            yield {"messages": key, "role": found[0], "content": found[1], "roles": _roles(inner[found[0]]), **scored}
+
+
+def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str, str] | None:
+    """Return the field with two or three short values that repeat, and the longest text beside it."""
+    speakers = [
+        path
+        for path, values in columns.items()
+        if len(values) == num_rows > 1
+        and all(isinstance(value, str) and len(value) <= 40 for value in values)
+        and 2 <= len(set(values)) <= 4
+        and len(set(values)) < num_rows
+        and (not _is_prose(values) or all(map(speaker_role, values)))
+        and not all(read_score(value) is not None for value in values)
+    ]
+    texts = {
+        path: sum(len(value) for value in values if isinstance(value, str))
+        for path, values in columns.items()
+        if path not in speakers and _is_prose(values) and isinstance(values[0], str)
+    }
+    if not speakers or not texts:
+        return None
+    known = [path for path in speakers if any(speaker_role(value) for value in columns[path])]
+    # Speakers take turns; the ids of conversations come in runs.
+    speaker = max(known or speakers, key=lambda path: sum(map(operator.ne, columns[path], columns[path][1:])))
+    return speaker, max(texts, key=lambda path: texts[path])
+
+
+def _roles(speakers: list[Any]) -> str:
+    """Return a table of roles: by their names, else the first who speaks is the user, and the second answers."""
+    names = list(dict.fromkeys(speakers))
+    known = {name: speaker_role(name) for name in names}
+    free = [role for role in ("user", "assistant") if role not in known.values()]
+    return table_text({name: role or (free.pop(0) if free else "user") for name, role in known.items()})

@@ -1,0 +1,251 @@
+"""People's own data: shapes that are read with no option, after the printed hint, or refused; none silently wrong."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pairwright.records.experience import Experience
+from pairwright.sources.explain import explain_file
+from pairwright.sources.field_map import parse_map
+from pairwright.sources.format import Options, Rejected
+from pairwright.sources.reading import detect, read_file
+from pairwright.sources.rewards import chosen_reward, score_names
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "repro3"
+ASKED = {
+    "How do I reset it?": ("Press the red button.", "I do not know."),
+    "Where is my invoice?": ("It is under Billing.", "Please call us."),
+    "Can I change my address?": ("Yes, until it is packed.", "That is impossible."),
+}
+ROWS = [(q, a, good) for q, (right, wrong) in ASKED.items() for a, good in ((right, True), (wrong, False))]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def table(names, rows, separator=","):
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator)
+    writer.writerows([names, *rows])
+    return text.getvalue()
+
+
+def scored(question, answer, score, good, bad, **more):
+    return lines({question: q, answer: a, score: good if is_good else bad, **more} for q, a, is_good in ROWS)
+
+
+def two_tables(path):
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE questions(id INTEGER PRIMARY KEY, text TEXT)")
+        database.execute("CREATE TABLE answers(id INTEGER PRIMARY KEY, question_id INT, reply TEXT, stars INT)")
+        database.executemany("INSERT INTO questions VALUES (?, ?)", enumerate(ASKED))
+        rows = [(list(ASKED).index(q), a, 5 if good else 1) for q, a, good in ROWS]
+        database.executemany("INSERT INTO answers(question_id, reply, stars) VALUES (?, ?, ?)", rows)
+    database.close()
+
+
+def chats_and_ratings(path):
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE sessions(id INTEGER PRIMARY KEY, rating INT)")
+        database.execute("CREATE TABLE messages(id INTEGER PRIMARY KEY, session_id INT, sender TEXT, body TEXT)")
+        for number, (q, a, good) in enumerate(ROWS):
+            database.execute("INSERT INTO sessions VALUES (?, ?)", (number, 5 if good else 2))
+            for who, said in (("visitor", q), ("bot", a)):
+                database.execute("INSERT INTO messages(session_id, sender, body) VALUES (?, ?, ?)", (number, who, said))
+    database.close()
+
+
+TALK = [{"who": "kd", "said": q, "next": a, "good": g} for q, a, g in ROWS]
+# name: (file, content or a function that writes it)
+SHAPES = {
+    "up and down": ("a.jsonl", scored("question", "reply", "vote", "up", "down")),
+    "yes and no in French": ("b.csv", table(["Demande", "Réponse", "resolved"], [(q, a, "oui" if g else "non") for q, a, g in ROWS])),
+    "fractions": ("c.jsonl", scored("prompt", "completion", "score", "4/5", "1/5")),
+    "UTF-16": ("d.csv", table(["prompt", "response", "score"], [(q, a, 5 if g else 2) for q, a, g in ROWS]).encode("utf-16")),
+    "tabs": ("e.csv", table(["prompt", "response", "rating"], [(q, a, 5 if g else 2) for q, a, g in ROWS], "\t")),
+    "two joined tables": ("f.db", two_tables),
+    "chats and ratings in two tables": ("g.db", chats_and_ratings),
+    "nested judge": ("h.jsonl", lines({"input": q, "output": a, "evaluation": {"judge": {"model": "m", "score": 9 if g else 3, "reason": "so"}}} for q, a, g in ROWS)),
+    "Japanese columns": ("i.csv", table(["質問", "回答", "評価"], [(q, a, "良い" if g else "悪い") for q, a, g in ROWS])),
+    "-1 is not rated": ("j.jsonl", scored("prompt", "response", "rating", 5, 2) + lines([{"prompt": "How do I reset it?", "response": "Eh.", "rating": -1}])),
+    "less is better": ("k.jsonl", scored("prompt", "response", "error_rate", 0.1, 0.7)),
+    "own words": ("l.jsonl", scored("prompt", "response", "quality", "excellent", "poor")),
+    "words beside verdicts": ("m.jsonl", scored("prompt", "response", "rating", "good", "meh")),
+    "stars": ("n.csv", table(["customer_message", "bot_reply", "stars"], [(q, a, "★★★★★" if g else "★☆☆☆☆") for q, a, g in ROWS])),
+    "a reference beside the answer": ("o.jsonl", lines({"question": q, "gold_answer": ASKED[q][0], "model_answer": a, "helpful": "Yes" if g else "No"} for q, a, g in ROWS)),
+    "a correct answer that is a number": ("p.jsonl", lines({"question": q, "correct_answer": 42, "response": a, "is_correct": g} for q, a, g in ROWS)),
+    "scores of two models": ("q.jsonl", lines({"query": q, "claude_response": right, "llama_response": wrong, "claude_rating": 9, "llama_rating": 4} for q, (right, wrong) in ASKED.items())),
+    "objects in a list": ("r.json", json.dumps([{"prompt": q, "responses": {"m1": right, "m2": wrong}, "ratings": {"m1": 5, "m2": 2}} for q, (right, wrong) in ASKED.items()])),
+    "transcript with known speakers": ("s.csv", table(["chat", "csat"], [(f"Client: {q}\nSupport Agent: {a}", 5 if g else 2) for q, a, g in ROWS])),
+    "transcript with own speakers": ("t.csv", table(["transcript", "csat"], [(f"Ann: {q}\nBob: {a}", 5 if g else 2) for q, a, g in ROWS])),
+    "messages with own keys": ("u.jsonl", lines({"nr": n, "log": [{"wer": "kd", "was": q}, {"wer": "ber", "was": a}], "score": int(g)} for n, (q, a, g) in enumerate(ROWS))),
+    "one message a row with own keys": ("v.csv", table(["fall", "wer", "gesagt", "punkte"], [row for n, (q, a, g) in enumerate(ROWS) for row in ((f"f{n}", "kd", q, ""), (f"f{n}", "ber", a, 5 if g else 2))])),
+    "ReAct steps": ("w.jsonl", lines({"goal": q, "steps": [{"thought": "look", "tool": "search", "tool_input": {"q": q}, "observation": "x"}, {"thought": "done", "tool": "final_answer", "tool_input": a}], "success": g} for q, a, g in ROWS)),
+    "nested fields": ("x.jsonl", lines({"id": n, "case": {"user": {"text": q}}, "out": {"reply": a, "ms": 3}, "eval": {"grade": int(g)}} for n, (q, a, g) in enumerate(ROWS))),
+    "records in a document": ("y.json", json.dumps({"version": 1, "items": [{"q": {"question": q}, "a": {"reply": a}, "pass": g} for q, a, g in ROWS]})),
+    "semicolons and decimal commas": ("z.csv", table(["Frage", "Antwort", "Bewertung"], [(q, a, "4,250" if g else "1,5") for q, a, g in ROWS], ";")),
+    "out of": ("aa.jsonl", scored("instruction", "generation", "grade", "9 out of 10", "2 out of 10")),
+    "Spanish": ("ab.csv", table(["pregunta", "respuesta", "calificación"], [(q, a, "sí" if g else "no") for q, a, g in ROWS], ";").encode("latin-1")),
+}  # fmt: skip
+# What the user fills into the hint where it says NUMBER, or user or assistant.
+FILLED = {
+    "own words": {"excellent: NUMBER": "excellent: 1", "poor: NUMBER": "poor: 0"},
+    "words beside verdicts": {"good: NUMBER": "good: 1", "meh: NUMBER": "meh: 0"},
+    "transcript with own speakers": {"Ann: user or assistant": "Ann: user", "Bob: user or assistant": "Bob: assistant", "FIELD": "transcript"},
+}  # fmt: skip
+
+
+def write(path: Path, content) -> Path:
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read(path: Path, options: Options = Options()):  # noqa: B008
+    layout = detect(path, options=options)
+    if isinstance(layout, Rejected):
+        return [layout]
+    return list(read_file(path, layout, options))
+
+
+def judged(records, reward=None) -> str:
+    """Whether records are right, refused, unscored or wrong: every question with its good above its bad answer."""
+    if not records or any(isinstance(record, Rejected) for record in records):
+        return "refused"
+    found: dict[str, dict[str, float | None]] = {}
+    for exp in records:
+        prompt = exp.prompt[-1].text
+        if exp.chosen is not None:
+            found[prompt] = {exp.chosen.messages[-1].text: 1.0, exp.rejected.messages[-1].text: 0.0}
+        else:
+            number = exp.reward if reward is None else chosen_reward(exp, reward)
+            found.setdefault(prompt, {})[exp.completion[-1].text] = number
+    scores = [(found.get(q, {}).get(good), found.get(q, {}).get(bad)) for q, (good, bad) in ASKED.items()]
+    if any(good not in found.get(q, {}) or bad not in found.get(q, {}) for q, (good, bad) in ASKED.items()):
+        return "wrong"
+    if all(good is None and bad is None for good, bad in scores):
+        return "unscored"
+    if any("Eh." in answers and answers["Eh."] is not None for answers in found.values()):
+        return "wrong"
+    return "right" if all(good is not None and bad is not None and good > bad for good, bad in scores) else "wrong"
+
+
+def hint_of(path: Path, records) -> tuple[str | None, str | None]:
+    """Return the `--map` and the `--reward` that the program prints for a file that is not read, or unscored."""
+    if isinstance(records[0], Rejected) and "no known format" not in records[0].reason:
+        match = re.search(r"--map (?:'([^']+)'|(\S+))", records[0].reason)
+        return (match[1] or match[2], None) if match else (None, None)
+    if isinstance(records[0], Rejected):
+        command = explain_file(path, "auto", Options()).command
+        words = shlex.split(command) if command else []
+        return (words[words.index("--map") + 1] if "--map" in words else None), None
+    names = list(dict.fromkeys(name for exp in records for name in score_names(exp.reward_components, exp.info)))
+    words = [name.split(": ") for name in names if ": " in name]
+    if words:  # as cli/commands/import_files.py prints it
+        table = ", ".join(f"{word}: NUMBER" for field, word in words if field == words[0][0])
+        return f"reward={words[0][0]},scores={{{table}}}", None
+    return None, names[0] if names else None
+
+
+def outcome(name: str, path: Path) -> str:
+    """Follow what the program says: right, hint (right after it), refused, unscored or wrong."""
+    records = read(path)
+    first = judged(records)
+    if first in ("right", "wrong"):
+        return first
+    fields, reward = hint_of(path, records)
+    for old, new in FILLED.get(name, {}).items():
+        fields = fields.replace(old, new) if fields else fields
+    if fields is None and reward is None:
+        return first
+    after = judged(read(path, Options(map=parse_map(fields))), reward)
+    return {"right": "hint", "wrong": "wrong"}.get(after, first)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    return {name: outcome(name, write(folder / file, content)) for name, (file, content) in SHAPES.items()}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_is_read_with_no_option_or_after_the_printed_hint(name, outcomes):
+    assert outcomes[name] in ("right", "hint")
+
+
+def test_most_shapes_need_no_option_and_none_is_silently_wrong(outcomes):
+    results = list(outcomes.values())
+    assert len(results) >= 18
+    assert results.count("wrong") == 0
+    assert results.count("right") >= 0.6 * len(results)
+    assert results.count("right") + results.count("hint") >= 0.9 * len(results)
+
+
+# Files of the shared folder: number of experiences or preferences, and the rewards that occur.
+OWN = {
+    "01_tickets_thumbs.jsonl": (6, {0.0, 1.0}),
+    "03_deutsch.csv": (6, {1.0, 5.0}),
+    "05_two_models.jsonl": (3, {None}),
+    "06_chat_rows.csv": (6, {2.0, 5.0}),
+    "07_excel_export.csv": (6, {1.25, 4.5}),
+    "07b_latin1.csv": (6, {1.0, 4.0}),
+    "11_app.db": (6, {1.0, 5.0}),
+    "15_passfail.jsonl": (6, {0.0, 1.0}),
+    "17b_rank.jsonl": (6, {-2.0, -1.0}),
+    "18_slack.json": (2, {0.0, 1.0}),
+    "19_transcript.csv": (6, {0.0, 1.0}),
+    "20_own_agent.jsonl": (6, {0.0, 1.0}),
+    "22_dict_answers.json": (6, {0.2, 0.9}),
+    "24_percent.csv": (6, {0.2, 0.95}),
+}
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared folder is not here")
+@pytest.mark.parametrize("name", OWN)
+def test_a_shared_file_of_own_data_is_read_with_no_option(name):
+    records = read(SHARED / "own" / name)
+    assert all(isinstance(record, Experience) for record in records), records
+    assert (len(records), {record.reward for record in records}) == OWN[name]
+    good = [record for record in records if record.reward == max(OWN[name][1], key=lambda number: number or 0)]
+    assert "No idea" not in " ".join(message.text for record in good for message in record.completion)
+
+
+SETS = {
+    "webgpt_comparisons.jsonl": 6,
+    "summarize_from_feedback.jsonl": 3,
+    "stack_exchange_paired.jsonl": 3,
+    "lm_eval_samples.jsonl": 3,
+    "capybara_sft.jsonl": 3,
+    "distilabel_orca_dpo.jsonl": 3,
+}
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared folder is not here")
+@pytest.mark.parametrize("name", SETS)
+def test_a_public_set_is_read_with_no_option(name):
+    records = read(SHARED / "sets" / name)
+    assert all(isinstance(record, Experience) for record in records), records
+    assert len(records) == SETS[name]
+    for exp in records:
+        assert exp.prompt[-1].text in (
+            "What is the capital of France?",
+            "How do I boil an egg?",
+            "Write a haiku about rain.",
+        )
+        if exp.chosen is not None:
+            assert (exp.chosen.messages[0].text[:4], exp.rejected.messages[0].text[:3]) == ("GOOD", "BAD")
+        elif exp.reward is not None and name.startswith("webgpt"):
+            assert exp.completion[0].text.startswith("GOOD" if exp.reward > 0 else "BAD")
+    if name.startswith("distil"):
+        assert [message.role for message in records[0].prompt] == ["system", "user"]
+    if name.startswith("capy"):
+        assert {exp.reward for exp in records} == {None}
