@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections import Counter
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,7 +124,8 @@ def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None 
     for token in tokens:
         is_special = _TAGS.fullmatch(token) is None
         backend.add_tokens([AddedToken(token, special=is_special, normalized=False)])
-    return ChatTokenizer(backend, source, special_tokens=special, variables=variables)
+    # The renders of transformers print the time of now.
+    return ChatTokenizer(backend, source, special_tokens=special, variables=variables, clock=datetime.now)
 
 
 @lru_cache(maxsize=1)

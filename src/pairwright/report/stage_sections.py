@@ -121,7 +121,9 @@ def _find_tokenizer(
     manifest = _manifest(cached)
     tokenizer_hash = manifest.get("tokenizer")
     options = manifest.get("options", {})
-    allowed = EncodeOptions(**{name: bool(options.get(name)) for name in ("allow_dropped", "allow_images")})
+    allowed = EncodeOptions(
+        allow_dropped=bool(options.get("allow_dropped")), allow_images=bool(options.get("allow_images"))
+    )
     # the folder with the same hash comes first, since it needs no encoding
     for folder in sorted(folders, key=lambda folder: folder_hash(folder) != tokenizer_hash):
         ready = ChatTokenizer.from_folder(folder)

@@ -103,7 +103,9 @@ class Grammar(NamedTuple):
     def split_thought(self, message: Json) -> tuple[str, str] | None:
         """Reasoning and text of a message whose text begins with a thought; None where it has none there."""
         content = message.get("content")
-        for opening, closing in self.tags if isinstance(content, str) else ():
+        if not isinstance(content, str):
+            return None
+        for opening, closing in self.tags:
             if content.lstrip().startswith(opening) and closing in content:
                 inside, _, rest = content.lstrip().removeprefix(opening).partition(closing)
                 return inside, rest.lstrip()
