@@ -13,6 +13,8 @@ from pairwright import Pairs, Table
 from pairwright.cli.main import app
 from train.made_runs import make_model
 
+pytestmark = pytest.mark.stress
+
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -179,6 +179,11 @@ def test_batches_and_groups_are_the_same():
         ours.group_by(one, "day")
 
 
+def test_values_that_require_a_gradient_are_gathered():
+    exps = [ours.Experience(tokens=[1, 2, 3], logprobs=torch.ones(2, requires_grad=True)) for _ in range(2)]
+    assert ours.gather_response_attrs(exps, "logprobs", 3).tolist() == [[1.0, 1.0, 0.0]] * 2
+
+
 def test_a_batch_has_all_that_its_experiences_have():
     batch = ours.Experiences.gather_experiences(
         [build(ours, "several")] * 2, custom_fields=build(ours, "several").custom_fields
@@ -291,6 +296,13 @@ def test_legacy_pickles_are_read_as_trinity_reads_them(number):
         assert_same(one, two)
     kinds = [record.kind.value.replace("preference", "dpo") for record in loads_trinity(payload)]
     assert kinds == [exp.experience_type for exp in expected]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_pickles_of_our_own_class_are_read(name):
+    exp = build(ours, name)
+    assert ours.Experience.deserialize(pickle.dumps(exp)) == exp
+    assert ours.Experience.deserialize_many(pickle.dumps([exp, exp])) == [exp, exp]
 
 
 def test_ids_that_only_look_alike_are_not_one_group():

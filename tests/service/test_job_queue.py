@@ -16,6 +16,8 @@ from pairwright.service.rows.repositories import Blobs
 from pairwright.service.run.queue import MAX_IDLE_STARTS, JobQueue
 from pairwright.service.settings import Context, Settings
 
+pytestmark = pytest.mark.stress
+
 SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
 
 

@@ -22,11 +22,14 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 ALSO_MATCHES = {
     # Rows of LLaMA-Factory with images, videos or audio: the same conversations, and files beside them.
     ("llamafactory-media", "sharegpt"),
+    # Spans of Braintrust have ids and attributes, as those of OpenTelemetry have.
+    ("braintrust", "otel"),
 }
 GENERAL = {name for name, variants in READERS.items() if all(reader.is_general for reader in variants)}
 # A fixture's file is named after the format that reads it.
 FORMAT_OF_FIXTURE = {
     "customizer_sft": "rows",  # demonstrations only where the user says so
+    "gateway_logs": "api-log",
     "inspect_log": "inspect",
     "mini_swe_agent": "swe-agent",
     "openhands_events": "openhands",

@@ -15,6 +15,11 @@ from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURES = Path(__file__).parents[1] / "sources" / "fixtures"
 DIGESTS = {
+    "prm800k.jsonl": "3+0 478f7ab74622708e",
+    "opik.jsonl": "2+0 de4047241a64c737",
+    "oasst.jsonl": "3+0 48791c26e15a85f2",
+    "gateway_logs.jsonl": "3+1 7cf66d15afc6a613",
+    "braintrust.jsonl": "1+0 0708895538ec6453",
     "adk.json": "1+0 f6a3c47bf1e9983f",
     "agent_data.json": "1+0 040077202a02f280",
     "agent_lightning.jsonl": "1+0 1d0cc656b772784e",

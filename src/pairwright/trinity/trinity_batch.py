@@ -174,8 +174,8 @@ def gather_response_attrs(
     # Values of a token may have dimensions of their own, such as the top k log-probabilities.
     shape = (len(values), max_response_length, *values[0].shape[1:])
     rows = torch.full(shape, pad_value, dtype=_promote([value.dtype for value in values]))
-    for row, value in zip(rows, values, strict=True):
-        row[: len(value)] = value
+    for number, value in enumerate(values):
+        rows[number, : len(value)] = value  # by index: a row taken out could not get values that require a gradient
     return rows
 
 

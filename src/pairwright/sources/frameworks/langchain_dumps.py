@@ -4,6 +4,7 @@
     [{lc: 1, type: constructor, id: [..., "AIMessage"], kwargs: {...}}]            dumpd
     [{type: human | ai | ..., content, tool_calls[{name, args, id}]}]              model_dump
     {messages | chat_history: any of these, ...}                                   a row, or the state of a graph
+    {values{messages}, next[], config}                                             a snapshot of the state, in a stream
 
 A tool message whose status is `error` is an error site. `invalid_tool_calls` are calls whose arguments are no JSON.
 """
@@ -69,8 +70,14 @@ def _plain(message: Any, where: str) -> Json:
 
 def _unwrap(value: Any) -> Any:
     """Return the fields of a serialized object around the messages, such as a ChatPromptValue."""
-    is_object = isinstance(value, dict) and "lc" in value and isinstance(value.get("kwargs"), dict)
-    return value["kwargs"] if is_object else value
+    if not isinstance(value, dict):
+        return value
+    if "lc" in value and isinstance(value.get("kwargs"), dict):
+        return value["kwargs"]
+    # A snapshot of a graph's state: {values{messages}, next[], config{}, metadata{}}
+    if isinstance(value.get("values"), dict) and "config" in value and "next" in value:
+        return {**value["values"], "config": value["config"], "metadata": value.get("metadata")}
+    return value
 
 
 read = guarded(read_unit)

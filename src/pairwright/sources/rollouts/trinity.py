@@ -55,7 +55,7 @@ MAGIC = b"TRXP"
 VERSION = 1
 # Magic, version, length of the metadata (a pickle), length of the tensors (safetensors).
 HEADER = struct.Struct("<4sBQQ")
-_MODULE = "trinity.common.experience"
+_MODULES = ("trinity.common.experience", "pairwright.trinity.trinity_experience")  # of pickled experiences
 # Arrays with a value for each token of the response.
 _RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
 _TENSOR_FIELDS = ("tokens", "action_mask", "chosen", "rejected", "routed_experts", *_RESPONSE)
@@ -277,7 +277,8 @@ def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
 def _whole_pickle(data: bytes) -> tuple[Loaded, list[Any]]:
     if not data.startswith(b"\x80"):
         raise ForeignBytes(f"payload: begins with {data[:4]!r}, expected {MAGIC!r} or a pickle")
-    holders: Holders = {(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")}
+    names = ("EID", "Experience", "CustomField")
+    holders: Holders = {(module, name): holder(name) for module in _MODULES for name in names}
     loaded = load(data, holders)
     return loaded, loaded.value if isinstance(loaded.value, list) else [loaded.value]
 

@@ -1,5 +1,6 @@
 """Traces in a form common to all tracing tools: model calls and tool runs in chronological order, and their scores."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -94,6 +95,7 @@ def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
 # Scores: selecting those of a conversation, and the reward among them.
 
 DEFAULT_NAMES = ("reward", "score")
+_LESS_IS_BETTER = re.compile(r"hallucinat|toxic|bias|latency|duration|cost|error|loss|perplexity|harm|violation")
 _MAX_KEPT = 20  # values of one name for one span; more than these say nothing new
 _MAX_ANCESTORS = 1000
 
@@ -111,8 +113,10 @@ def pick_reward(components: Json, name: str | None) -> float | None:
     for default in DEFAULT_NAMES:
         if default in components:
             return score(components[default])
-    numbers = [value for value in map(score, components.values()) if value is not None]
-    return numbers[0] if len(numbers) == 1 else None
+    numbers = {name: value for name, item in components.items() if (value := score(item)) is not None}
+    # The only score is the reward, unless its name says that less is better.
+    names = list(numbers)
+    return numbers[names[0]] if len(names) == 1 and not _LESS_IS_BETTER.search(str(names[0]).lower()) else None
 
 
 def index_scores(scores: list[Score]) -> ScoreIndex:

@@ -1,0 +1,108 @@
+"""Trees of answers that people ranked or rated:
+
+    oasst      {message_tree_id, prompt{role, text, replies[{role, text, rank, replies[]}]}}, a conversation tree a row
+    prm800k    {question{problem}, label{steps[{completions[{text, rating}], chosen_completion, human_completion}]}}
+
+Every answer is a record whose prompt is what was said before it; answers to one prompt are of one task. The reward of a
+message of OASST is 0 - rank (rank 0 is the best; a message without a rank is unscored), and that of a step of PRM800K
+its rating; the step is the number of steps before it, which stand before it in the answer.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.fields import BadRecord, items, mapping, optional_items, score, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.roles import role_of
+
+OASST, PRM800K = "oasst", "prm800k"
+_MAX_ANSWERS = 4096
+_MAX_DEPTH = 100
+_READ_OF_MESSAGE = frozenset({"text", "role", "replies"})
+
+
+def matches_oasst(value: Any) -> bool:
+    if not isinstance(value, dict) or "message_tree_id" not in value:
+        return False
+    root = value.get("prompt")
+    return isinstance(root, dict) and isinstance(root.get("replies"), list)
+
+
+def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield a record for each message of the assistant in a tree."""
+    tree = mapping(value, "tree")
+    stack: list[tuple[Json, list[Message]]] = [(mapping(tree.get("prompt"), "prompt"), [])]
+    number = 0
+    while stack:
+        node, before = stack.pop()
+        if len(before) > _MAX_DEPTH:
+            raise BadRecord(f"replies: more than {_MAX_DEPTH} messages below each other")
+        message = Message(role_of(text(node.get("role"), "role")), text(node.get("text"), "text"))
+        # An answer that others follow is context for them.
+        context = Message(message.role, message.content, generated=False if message.role == "assistant" else None)
+        if message.role == "assistant":
+            rank = score(node.get("rank"))
+            yield Parts(
+                OASST,
+                origin,
+                run=origin.ordinal * _MAX_ANSWERS + number,
+                prompt=before,
+                completion=[message],
+                reward=None if rank is None else 0.0 - rank,
+                info={"tree": tree.get("message_tree_id"), **small_fields(node, _READ_OF_MESSAGE)},
+            )
+            number += 1
+        if number >= _MAX_ANSWERS:
+            raise BadRecord(f"more than {_MAX_ANSWERS:,} answers in one tree")
+        replies = optional_items(node.get("replies"), "replies")
+        stack += [(mapping(reply, "replies"), [*before, context]) for reply in reversed(replies)]
+    if not number:
+        raise BadRecord("no message of the assistant in the tree")
+
+
+def matches_prm800k(value: Any) -> bool:
+    question, label = (value.get("question"), value.get("label")) if isinstance(value, dict) else (None, None)
+    return isinstance(question, dict) and "problem" in question and isinstance(label, dict) and "steps" in label
+
+
+def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield a record for each alternative of each step."""
+    row = mapping(value, "row")
+    question, label = mapping(row.get("question"), "question"), mapping(row.get("label"), "label")
+    prompt = [Message("user", text(question.get("problem"), "question.problem"))]
+    done: list[str] = []
+    number = 0
+    for position, item in enumerate(items(label.get("steps"), "label.steps")):
+        step = mapping(item, f"label.steps[{position}]")
+        alternatives = [mapping(one, "completions") for one in optional_items(step.get("completions"), "completions")]
+        for answer in alternatives:
+            yield Parts(
+                PRM800K,
+                origin,
+                run=origin.ordinal * _MAX_ANSWERS + number,
+                step=position,
+                prompt=prompt,
+                completion=[Message("assistant", "\n".join([*done, text(answer.get("text"), "completions.text")]))],
+                reward=score(answer.get("rating")),
+                info={"finish_reason": label.get("finish_reason"), **small_fields(question, frozenset({"problem"}))},
+            )
+            number += 1
+        chosen, human = step.get("chosen_completion"), step.get("human_completion")
+        if isinstance(chosen, int) and 0 <= chosen < len(alternatives):
+            done.append(text(alternatives[chosen].get("text"), "completions.text"))
+        elif isinstance(human, dict) and isinstance(human.get("text"), str):
+            done.append(human["text"])
+        else:
+            break  # the solution ends here: no step was chosen
+    if not number:
+        raise BadRecord("label.steps: no completion")
+
+
+OASST_FORMAT = Format(
+    name=OASST, unit="record", matches=matches_oasst, read=guarded(read_oasst), summary="Conversation trees of OASST"
+)
+PRM800K_FORMAT = Format(
+    name=PRM800K, unit="record", matches=matches_prm800k, read=guarded(read_prm800k), summary="PRM800K rated steps"
+)

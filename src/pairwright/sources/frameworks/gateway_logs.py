@@ -1,0 +1,117 @@
+"""Logs of gateways in front of model APIs, declared by where they keep the request and the answer:
+
+    Helicone          {request_body, response_body, response_status, scores{name: {value}}}
+    Amazon Bedrock    {schemaType: ModelInvocationLog, input{inputBodyJson}, output{outputBodyJson}, modelId}, or a
+                      request of the Converse API with its answer: {system, messages, output{message}}
+
+Requests and answers have the shapes of their APIs (sources/shapes/any_messages.py). Several choices are candidates of
+one task. A request that failed, or whose bodies are stored elsewhere, is refused.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from pairwright.records.messages import Json
+from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
+from pairwright.sources.fields import BadRecord, mapping, score, small_fields, value_at
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.frameworks.api_logs import NAME
+from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, tools_in
+from pairwright.sources.shapes.row_fields import reward_of, run_of, task_of
+
+_MAX_CHOICES = 128
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """Fields that tell a log, and the paths of its parts."""
+
+    keys: frozenset[str]
+    request: str
+    answer: str
+    model: str
+
+
+_LAYOUTS = (
+    _Layout(frozenset({"request_body", "response_body"}), "request_body", "response_body", "request_model"),
+    _Layout(frozenset({"schemaType", "modelId"}), "input.inputBodyJson", "output.outputBodyJson", "modelId"),
+)
+_CONVERSE = _Layout(frozenset(), "", "output", "modelId")
+_READ = frozenset(
+    {
+        "messages",
+        "tools",
+        *SYSTEMS,
+        "request_body",
+        "response_body",
+        "input",
+        "output",
+        "scores",
+        "request_model",
+        "modelId",
+    }
+)
+
+
+def _layout_of(value: Any) -> _Layout | None:
+    if not isinstance(value, dict):
+        return None
+    output = value.get("output")
+    if isinstance(value.get("messages"), list) and isinstance(output, dict) and isinstance(output.get("message"), dict):
+        return _CONVERSE
+    return next((layout for layout in _LAYOUTS if layout.keys <= value.keys()), None)
+
+
+def matches(value: Any) -> bool:
+    return _layout_of(value) is not None
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield one record per choice of a logged call."""
+    row = mapping(value, "row")
+    layout = _layout_of(row)
+    if layout is None:
+        raise BadRecord("neither a log of Helicone nor of Amazon Bedrock")
+    answer = decode_json_text(value_at(row, layout.answer))
+    request = decode_json_text(value_at(row, layout.request)) if layout.request else row
+    if request is None or answer is None:
+        missing = layout.request if request is None else layout.answer
+        raise BadRecord(f"{missing}: not in the log, so the call failed or its body is stored elsewhere")
+    fields: Json = request if isinstance(request, dict) else {}
+    # The system prompt has the forms of several APIs: `system_of` reads them all.
+    bare = {key: item for key, item in fields.items() if key not in SYSTEMS} if fields else request
+    messages = conversation(bare, layout.request or "request", role="user")
+    prompt = [*system_of(fields, messages), *messages]
+    alternatives = answers(answer, layout.answer)
+    if not prompt or not alternatives:
+        raise BadRecord("a call without messages, or without an answer")
+    reward, components = reward_of(row)
+    scores = {**(components or {}), **_scores(row.get("scores"))}
+    model = value_at(row, layout.model)
+    for number, completion in enumerate(alternatives):
+        yield Parts(
+            NAME,
+            origin,
+            task=task_of(row),
+            # Choices need runs of their own: each line of the file has room for 128.
+            run=origin.ordinal * _MAX_CHOICES + number if len(alternatives) > 1 else run_of(row),
+            prompt=prompt,
+            completion=completion,
+            tools=tools_in(request),
+            reward=msgspec.UNSET if reward is None else reward,
+            reward_components=scores or None,
+            info=small_fields(row, _READ),
+            model_version=model if isinstance(model, str) else None,
+        )
+
+
+def _scores(value: Any) -> Json:
+    """Return scores by name: numbers, or objects with a `value`."""
+    listed = value.items() if isinstance(value, dict) else ()
+    numbers = {name: score(item.get("value") if isinstance(item, dict) else item) for name, item in listed}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Logs of model gateways")
