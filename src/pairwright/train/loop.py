@@ -387,12 +387,16 @@ class Training:
         step, batch = self.state.step, {}
         for channel in self.channels:
             items = channel.order.batch(step)
-            token_weights = [channel.data.token_weights(item) for item in items]
+            ids, trees = channel.trees_of(items)
             weights = channel.item_weights(items).tolist()
+            signals = [{"weights": channel.data.token_weights(item), **channel.signals(item)} for item in items]
+            if channel.reference is not None:
+                for own, tree in zip(signals, trees, strict=True):
+                    own["reference_logprobs"] = channel.reference.of([tree])
             # Only distillation has teachers, which read something else.
             teacher_trees = getattr(channel, "teacher_trees", None)
             teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
-            batch[channel.name] = *channel.trees_of(items), weights, token_weights, teachers
+            batch[channel.name] = ids, trees, weights, signals, teachers
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:

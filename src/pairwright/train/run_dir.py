@@ -15,14 +15,14 @@ import numpy as np
 
 from pairwright.ledger.run_status import FILE_NAME, RunError, Status, read_status
 from pairwright.paths import write_bytes, write_json
-from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Origin
 from pairwright.train.checkpoint import checkpoints
 
-# Of the items of an update: ids, trees, weights, the weights of their trained tokens where these do not all count
-# alike, and what the teacher reads where there is one.
-Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Array | None], Sequence[Tree | None]]
+# Of the items of an update: ids, trees, weights, signals, and what the teacher reads where there is one. Signals are
+# what the loss takes beside the tokens: arrays with a value for each trained token, branch after branch, or one value.
+Signals = dict[str, Any]
+Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Signals], Sequence[Tree | None]]
 
 
 class RunFolder:
@@ -102,23 +102,28 @@ def _tree(item: dict[str, Any]) -> Tree:
     return Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"]), rows)
 
 
-def _plain(identity: str, tree: Tree, weight: float, weights: Array | None, teacher: Tree | None) -> dict[str, Any]:
-    """`weights` are of the trained tokens, branch after branch; written as masks are, 0 where nothing is trained."""
-    spread = None
-    if weights is not None:
-        counts = [int(mask.sum()) for mask in tree.masks]
-        parts = np.split(weights, np.cumsum(counts)[:-1])
-        spread = [np.zeros(len(mask), np.float32) for mask in tree.masks]
-        for row, mask, part in zip(spread, tree.masks, parts, strict=True):
-            row[mask] = part
+def _plain(identity: str, tree: Tree, weight: float, signals: Signals, teacher: Tree | None) -> dict[str, Any]:
     plain = {
         "id": identity,
         **_tokens(tree),
         "weight": weight,
-        "weights": None if spread is None else [row.tolist() for row in spread],
+        **{name: _spread(tree, name, value) for name, value in signals.items()},
         "rows": [row._asdict() for row in tree.rows],
     }
     return plain if teacher is None else plain | {"teacher": _tokens(teacher)}
+
+
+def _spread(tree: Tree, name: str, value: Any) -> Any:
+    """Values of trained tokens as masks are written: a list for each branch. Where nothing is trained there is 0, of
+    log-probabilities null."""
+    if not isinstance(value, np.ndarray):
+        return value
+    nothing = np.nan if name.endswith("logprobs") else 0.0  # JSON has null for NaN
+    parts = np.split(value, np.cumsum([int(mask.sum()) for mask in tree.masks])[:-1])
+    rows = [np.full(len(mask), nothing, np.float32) for mask in tree.masks]
+    for row, mask, part in zip(rows, tree.masks, parts, strict=True):
+        row[mask] = part
+    return [row.tolist() for row in rows]
 
 
 def _tokens(tree: Tree) -> dict[str, Any]:

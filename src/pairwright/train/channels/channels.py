@@ -39,6 +39,7 @@ from pairwright.train.model.load_model import model_hash
 from pairwright.train.model.policy_model import Policy, open_policy
 from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceCache, ReferenceLogps
+from pairwright.train.run_dir import Signals
 from pairwright.train.table_signals import DataError
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
@@ -75,6 +76,10 @@ class Channel(Protocol):
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]: ...
     def item_weights(self, items: Array) -> Array:
         """How much each item counts beside the others, before its tokens are weighed."""
+        ...
+
+    def signals(self, item: int) -> Signals:
+        """What the loss takes beside tokens and weights, for a batch that is written."""
         ...
 
     @property

@@ -32,6 +32,7 @@ from pairwright.train.micro_batches import Limits
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, follow, open_policy
 from pairwright.train.model.ranks import Ranks
+from pairwright.train.run_dir import Signals
 from pairwright.train.table_signals import DataError
 
 ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
@@ -146,6 +147,9 @@ class DistillChannel:
 
     def item_weights(self, items: Array) -> Array:
         return np.ones(len(items), np.float32)
+
+    def signals(self, item: int) -> Signals:
+        return {}
 
     def _trees_of(self, item: int) -> list[Tree]:
         return [_student_tree(self.data.items[item]), _teacher_tree(self.data.items[item])]

@@ -23,6 +23,7 @@ from pairwright.train.metrics import Sums
 from pairwright.train.micro_batches import Limits
 from pairwright.train.model.policy_model import Policy
 from pairwright.train.model.ranks import Ranks
+from pairwright.train.run_dir import Signals
 
 
 @dataclass(frozen=True)
@@ -134,3 +135,6 @@ class LikelihoodChannel:
 
     def item_weights(self, items: Array) -> Array:
         return self.data.weights[items]
+
+    def signals(self, item: int) -> Signals:
+        return {}

@@ -28,6 +28,7 @@ from pairwright.train.micro_batches import Limits
 from pairwright.train.model.policy_model import Policy
 from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
+from pairwright.train.run_dir import Signals
 
 
 class PolicyChannel:
@@ -177,6 +178,9 @@ class PolicyChannel:
 
     def item_weights(self, items: Array) -> Array:
         return self._weights[items]
+
+    def signals(self, item: int) -> Signals:
+        return {"logprobs": self._get_logps(item), "advantages": self._advantage(item)}
 
     def _advantage(self, item: int) -> Array:
         """The advantage of each trained token of the run."""

@@ -31,6 +31,7 @@ from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, Scored, follow, open_policy
 from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
+from pairwright.train.run_dir import Signals
 
 
 class PreferenceChannel:
@@ -140,6 +141,9 @@ class PreferenceChannel:
 
     def item_weights(self, items: Array) -> Array:
         return self.data.weights[items]
+
+    def signals(self, item: int) -> Signals:
+        return {}
 
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
         if self.moving_reference is not None:

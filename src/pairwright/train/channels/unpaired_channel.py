@@ -31,6 +31,7 @@ from pairwright.train.micro_batches import Limits, Parted, even_parts
 from pairwright.train.model.policy_model import Policy
 from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceLogps
+from pairwright.train.run_dir import Signals
 
 
 class Mismatching(Parted, Protocol):
@@ -194,6 +195,9 @@ class UnpairedChannel:
 
     def item_weights(self, items: Array) -> Array:
         return self._weights[items]
+
+    def signals(self, item: int) -> Signals:
+        return {"label": bool(self._is_desirable[item])}
 
     def mismatch(self, item: int) -> Tree:
         """The prompt of a run with the completion of a run of another group, always the same one."""
