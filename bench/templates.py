@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections import Counter
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from jinja2.exceptions import UndefinedError
 from tokenizers import AddedToken, Tokenizer
 
-from pairwright.tokens import ChatTokenizer, Refusal, Sequence, encode_turns
+from pairwright.tokens import ChatTokenizer, EncodeOptions, Refusal, Sequence, encode_turns
 from pairwright.tokens.template.render import Template
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -38,7 +39,7 @@ Tools = list[dict[str, Any]] | None
 
 
 class Outcome(NamedTuple):
-    """`kind`: one, turns, theirs, refused, or wrong; `detail` says why, or in how many sequences."""
+    """`kind`: one, turns, theirs, no_reasoning, refused, or wrong; `detail` says why, or in how many sequences."""
 
     kind: str
     detail: str
@@ -123,7 +124,8 @@ def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None 
     for token in tokens:
         is_special = _TAGS.fullmatch(token) is None
         backend.add_tokens([AddedToken(token, special=is_special, normalized=False)])
-    return ChatTokenizer(backend, source, special_tokens=special, variables=variables)
+    # The renders of transformers print the time of now.
+    return ChatTokenizer(backend, source, special_tokens=special, variables=variables, clock=datetime.now)
 
 
 @lru_cache(maxsize=1)
@@ -138,11 +140,12 @@ def try_case(tokenizer: ChatTokenizer, source: str, name: str, *, reasoning: boo
     """Encode one case and check every sequence of it."""
     chat, tools = build_case(name, reasoning=reasoning)
     try:
-        sequences = encode_turns(tokenizer, chat, tools, allow_dropped=True)
+        sequences = encode_turns(tokenizer, chat, tools, options=EncodeOptions(allow_dropped=True))
     except Refusal as refusal:
         if refusal.reason == "template_error" and _is_refused_by_theirs(source, chat, tools, tokenizer.variables):
             return Outcome("theirs", refusal.detail)
-        return Outcome("refused", str(refusal))
+        # A prompt that opens a thought, and a record that has none: refused by the law unless the user closes it.
+        return Outcome("no_reasoning" if refusal.reason == "no_reasoning" else "refused", str(refusal))
     for sequence in sequences:
         fault = find_fault(tokenizer, source, chat, tools, sequence)
         if fault:
@@ -160,8 +163,11 @@ def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, 
             for number, own in enumerate(sequence.message_index.tolist())
             if own == turn and sequence.mask[number]
         ]
-        prompt = render_theirs(source, chat[:turn], tools, tokenizer.variables, prompt=True)
-        if tokenizer.decode(sequence.ids[: positions[0]]) != prompt:
+        variables = {**tokenizer.variables, **sequence.report.mode}
+        prompt = render_theirs(source, chat[:turn], tools, variables, prompt=True)
+        context = tokenizer.decode(sequence.ids[: positions[0]])
+        # A thought that the template closes after the prompt is not trained.
+        if not (context.startswith(prompt) if sequence.report.added_tokens else context == prompt):
             return f"message {turn}: the prompt is not what inference is given"
         trained = tokenizer.decode(sequence.ids[positions[0] : positions[-1] + 1])
         last = int(sequence.ids[positions[-1]])
@@ -173,7 +179,7 @@ def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, 
         if missing:
             return f"message {turn}: {missing} not in {trained!r}"
         if chat[turn].get("tool_calls") and "tool_calls" not in dropped:
-            shown = render_theirs(source, chat[: turn + 1], tools, tokenizer.variables).rpartition(_ARGUMENT)[2]
+            shown = render_theirs(source, chat[: turn + 1], tools, variables).rpartition(_ARGUMENT)[2]
             closing = _cut_at_special(tokenizer, shown)
             if not trained.rpartition(_ARGUMENT)[2].startswith(closing):
                 return f"message {turn}: the call does not end with {closing!r} in {trained!r}"

@@ -38,7 +38,15 @@ from bench.measure import best_cpu, in_child  # noqa: E402
 from bench.templates import build_tokenizer  # noqa: E402
 from pairwright import EID, Message, Pair  # noqa: E402
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs  # noqa: E402
-from pairwright.tokens import ChatTokenizer, PairMessages, Refusal, encode_chat, encode_pairs, encode_turns  # noqa: E402
+from pairwright.tokens import (  # noqa: E402
+    ChatTokenizer,
+    EncodeOptions,
+    PairMessages,
+    Refusal,
+    encode_chat,
+    encode_pairs,
+    encode_turns,
+)
 from pairwright.tokens.encode import prepare_chat  # noqa: E402
 
 
@@ -82,12 +90,14 @@ def table() -> None:
         reasons: Counter[str] = Counter()
         for messages, tools in CASES.values():
             try:
-                report = encode_chat(tokenizer, messages, tools, allow_dropped=True).report
+                report = encode_chat(
+                    tokenizer, messages, tools, options=EncodeOptions(boundaries="whole", allow_dropped=True)
+                ).report
                 counts["exact"] += 1
                 counts["drops"] += bool(report.dropped)
             except Refusal as refusal:
                 try:
-                    encode_turns(tokenizer, messages, tools, allow_dropped=True)
+                    encode_turns(tokenizer, messages, tools, options=EncodeOptions(allow_dropped=True))
                     counts["per turn"] += 1
                 except Refusal:
                     counts["refused"] += 1
@@ -110,11 +120,16 @@ def speed(name: str) -> None:
         for turns in (20, 200, 1000):
             chats = [kind(turns, seed) for seed in range(max(2, 2000 // turns))]
             texts = [tokenizer.renderer(None).text(messages) for messages in chats]
-            encode_chat(tokenizer, chats[0], allow_dropped=True)  # Llama 3.1 shows no text beside a call
+            encode_chat(
+                tokenizer, chats[0], options=EncodeOptions(boundaries="whole", allow_dropped=True)
+            )  # Llama 3.1 shows no text beside a call
             raw, fast, ours = best_cpu(
                 lambda texts=texts: [backend.encode(t, add_special_tokens=False).ids for t in texts],
                 lambda texts=texts: [backend.encode_batch_fast([t], add_special_tokens=False)[0].ids for t in texts],
-                lambda chats=chats: [encode_chat(tokenizer, c, allow_dropped=True) for c in chats],
+                lambda chats=chats: [
+                    encode_chat(tokenizer, c, options=EncodeOptions(boundaries="whole", allow_dropped=True))
+                    for c in chats
+                ],
             )
             tokens = sum(len(backend.encode(t, add_special_tokens=False).ids) for t in texts)
             print(
@@ -133,14 +148,20 @@ def turns(name: str) -> None:
         tokenizer = build_tokenizer(source, SHARED / name)
         # GLM gives one sequence a turn where there is no reasoning.
         for seed in (1, 2):  # other runs, from which the template is learnt
-            encode_turns(tokenizer, thoughtful(400, seed, thinks=template != "GLM-4.7-Flash"), allow_dropped=True)
+            encode_turns(
+                tokenizer,
+                thoughtful(400, seed, thinks=template != "GLM-4.7-Flash"),
+                options=EncodeOptions(allow_dropped=True),
+            )
         for number in (50, 100, 200):
             messages = thoughtful(2 * number, 0, thinks=template != "GLM-4.7-Flash")
             whole = tokenizer.renderer(None).text(prepare_chat(tokenizer, messages, None).chat)
-            sequences = encode_turns(tokenizer, messages, allow_dropped=True)
+            sequences = encode_turns(tokenizer, messages, options=EncodeOptions(allow_dropped=True))
             raw, ours = best_cpu(
                 lambda whole=whole, tokenizer=tokenizer: tokenizer.backend.encode(whole, add_special_tokens=False).ids,
-                lambda messages=messages, tokenizer=tokenizer: encode_turns(tokenizer, messages, allow_dropped=True),
+                lambda messages=messages, tokenizer=tokenizer: encode_turns(
+                    tokenizer, messages, options=EncodeOptions(allow_dropped=True)
+                ),
             )
             tokens = sum(map(len, sequences))
             print(

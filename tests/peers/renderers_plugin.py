@@ -11,7 +11,7 @@ import renderers
 import renderers.base
 import renderers.configs
 
-from pairwright.tokens import ChatTokenizer, Paint, encode_turns
+from pairwright.tokens import ChatTokenizer, EncodeOptions, Paint, encode_turns
 
 
 class Renderer:
@@ -48,7 +48,7 @@ class Renderer:
                 message_tool_names=names,
             )
         # Where the template rewrites history there are several: the last one has the whole conversation before it.
-        sequence = encode_turns(self.tokenizer, messages, tools, allow_dropped=True)[-1]
+        sequence = encode_turns(self.tokenizer, messages, tools, options=EncodeOptions(allow_dropped=True))[-1]
         ids, mask = sequence.ids.tolist(), sequence.mask.tolist()
         owners = _with_headers(sequence.message_index.tolist())
         content = ((sequence.paint != Paint.TEMPLATE) | sequence.mask).tolist()

@@ -15,7 +15,16 @@ import pytest
 import transformers
 import trl.chat_template_utils
 
-from pairwright.tokens import ChatTokenizer, Refusal, Sequence, TokensError, check_template, encode_chat, encode_turns
+from pairwright.tokens import (
+    ChatTokenizer,
+    EncodeOptions,
+    Refusal,
+    Sequence,
+    TokensError,
+    check_template,
+    encode_chat,
+    encode_turns,
+)
 
 OURS = "the encoding of pairwright"
 _CALL = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
@@ -49,7 +58,7 @@ class Peer:
         ready = self.chat_tokenizer(**options)
         if is_prompt or not any(message["role"] == "assistant" for message in messages):
             return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
-        sequence = encode_turns(ready, messages, tools, allow_dropped=True)[-1]
+        sequence = encode_turns(ready, messages, tools, options=EncodeOptions(allow_dropped=True))[-1]
         if tokenize is False:
             return _read_text(ready, sequence, messages, tools)
         ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
@@ -101,13 +110,14 @@ def is_prefix_preserving(peer: Peer) -> bool:
     """Of a template: one sequence holds every turn as it was when it was last. Of ours: each turn has a sequence."""
     if peer.chat_template == OURS:
         return all(
-            trained_ids(sequence) for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, allow_dropped=True)
+            trained_ids(sequence)
+            for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, options=EncodeOptions(allow_dropped=True))
         )
     try:
         report = encode_chat(peer.chat_tokenizer(), _CALLED).report
     except Refusal:
         return False
-    return not report.rewritten
+    return not report.added_tokens
 
 
 def is_stop_token_trained(peer: Peer, chat_template: str | None = None) -> bool:

@@ -5,6 +5,7 @@ import pytest
 from token_families import SHARED, real_tokenizer, small_tokenizer
 
 from pairwright.records.messages import ErrorSite, Message, ToolCall
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.hints import find_hints
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
@@ -58,7 +59,7 @@ def test_every_student_is_what_inference_saw_and_every_teacher_adds_its_hint() -
     tokenizers = [small_tokenizer("channels, return becomes end"), *map(real_tokenizer, names)]
     chats = [CHAT, *([tuple(failing(0, "why") + failing(1, "how"))] * len(names))]
     for tokenizer, chat in zip(tokenizers, chats, strict=True):
-        items = encode_distillations(tokenizer, chat, HINTS, allow_dropped=True)
+        items = encode_distillations(tokenizer, chat, HINTS, options=EncodeOptions(allow_dropped=True))
         assert [target for item in items for target in item.targets] == [3, 7]
         renderer = tokenizer.renderer(None)
         for item in items:
@@ -92,7 +93,9 @@ def test_recorded_ids_are_continued_on_a_template_that_rewrites_history() -> Non
 
 @pytest.fixture
 def item() -> Distillation:
-    return encode_distillation(small_tokenizer("chatml with calls"), CHAT, HINTS, allow_dropped=True)
+    return encode_distillation(
+        small_tokenizer("chatml with calls"), CHAT, HINTS, options=EncodeOptions(allow_dropped=True)
+    )
 
 
 def check_cut(whole: Distillation, cut: Distillation, limit: int) -> None:

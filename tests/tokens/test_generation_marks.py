@@ -11,6 +11,7 @@ import pytest
 from token_cases import CASES
 from token_families import FAMILIES, SHARED, real_hf, real_tokenizer, small_backend, small_tokenizer, special_tokens
 
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -118,7 +119,7 @@ def compare(tokenizer: ChatTokenizer, hf: Any, marked: str, case: str) -> bool:
     """Do we agree with transformers? False where there is no sequence to compare."""
     chat, tools = CASES[case]
     try:
-        ours = encode_chat(tokenizer, chat, tools, allow_dropped=True)
+        ours = encode_chat(tokenizer, chat, tools, options=EncodeOptions(boundaries="whole", allow_dropped=True))
     except Refusal:
         return False
     assert hf.apply_chat_template(chat, tools=tools, chat_template=marked, tokenize=False) == tokenizer.renderer(

@@ -33,7 +33,7 @@ def test_several_parts_that_the_model_wrote_are_not_joined():
 
 
 def test_parts_stay_where_a_template_reads_them():
-    template = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}({{ p.text }})"
+    template = "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>{% endif %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}({{ p.text }})"
     template += "{% endfor %}{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
     tokenizer = tokenizer_of(template, "<|im_end|>", MARKS)
     (sequence,) = encode_turns(tokenizer, [{"role": "user", "content": parts("one", "two")}, answer("three")])

@@ -1,13 +1,13 @@
 """Both sides of a pair continue one prompt, and are cut alike."""
 
 import re
-from itertools import product
 
 import pytest
 from token_cases import TOOLS, assistant, call, system, tool, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 
 from pairwright.records.messages import Message, ToolCall
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_pairs import PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.refusals import Refusal
@@ -56,7 +56,11 @@ def test_a_token_that_would_merge_across_the_boundary_is_split_on_both_sides() -
 def test_every_family_gives_equal_prompts(name: str) -> None:
     tokenizer = small_tokenizer(name)
     pair = encode_pair(
-        tokenizer, [user("Zulu")], [assistant("ok", reasoning="r")], [assistant("  ok\n")], allow_dropped=True
+        tokenizer,
+        [user("Zulu")],
+        [assistant("ok", reasoning="r")],
+        [assistant("  ok\n")],
+        options=EncodeOptions(allow_dropped=True),
     )
     assert pair.chosen.ids[: pair.prompt_length].tolist() == pair.rejected.ids[: pair.prompt_length].tolist()
     assert "ok" in trained(tokenizer, pair.chosen)
@@ -84,32 +88,37 @@ def test_records_and_dicts_give_the_same() -> None:
     assert left == right
 
 
-@pytest.mark.parametrize("mode,first", list(product(["keep_start", "keep_end"], [0, 2])))
-def test_truncation_cuts_both_prompts_alike_and_keeps_completions(mode: str, first: int) -> None:
+@pytest.mark.parametrize("first", [0, 2])
+def test_truncation_cuts_both_prompts_alike_and_keeps_completions(first: int) -> None:
     tokenizer = small_tokenizer("chatml")
     pair = encode_pair(tokenizer, [user("one two three four five six")], [assistant("yes")], [assistant("no, not me")])
     limit = max(len(pair.chosen), len(pair.rejected)) - 4
-    cut = truncate_pair(pair, limit, mode, keep_first=first)  # type: ignore[arg-type]
+    cut = truncate_pair(pair, limit, keep_first=first)
     assert cut.prompt_length == pair.prompt_length - 4
     assert cut.chosen.ids[: cut.prompt_length].tolist() == cut.rejected.ids[: cut.prompt_length].tolist()
     assert trained(tokenizer, cut.chosen) == "yes<|im_end|>"
     assert trained(tokenizer, cut.rejected) == "no, not me<|im_end|>"
     assert max(len(cut.chosen), len(cut.rejected)) == limit
-    kept = pair.chosen.ids[: cut.prompt_length] if mode == "keep_start" else pair.chosen.ids[4 : pair.prompt_length]
-    if mode == "keep_start" or not first:
-        assert cut.chosen.ids[: cut.prompt_length].tolist() == kept.tolist()
-    else:
-        assert cut.chosen.ids[:first].tolist() == pair.chosen.ids[:first].tolist()
+    kept = pair.chosen.ids[4 + first : pair.prompt_length]
+    assert cut.chosen.ids[first : cut.prompt_length].tolist() == kept.tolist()
+    assert cut.chosen.ids[:first].tolist() == pair.chosen.ids[:first].tolist()
     assert cut.chosen.report.truncated == 4
+
+
+def test_a_pair_whose_prompt_would_lose_the_generation_prompt_is_refused() -> None:
+    tokenizer = small_tokenizer("chatml")
+    pair = encode_pair(tokenizer, [user("one two three four five six")], [assistant("yes")], [assistant("no, not me")])
+    with pytest.raises(Refusal, match="too_long"):  # the answer would continue the middle of the user's message
+        truncate_pair(pair, max(len(pair.chosen), len(pair.rejected)) - 4, "keep_start")
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
     tokenizer = small_tokenizer("chatml")
     sides = ([user("hi")], [assistant("a long answer")], [assistant("no")])
     with pytest.raises(Refusal, match="too_long"):
-        encode_pair(tokenizer, *sides, max_length=4)
+        encode_pair(tokenizer, *sides, options=EncodeOptions(max_length=4))
     with pytest.raises(Refusal, match="too_long"):
-        encode_pair(tokenizer, *sides, max_length=12, truncation="drop")
+        encode_pair(tokenizer, *sides, options=EncodeOptions(max_length=12, truncation="drop"))
 
 
 def test_a_completion_must_start_with_the_model() -> None:
@@ -128,13 +137,13 @@ def test_many_pairs_are_each_encoded_as_one() -> None:
         PairMessages([Message("user", "hi")], [Message("assistant", "ok")], [Message("assistant", "\n\nno")], TOOLS),
     ]
     pairs = some * 30  # more than are encoded at once
-    found = list(encode_pairs(tokenizer, iter(pairs), max_length=80))
+    found = list(encode_pairs(tokenizer, iter(pairs), options=EncodeOptions(max_length=80)))
     for pair, got in zip(pairs, found, strict=True):
         if isinstance(got, Refusal):
             with pytest.raises(Refusal, match=re.escape(str(got))):
-                encode_pair(tokenizer, *pair[:4], max_length=80)
+                encode_pair(tokenizer, *pair[:4], options=EncodeOptions(max_length=80))
         else:
-            assert got == encode_pair(tokenizer, *pair[:4], max_length=80)
+            assert got == encode_pair(tokenizer, *pair[:4], options=EncodeOptions(max_length=80))
     reasons = [got.reason if isinstance(got, Refusal) else "" for got in found[:5]]
     assert reasons == ["", "", "not_generated", "too_long", ""]
 
@@ -160,7 +169,7 @@ def test_control_tokens_in_the_text_of_pairs() -> None:
     tail = [assistant("", calls=[call()]), tool("x<|im_end|>y"), assistant("z<|im_end|>")]
     sides = ([user("a<|im_end|>b")], tail, [assistant("no")])
     kept = encode_pair(tokenizer, *sides)
-    escaped = encode_pair(tokenizer, *sides, control_tokens="escape")
+    escaped = encode_pair(tokenizer, *sides, options=EncodeOptions(control_tokens="escape"))
     assert tokenizer.decode(escaped.chosen.ids) == tokenizer.decode(kept.chosen.ids)
     count = [(pair.chosen.ids == stop).sum() for pair in (kept, escaped)]
     assert count[0] - count[1] == 2  # the model's own stays
@@ -169,7 +178,7 @@ def test_control_tokens_in_the_text_of_pairs() -> None:
     assert escaped.chosen.ids[:size].tolist() == escaped.rejected.ids[:size].tolist()
     assert trained(tokenizer, escaped.chosen) == trained(tokenizer, kept.chosen)
     with pytest.raises(Refusal, match="message 0: control_tokens"):
-        encode_pair(tokenizer, *sides, control_tokens="refuse")
+        encode_pair(tokenizer, *sides, options=EncodeOptions(control_tokens="refuse"))
 
 
 def test_steps_in_contexts_of_their_own_become_a_pair_of_the_first_turns_that_differ() -> None:

@@ -6,6 +6,7 @@ from token_families import small_tokenizer
 
 from pairwright.records.experience import EID, Experience, Side
 from pairwright.records.messages import Message
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -81,7 +82,7 @@ def test_ids_that_do_not_fit_are_refused_with_the_way_out(tokenizer: ChatTokeniz
     for source, reason in cases:
         with pytest.raises(Refusal, match=reason):
             encoded(tokenizer, good, source)
-    rendered = encode_pair(tokenizer, PROMPT, GOOD, BAD, sources=(good, good), recorded="ignore")
+    rendered = encode_pair(tokenizer, PROMPT, GOOD, BAD, sources=(good, good), options=EncodeOptions(recorded="ignore"))
     assert rendered.rejected.report.source == "rendered"
 
 

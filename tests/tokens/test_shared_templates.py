@@ -34,13 +34,13 @@ def test_every_shared_template_is_exact_or_refused_by_transformers_as_well(step:
     for path in paths:
         for key, outcome in try_template(path, TOKENIZER).items():
             counts[outcome.kind] += 1
-            exact[key] += outcome.kind in ("one", "turns")
+            exact[key] += outcome.kind in ("one", "turns", "no_reasoning")
             if outcome.kind in ("wrong", "refused"):
                 faults.append(f"{path.stem} {key}: {outcome.kind}: {outcome.detail}")
     assert not faults
     # The others are conversations that the template itself refuses: roles that alternate, tools that it demands.
     assert min(exact[name, reasoning] for name in CASES for reasoning in (True, False)) >= len(paths) - 3
-    assert counts["one"] >= 2 * len(paths) - 5
+    assert counts["one"] >= len(paths)
 
 
 def to_record(message: dict[str, Any]) -> Message:

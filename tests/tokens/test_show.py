@@ -88,7 +88,8 @@ def test_the_report_of_a_sequence_is_said_in_words() -> None:
         dropped=((1, "reasoning"),),
         prompt_dropped=((-1, "tools"),),
         unstopped=(3,),
-        rewritten=(1, 3),
+        declared=(1, 3),
+        added_tokens=4,
         truncated=1200,
     )
     sequence = Sequence(ids=[1], mask=[1], message_index=[1], paint=[5], report=report)
@@ -96,6 +97,7 @@ def test_the_report_of_a_sequence_is_said_in_words() -> None:
         "not rendered (generated): reasoning of message 1",
         "not rendered (prompt): tools",
         "no stop token after message 3",
-        "shown differently once turns follow: messages 1, 3",
+        "by a declared row: messages 1, 3",
+        "4 tokens added that nobody generated",
         "1,200 tokens cut off",
     ]

@@ -322,7 +322,8 @@ def test_what_the_options_say_is_done(table, tokenizer, tmp_path):
 
 
 def test_missing_reasoning_is_an_option_of_the_stage_and_of_its_cache(table, tokenizer, tmp_path):
-    thinking = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    # Nothing is rendered of a thought: the row of the family says how one is closed.
+    thinking = "{# </think> #}" + TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     source = json.dumps({"chat_template": thinking, "eos_token": "<|im_end|>"})
     (tokenizer / "tokenizer_config.json").write_text(source)
     manifests = [
@@ -331,7 +332,11 @@ def test_missing_reasoning_is_an_option_of_the_stage_and_of_its_cache(table, tok
     ]
     assert [manifest["options"]["missing_reasoning"] for manifest in manifests] == ["close", "refuse"]
     # Five experiences and a preference; recorded ids are taken as they are.
-    assert [manifest["refused"].get("missing_reasoning", 0) for manifest in manifests] == [0, 6]
+    assert [manifest["refused"].get("no_reasoning", 0) for manifest in manifests] == [0, 6]
+    # The tokens that close the thoughts are counted, and such items are not called exact.
+    assert manifests[0]["with_added_tokens"] == manifests[0]["sequences"] - manifests[0]["recorded"]
+    assert manifests[0]["added_tokens"] >= manifests[0]["with_added_tokens"] > 0
+    assert manifests[0]["exact"] == manifests[0]["recorded"]
     assert manifests[1]["from_cache"] == 0
 
 

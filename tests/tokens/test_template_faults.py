@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pairwright.records.messages import Message, ToolCall
-from pairwright.tokens import ChatTokenizer, Refusal, Sequence, encode_chat, encode_pair, encode_turns
+from pairwright.tokens import ChatTokenizer, EncodeOptions, Refusal, Sequence, encode_chat, encode_pair, encode_turns
 
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 MARKS = ("<|im_start|>", "<|im_end|>")
@@ -48,6 +48,9 @@ HEADERS = (
 )
 
 
+STOPS = ("<|user|>", "<|observation|>")  # as GLM's generation_config.json names them
+
+
 def headers(**options: Any) -> ChatTokenizer:
     special = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>")
     tokenizer: ChatTokenizer = tokenizer_of(
@@ -57,7 +60,7 @@ def headers(**options: Any) -> ChatTokenizer:
 
 
 def test_empty_content_beside_a_call_is_never_the_word_none() -> None:
-    tokenizer = headers()
+    tokenizer = headers(stop_tokens=STOPS)
     records = [
         Message("user", "q"),
         Message("assistant", "", tool_calls=(ToolCall(name="look", arguments="{}", id="c1"),)),
@@ -72,12 +75,12 @@ def test_empty_content_beside_a_call_is_never_the_word_none() -> None:
 
 
 def test_where_the_next_header_is_the_stop_the_last_turn_gets_it() -> None:
-    tokenizer = headers()
+    tokenizer = headers(stop_tokens=STOPS)
     pair = encode_pair(tokenizer, [user("q")], [answer("good")], [answer("bad")])
     assert trained(tokenizer, pair.chosen) == "good<|user|>"
     assert trained(tokenizer, pair.rejected) == "bad<|user|>"
     assert pair.chosen.report.unstopped == ()
-    assert pair.chosen.report.stop_added == (1,)
+    assert pair.chosen.report.added_tokens == 0  # the next prompt shows it
     with_call = encode_chat(tokenizer, [user("q"), answer("", tool_calls=[call({})])])
     assert trained(tokenizer, with_call) == "<tool_call>look</tool_call><|observation|>"
 
@@ -85,12 +88,11 @@ def test_where_the_next_header_is_the_stop_the_last_turn_gets_it() -> None:
 def test_where_no_header_is_a_stop_of_inference_each_turn_ends_with_eos() -> None:
     tokenizer = headers(stop_tokens=("<|endoftext|>",))
     chat = [user("q"), answer("a"), user("q2"), answer("a2")]
-    with pytest.raises(Refusal, match="no_stop"):
+    with pytest.raises(Refusal, match="context_differs"):
         encode_chat(tokenizer, chat)
-    assert [trained(tokenizer, item) for item in encode_turns(tokenizer, chat)] == [
-        "a<|endoftext|>",
-        "a2<|endoftext|>",
-    ]
+    sequences = encode_turns(tokenizer, chat)
+    assert [trained(tokenizer, item) for item in sequences] == ["a<|endoftext|>", "a2<|endoftext|>"]
+    assert [(item.report.added_tokens, item.report.is_exact) for item in sequences] == [(1, False), (1, False)]
 
 
 def test_a_last_message_without_its_end_mark_gets_it() -> None:
@@ -120,7 +122,9 @@ def test_large_numbers_in_arguments_are_no_size() -> None:
 
 def test_a_header_that_is_always_added_is_not_the_stop() -> None:
     template = "{% for m in messages %}<|h|>{{ m.role }}<|/h|>{{ m.content }}<|eot|>{% endfor %}<|h|>assistant<|/h|>"
-    tokenizer = tokenizer_of(template, "<|end_of_text|>", ("<|end_of_text|>", "<|h|>", "<|/h|>", "<|eot|>"))
+    tokenizer = tokenizer_of(
+        template, "<|end_of_text|>", ("<|end_of_text|>", "<|h|>", "<|/h|>", "<|eot|>"), stop_tokens=("<|eot|>",)
+    )
     sequence = encode_chat(tokenizer, [user("q"), answer("a"), user("q2"), answer("a2")])
     assert trained(tokenizer, sequence) == "a<|eot|>a2<|eot|>"
 
@@ -182,7 +186,9 @@ def test_arguments_as_text_become_an_object_where_the_template_would_drop_them()
     sequence = encode_chat(tokenizer, chat)
     assert trained(tokenizer, sequence) == 'look{"city": "Paris"}<|im_end|>x<|im_end|>'
     broken = [user("q"), answer("", tool_calls=[call("{city")]), results, answer("x")]
-    assert encode_chat(tokenizer, broken, allow_dropped=True).report.dropped == ((1, "tool_calls"),)
+    assert encode_chat(
+        tokenizer, broken, options=EncodeOptions(boundaries="whole", allow_dropped=True)
+    ).report.dropped == ((1, "tool_calls"),)
 
 
 def test_of_two_eos_tokens_the_first_ends_the_turn() -> None:
@@ -232,9 +238,12 @@ def test_ids_of_calls_become_short_where_the_template_takes_no_others() -> None:
 
 def test_a_call_ends_with_the_stop_of_inference_also_where_its_closing_tag_is_special() -> None:
     special = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "</tool_call>")
-    tokenizer = tokenizer_of(HEADERS, "<|endoftext|>", special)
+    tokenizer = tokenizer_of(HEADERS, "<|endoftext|>", special, stop_tokens=STOPS)
     chat = [user("q"), answer("", tool_calls=[call({})]), {"role": "tool", "content": "r"}, answer("a")]
-    texts = [trained(tokenizer, sequence) for sequence in encode_turns(tokenizer, chat, allow_dropped=True)]
+    texts = [
+        trained(tokenizer, sequence)
+        for sequence in encode_turns(tokenizer, chat, options=EncodeOptions(allow_dropped=True))
+    ]
     assert texts == ["<tool_call>look</tool_call><|observation|>a<|user|>"]
 
 
@@ -245,7 +254,9 @@ def test_what_closes_a_system_prompt_by_default_closes_a_turn_as_well() -> None:
         "{% if m.role == 'assistant' %}<|text|>{{ m.content }}<|end_text|>{% else %}{{ m.content }}{% endif %}"
         "<|im_end|>{% endfor %}<|im_start|>assistant{{ '\n' }}"
     )
-    tokenizer = tokenizer_of(template, "<|endoftext|>", ("<|endoftext|>", *MARKS, "<|text|>", "<|end_text|>"))
+    tokenizer = tokenizer_of(
+        template, "<|endoftext|>", ("<|endoftext|>", *MARKS, "<|text|>", "<|end_text|>"), stop_tokens=("<|im_end|>",)
+    )
     (sequence,) = encode_turns(tokenizer, [user("q"), answer("a")])
     assert trained(tokenizer, sequence) == "<|text|>a<|end_text|><|im_end|>"
 

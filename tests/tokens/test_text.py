@@ -10,7 +10,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pairwright import EID, Experience, Message, Side
 from pairwright.records.messages import ErrorSite
-from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_experience, encode_pair, encode_turns
+from pairwright.tokens import (
+    ChatTokenizer,
+    EncodeOptions,
+    Refusal,
+    encode_chat,
+    encode_experience,
+    encode_pair,
+    encode_turns,
+)
 from pairwright.tokens.hints import Hint
 from pairwright.tokens.sequence import Paint
 from pairwright.tokens.teacher_sequences import encode_distillations
@@ -135,25 +143,39 @@ def test_text_beside_messages_of_a_chat_is_refused():
 def test_what_cannot_be_trained_as_text_is_refused():
     with pytest.raises(Refusal, match="no_stop"):
         encode_pair(made_tokenizer(eos=None), [text("sea")], [answer("wet")], [answer("dry")])
-    pair = encode_pair(made_tokenizer(eos=None), [text("sea")], [answer("wet")], [answer("dry")], require_stop=False)
+    pair = encode_pair(
+        made_tokenizer(eos=None),
+        [text("sea")],
+        [answer("wet")],
+        [answer("dry")],
+        options=EncodeOptions(require_stop=False),
+    )
     assert pair.chosen.ids.tolist() == [7, 1, 3]
     with pytest.raises(Refusal, match="nothing stands before"):
         encode_pair(made_tokenizer(bos=False), [text("")], [answer("wet")], [answer("dry")])
     with pytest.raises(Refusal, match="not_generated"):
         encode_pair(made_tokenizer(), [text("sea")], [text("wet", generated=False)], [answer("dry")])
     with pytest.raises(Refusal, match="control_tokens"):
-        encode_pair(made_tokenizer(), [text("<user> sea")], [answer("wet")], [answer("dry")], control_tokens="refuse")
+        encode_pair(
+            made_tokenizer(),
+            [text("<user> sea")],
+            [answer("wet")],
+            [answer("dry")],
+            options=EncodeOptions(control_tokens="refuse"),
+        )
 
 
 def test_control_tokens_of_a_prompt_are_escaped_where_that_is_asked_for():
     sides = [text("<user> sea")], [answer("wet")], [answer("dry")]
     assert encode_pair(made_tokenizer(), *sides).chosen.ids.tolist() == [7, 9, 1, 3, 8]
-    escaped = encode_pair(made_tokenizer(), *sides, control_tokens="escape")
+    escaped = encode_pair(made_tokenizer(), *sides, options=EncodeOptions(control_tokens="escape"))
     assert 9 not in escaped.chosen.ids.tolist()
 
 
 def test_a_cut_prompt_keeps_both_completions_whole():
-    pair = encode_pair(made_tokenizer(), [text("the sea is")], [answer("wet .")], [answer("dry")], max_length=5)
+    pair = encode_pair(
+        made_tokenizer(), [text("the sea is")], [answer("wet .")], [answer("dry")], options=EncodeOptions(max_length=5)
+    )
     assert (pair.prompt_length, pair.chosen.ids.tolist()) == (2, [1, 2, 3, 6, 8])
 
 

@@ -16,6 +16,7 @@ from pairwright.generate.tool_calls import split_calls
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import PairOptions
 from pairwright.records.tool_texts import write_tools_as_text
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.stage.cache import read_pairs, read_sequences
@@ -61,7 +62,7 @@ def test_calls_are_trained_as_text_under_the_numbers_of_their_messages(folder):
     ready = ChatTokenizer.from_folder(folder)
     with pytest.raises(Refusal, match="no such role"):
         encode_experience(ready, run())
-    (sequence,) = encode_experience(ready, run(), tools_as_text="hermes")
+    (sequence,) = encode_experience(ready, run(), options=EncodeOptions(tools_as_text="hermes"))
     assert turns_of(ready, sequence) == {
         1: 'Let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone":  "CET"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "clock", "arguments": {"zone":  "UTC"}}\n</tool_call><|im_end|>',
@@ -78,14 +79,14 @@ def test_calls_are_trained_as_text_under_the_numbers_of_their_messages(folder):
 def test_a_refusal_names_the_message_of_the_record(folder):
     ready = ChatTokenizer.from_folder(folder, template=TEMPLATE.replace("{{ m.content }}", "{{ m.content[:4] }}"))
     with pytest.raises(Refusal) as refused:  # in the text that is rendered it is message 2, after the system prompt
-        encode_experience(ready, run(), tools_as_text="hermes")
+        encode_experience(ready, run(), options=EncodeOptions(tools_as_text="hermes"))
     assert (refused.value.reason, refused.value.message) == ("dropped", 1)
 
 
 def test_what_is_trained_is_what_the_model_is_given_and_what_is_read_of_its_answer(folder):
     ready, tokenizer = ChatTokenizer.from_folder(folder), byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    (sequence,) = encode_experience(ready, run(), tools_as_text="hermes")
+    (sequence,) = encode_experience(ready, run(), options=EncodeOptions(tools_as_text="hermes"))
     encoder = ChatEncoder(tokenizer, tools_as_text=True)
     whole = ready.decode(sequence.ids)
     for turn, text in turns_of(ready, sequence).items():

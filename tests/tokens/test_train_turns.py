@@ -12,6 +12,7 @@ from pairwright.errors import ConfigError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import PairOptions
 from pairwright.records.messages import ErrorSite
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.stage.cache import read_pairs, read_sequences
@@ -67,7 +68,7 @@ def trained(ready: ChatTokenizer, sequences) -> list[str]:
 def test_a_rule_trains_its_turns_and_leaves_the_ids_alone(rule, folder):
     ready = ChatTokenizer.from_folder(folder)
     (whole,) = encode_experience(ready, run())
-    (sequence,) = encode_experience(ready, run(), train_turns=rule)
+    (sequence,) = encode_experience(ready, run(), options=EncodeOptions(train_turns=rule))
     assert trained(ready, [sequence]) == RULES[rule]
     assert sequence.ids.tolist() == whole.ids.tolist()
     assert len(sequence.report.not_selected) == 4 - len(RULES[rule])
@@ -75,20 +76,22 @@ def test_a_rule_trains_its_turns_and_leaves_the_ids_alone(rule, folder):
 
 def test_a_function_selects_and_none_selected_is_refused(folder):
     ready = ChatTokenizer.from_folder(folder)
-    (sequence,) = encode_experience(ready, run(), train_turns=lambda messages, index: messages[index].text == "done")
+    (sequence,) = encode_experience(
+        ready, run(), options=EncodeOptions(train_turns=lambda messages, index: messages[index].text == "done")
+    )
     assert trained(ready, [sequence]) == ["done"]
     with pytest.raises(Refusal, match="not_selected: none of 4 generated turns is selected"):
-        encode_experience(ready, run(), train_turns=lambda messages, index: False)
+        encode_experience(ready, run(), options=EncodeOptions(train_turns=lambda messages, index: False))
     with pytest.raises(ConfigError, match="failed: ZeroDivisionError"):
-        encode_experience(ready, run(), train_turns=lambda messages, index: 1 / 0)
+        encode_experience(ready, run(), options=EncodeOptions(train_turns=lambda messages, index: 1 / 0))
 
 
 def test_a_stop_that_was_not_sampled_is_dropped_from_the_last_turn_only(folder):
     ready = ChatTokenizer.from_folder(folder)
     cut = run(truncate_status="response_truncated")
-    (sequence,) = encode_experience(ready, cut, train_turns="calls")
+    (sequence,) = encode_experience(ready, cut, options=EncodeOptions(train_turns="calls"))
     assert trained(ready, [sequence]) == ["let me", "again"]  # with their stops
-    (sequence,) = encode_experience(ready, cut, train_turns="last")
+    (sequence,) = encode_experience(ready, cut, options=EncodeOptions(train_turns="last"))
     assert ready.decode(sequence.ids[sequence.mask]) == "bye"
 
 
@@ -97,12 +100,12 @@ def test_recorded_ids_are_masked_by_turn(folder):
     (whole,) = encode_experience(ready, run())
     start = int(whole.mask.argmax())
     arrays = {"tokens": whole.ids, "prompt_length": start, "action_mask": whole.mask[start:]}
-    (sequence,) = encode_experience(ready, run(**arrays), train_turns="last")
+    (sequence,) = encode_experience(ready, run(**arrays), options=EncodeOptions(train_turns="last"))
     assert (sequence.report.source, trained(ready, [sequence])) == ("recorded", ["bye"])
     # One span for two turns: which tokens are whose is not known.
     joined = arrays | {"action_mask": [True] * (len(whole.ids) - start)}
     with pytest.raises(Refusal, match="train_turns cannot select"):
-        encode_experience(ready, run(**joined), train_turns="last")
+        encode_experience(ready, run(**joined), options=EncodeOptions(train_turns="last"))
 
 
 def test_the_stage_counts_what_is_not_selected_and_knows_a_changed_function(folder, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Weights of single turns: from the data to the sequences, the cache and the batches."""
 
 import numpy as np
-from test_turn_grammar import thinker
+from test_masks import thinker
 from token_families import small_tokenizer
 
 from pairwright import EID, Experience, Message

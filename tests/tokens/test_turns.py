@@ -9,12 +9,13 @@ from token_cases import CASES, assistant, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode import prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.spans.control_tokens import compile_tokens
 from pairwright.tokens.spans.regions import Region
 from pairwright.tokens.spans.spelling import PrefixEncoder, encode_text, index_tokens
-from pairwright.tokens.spans.stops import compile_tokens
 from pairwright.tokens.template.render import Rendered, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -25,18 +26,23 @@ def check(tokenizer: ChatTokenizer, case: str) -> int:
     """Every generated turn is trained exactly once, after exactly the prompt that inference is given."""
     chat, tools = CASES[case]
     try:
-        sequences = encode_turns(tokenizer, chat, tools, boundaries="split", allow_dropped=True)
+        sequences = encode_turns(tokenizer, chat, tools, options=EncodeOptions(boundaries="split", allow_dropped=True))
     except Refusal as caught:
-        return {"template_error": 0, "no_stop": 0, "prompt_not_continued": 0}[caught.reason]
-    renderer = tokenizer.renderer(tools)
-    chat = prepare_chat(tokenizer, chat, tools).chat  # as the template takes it: null that it would print is ""
+        return {"template_error": 0, "no_stop": 0, "two_forms": 0}[caught.reason]
+    prepared = prepare_chat(tokenizer, chat, tools)  # as the template takes it: null that it would print is ""
+    chat, renderer = prepared.chat, prepared.tokenizer.renderer(tools)
     seen: list[int] = []
     for sequence in sequences:
         for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):
             first = int(np.argmax(sequence.mask & (sequence.message_index == turn)))
             given = renderer.text(plain_chat(chat[:turn]), tools, prompt=True)
             expected = tokenizer.encode(given)[0].tolist()
-            assert sequence.ids[:first].tolist() == expected or tokenizer.decode(sequence.ids[:first]) == given
+            context = tokenizer.decode(sequence.ids[:first])
+            if sequence.report.added_tokens:  # a thought that the template closed after the prompt
+                assert context.startswith(given)
+                assert context[len(given) :].strip() in ("", "<think></think>")
+            else:
+                assert sequence.ids[:first].tolist() == expected or context == given
             seen.append(turn)
     assert seen == [number for number, message in enumerate(chat) if message["role"] == "assistant"]
     return len(sequences)
@@ -84,7 +90,7 @@ def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
     first, second = encode_turns(tokenizer, chat, tools)
     assert tokenizer.decode(first.ids[first.mask]) == "\n<think>one</think>\nhello<|user|>"
     assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye<|user|>"
-    assert (first.report.unstopped, first.report.stop_added) == ((), (1,))
+    assert (first.report.unstopped, first.report.added_tokens) == ((), 0)
     assert check(tokenizer, "steps with reasoning") == 1
 
 
@@ -130,7 +136,7 @@ def test_texts_that_begin_alike_are_split_as_if_alone() -> None:
     texts = [start + "\n\nhello<|im_end|>", start + "ok<|im_end|>", start + "\n\nok<|im_end|>\n" + start + "\nok"]
     encoder = PrefixEncoder(tokenizer, texts)
     for text in texts:
-        regions = [Region(1, len(start), len(text), None)]
+        regions = [Region(1, len(start), len(start), len(text), None)]
         alone = encode_text(tokenizer, Rendered(text, []), regions, boundaries="split", controls="keep")[0]
         encoded = encode_text(
             tokenizer, Rendered(text, []), regions, boundaries="split", controls="keep", encoder=encoder

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from token_cases import CASES, assistant, call, tool, user
 from token_families import CHATML, FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer
 
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
@@ -19,7 +20,7 @@ MARKS = ["ok", "", " x\n", "</think>", "<tool_call>", "/no_think", "<|im_end|>",
 
 def outcome(tokenizer: ChatTokenizer, chat: list, tools: object, verify: str) -> Sequence | tuple[str, int | None]:
     try:
-        return encode_chat(tokenizer, chat, tools, verify=verify)  # type: ignore[arg-type]
+        return encode_chat(tokenizer, chat, tools, options=EncodeOptions(boundaries="whole", verify=verify))  # type: ignore[arg-type]
     except Refusal as refusal:
         return refusal.reason, refusal.message
 
@@ -75,7 +76,7 @@ def exchanges(count: int, question: str = "hello there") -> list:
 @pytest.mark.parametrize("count", [9, 20, 60])
 def test_a_prompt_that_differs_at_the_seventh_turn_only_is_refused(count: int) -> None:
     tokenizer = counting("'well' if messages | length == 13")
-    with pytest.raises(Refusal, match="message 13: context_differs"):
+    with pytest.raises(Refusal, match="message 13: two_forms"):
         encode_chat(tokenizer, exchanges(count))
     assert not is_regular(tokenizer, tokenizer.renderer(None))
     assert "counts_turns" in {quirk.name for quirk in check_template(tokenizer).quirks}
@@ -84,8 +85,8 @@ def test_a_prompt_that_differs_at_the_seventh_turn_only_is_refused(count: int) -
 
 def test_a_rule_about_a_turn_far_out_is_found_when_all_are_verified() -> None:
     tokenizer = counting("'well' if messages | length == 105")
-    with pytest.raises(Refusal, match="message 105: context_differs"):
-        encode_chat(tokenizer, exchanges(80), verify="all")
+    with pytest.raises(Refusal, match="message 105: two_forms"):
+        encode_chat(tokenizer, exchanges(80), options=EncodeOptions(boundaries="whole", verify="all"))
 
 
 def test_a_turn_that_is_written_differently_is_exact() -> None:
@@ -97,7 +98,7 @@ def test_a_turn_that_is_written_differently_is_exact() -> None:
     )
     tokenizer = ChatTokenizer(small_backend(), template, special_tokens={"eos_token": "<|im_end|>"})
     for verify in ("quick", "all"):
-        sequence = encode_chat(tokenizer, exchanges(20), verify=verify)  # type: ignore[arg-type]
+        sequence = encode_chat(tokenizer, exchanges(20), options=EncodeOptions(boundaries="whole", verify=verify))  # type: ignore[arg-type]
         assert tokenizer.decode(sequence.ids[sequence.mask]) == "".join(f"a {n}<|im_end|>" for n in range(20))
         assert sequence.report.probed >= 1
     assert "[5] <|im_start|>assistant" in tokenizer.decode(sequence.ids)

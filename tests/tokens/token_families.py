@@ -39,6 +39,7 @@ class Family:
     roles_alternate: bool = False
     per_turn: bool = False
     refused: str = ""
+    stop_tokens: tuple[str, ...] | None = None  # as generation_config.json has them
     variables: dict[str, Any] = field(default_factory=dict)
 
 
@@ -79,9 +80,10 @@ FAMILIES: dict[str, Family] = {
         "{{ '\n' }}{{ m.content or '' }}"
         + CALLS
         + "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-        ("<|user|>", "<|observation|>", "<|assistant|>"),
+        ("<|user|>", "<|observation|>"),
         eos="</s>",
         calls=True,
+        stop_tokens=("<|user|>", "<|observation|>"),
     ),
     "drops old reasoning, the next header is the stop": Family(
         "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
@@ -91,10 +93,11 @@ FAMILIES: dict[str, Family] = {
         "{{ '\n' + (m.content or '').strip() }}"
         + CALLS
         + "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
-        ("<|user|>", "<|observation|>", "<|assistant|>"),
+        ("<|user|>", "<|observation|>"),
         eos="</s>",
         calls=True,
         per_turn=True,
+        stop_tokens=("<|user|>", "<|observation|>"),
     ),
     "special tokens close calls": Family(
         "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>' + (m.content or '') }}"
@@ -136,7 +139,7 @@ FAMILIES: dict[str, Family] = {
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
         ("<|im_end|>",),
-        refused="prompt_not_continued",
+        refused="no_reasoning",
     ),
     "arguments as tags": Family(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
@@ -222,7 +225,11 @@ def special_tokens(family: Family) -> dict[str, str]:
 def small_tokenizer(name: str) -> ChatTokenizer:
     family = FAMILIES[name]
     return ChatTokenizer(
-        small_backend(), family.template, special_tokens=special_tokens(family), variables=family.variables
+        small_backend(),
+        family.template,
+        special_tokens=special_tokens(family),
+        variables=family.variables,
+        stop_tokens=family.stop_tokens,
     )
 
 

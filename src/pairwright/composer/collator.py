@@ -32,6 +32,7 @@ from pairwright.sources.assemble import split_at_first_answer
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.rollouts.s1_traces import read_pair, read_turns
 from pairwright.tokens.batch.collate import IGNORE_INDEX, make_attention_mask, pad_rows
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.hints import HINT_FUNCTIONS, HINTS, Hint, find_hints
 from pairwright.tokens.recorded import encode_experience
@@ -101,13 +102,13 @@ class _TemplateEncoder:
         self._tokenizer = tokenizer
 
     def encode_trace(self, trace: Experience) -> list[TokenSequence]:
-        return encode_experience(self._tokenizer, trace, boundaries="split")
+        return encode_experience(self._tokenizer, trace)
 
     def distill(self, trace: Experience, hints: Sequence[Hint]) -> list[Distillation]:
         return distill_experience(self._tokenizer, trace, hints)
 
     def encode_pairs(self, pairs: Iterable[PairMessages], max_length: int) -> Iterator[EncodedPair | TokensError]:
-        return encode_pairs(self._tokenizer, pairs, max_length=max_length)
+        return encode_pairs(self._tokenizer, pairs, EncodeOptions(max_length=max_length))
 
 
 @dataclass

@@ -109,7 +109,7 @@ class StubEncoder:
             elif trained:
                 start = self._locate(whole, chats, place, own)
                 if start is None:
-                    raise Refusal("not_located", "its ids are not found once in the rendered message", message=number)
+                    raise Refusal("dropped", "its ids are not found once in the rendered message", message=number)
                 mask[start : start + len(own)] = [True] * len(own)
                 numbers[start : start + len(own)] = [number] * len(own)
         return _sequence(ids, mask, numbers)

@@ -123,9 +123,9 @@ class SequenceTerms(Section):
     """What to keep of what is longer; the two sides of a pair are cut alike, no trained turn is cut through."""
     keep_first: int = Field(default=0, ge=0)
     """Tokens at the start that are never cut, such as a BOS token or the system prompt."""
-    missing_reasoning: Literal["close", "refuse"] = "close"
-    """A turn without reasoning after a prompt that opens a thinking block: close the block at once, as the chat
-    template writes an empty one, or refuse the conversation."""
+    missing_reasoning: Literal["refuse", "close"] = "refuse"
+    """A turn without reasoning after a prompt that opens a thought: refuse the conversation, or close the thought at
+    once; the tokens that close it are not trained, and are counted as added."""
     allow_dropped: bool = False
     """Train turns of which the chat template does not render everything that the model generated (tool calls,
     reasoning, text beside calls). By default they are refused."""
@@ -146,6 +146,12 @@ class TokensConfig(SequenceTerms):
     chat_template_kwargs: TemplateVariables = Field(default={})
     """Variables of the chat template, such as {"enable_thinking": false}; one that it does not read is an error. Those
     of a record (info.chat_template_kwargs) override them."""
+    clock: str | None = None
+    """The time, such as 2025-07-01T12:00:00, for chat templates that print a date, where a record has none of its own
+    (info.time, info.created_at); by default when the experience table was made."""
+    grammar: str | None = None
+    """A YAML file with declared rows: how a family of models writes thoughts, and what ends its turns, where the chat
+    template does not show it."""
     record_kwargs: Literal["use", "ignore"] = "use"
     """Variables of the chat template that a record was sampled with: use them, and refuse the record where the template
     does not read them; or ignore them."""
@@ -188,8 +194,8 @@ class TokensConfig(SequenceTerms):
 
     def content(self) -> dict[str, Any]:
         """The options that decide what a sequence is: part of every cache key. Paths (the content of
-        tokenizer and template is in the key) and workers are not."""
-        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "experience", "workers"})
+        tokenizer, template and grammar is in the key) and workers are not."""
+        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience", "workers"})
 
 
 # `evaluate`: how the new model is compared with the old one, and what it must show before it is deployed.

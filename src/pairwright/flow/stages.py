@@ -16,7 +16,8 @@ from pairwright.records.messages import Json
 # Counts of the token stage's manifest that the run's manifest repeats
 _TOKEN_COUNTS = (
     "items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated", "refused",
-    "with_dropped_content", "with_dropped_prompt_content", "with_images_left_out",
+    "with_dropped_content", "with_dropped_prompt_content", "with_images_left_out", "added_tokens", "with_added_tokens",
+    "with_declared_turns", "turns_by_rule", "modes",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pairwright.report.pairs_section import sample_pairs
 from pairwright.report.plots import Markup, join, tag
 from pairwright.report.run_folder import RunFolder, Stages, read_json
 from pairwright.report.style_sheets import Plot
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Paint, Sequence
@@ -120,13 +121,15 @@ def _find_tokenizer(
     manifest = _manifest(cached)
     tokenizer_hash = manifest.get("tokenizer")
     options = manifest.get("options", {})
-    allowed = {name: bool(options.get(name)) for name in ("allow_dropped", "allow_images")}
+    allowed = EncodeOptions(
+        allow_dropped=bool(options.get("allow_dropped")), allow_images=bool(options.get("allow_images"))
+    )
     # the folder with the same hash comes first, since it needs no encoding
     for folder in sorted(folders, key=lambda folder: folder_hash(folder) != tokenizer_hash):
         ready = ChatTokenizer.from_folder(folder)
         if folder_hash(folder) == tokenizer_hash:
             return ready
-        ids = {(name, side): sequence.ids.tolist() for name, side, sequence in _encode_pairs(ready, pairs, **allowed)}
+        ids = {(name, side): sequence.ids.tolist() for name, side, sequence in _encode_pairs(ready, pairs, allowed)}
         if sequences and all(ids.get((name, side)) == sequence.ids.tolist() for name, side, sequence in sequences):
             return ready
     return None
@@ -140,21 +143,14 @@ def _from_cache(folder: Path, pairs: list[Pair]) -> list[tuple[str, str, Sequenc
 
 
 def _encode_pairs(
-    tokenizer: ChatTokenizer, pairs: list[Pair], *, allow_dropped: bool = False, allow_images: bool = False
+    tokenizer: ChatTokenizer, pairs: list[Pair], options: EncodeOptions = DEFAULT
 ) -> list[tuple[str, str, Sequence]]:
     """Encode pairs to (pair id, side, sequence); refused pairs are skipped."""
     sequences = []
     for pair in pairs:
         try:
-            encoded = encode_pair(
-                tokenizer,
-                pair.prompt,
-                pair.chosen,
-                pair.rejected,
-                list(pair.tools) or None,
-                allow_dropped=allow_dropped,
-                allow_images=allow_images,
-            )
+            sides = pair.prompt, pair.chosen, pair.rejected
+            encoded = encode_pair(tokenizer, *sides, list(pair.tools) or None, options)
         except (Refusal, TemplateError):  # counted by the tokens stage; no sequence to show
             continue
         sequences += [(pair.id, "chosen", encoded.chosen), (pair.id, "rejected", encoded.rejected)]

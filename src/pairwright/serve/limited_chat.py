@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -106,7 +107,7 @@ def limit_templates(engine: Engine) -> None:
                 if len(templates) >= _MAX_TEMPLATES:
                     templates.clear()
                 names = {**engine.tokenizer.special_tokens_map, **(variables or {})}
-                templates[key] = Template(source, variables=names, seconds=_SECONDS)
+                templates[key] = Template(source, variables=names, clock=datetime.now, seconds=_SECONDS)
             return templates[key].text(plain_chat(chat), tools, prompt=True)
         except TemplateError as error:
             raise GenerateError(f"the chat template refuses this conversation: {error}") from None

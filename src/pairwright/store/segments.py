@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,7 +153,9 @@ def check_table(folder: Place, *, create: bool) -> None:
             raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
         if any(not name.startswith(".") for name in names):
             raise TableError(f"{folder}: not empty and not an experience table: choose another folder")
-        write_marker(folder, {"format": "pairwright-experience", "version": _VERSION})
+        # The time is what templates that print a date are given for records without one of their own.
+        now = datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat()
+        write_marker(folder, {"format": "pairwright-experience", "version": _VERSION, "created": now})
     version = read_marker(folder).get("version")
     if version != _VERSION:
         raise TableError(f"{marker}: version {version!r}, this release reads {_VERSION}: upgrade pairwright")

@@ -24,6 +24,7 @@ from pairwright.tokens.batch.collate import (
 )
 from pairwright.tokens.batch.combine import Collator, CombineOptions, Trace
 from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import HINTS, Hint, find_hints, find_sites
@@ -56,6 +57,7 @@ __all__ = [
     "Collator",
     "CombineOptions",
     "Distillation",
+    "EncodeOptions",
     "EncodedPair",
     "FunctionRenderer",
     "Hint",

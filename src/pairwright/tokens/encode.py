@@ -27,27 +27,26 @@ Where that cannot be had, a Refusal names the turn and the reason. Raw text has 
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.records.arrays import Array
 from pairwright.records.messages import TEXT, Json, Message, count_ids
+from pairwright.tokens.encode_options import WHOLE, EncodeOptions
 from pairwright.tokens.message_dialect import adapt_dicts, adapt_records
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
+from pairwright.tokens.spans.control_tokens import control_pattern
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
-from pairwright.tokens.spans.regions import Located, Region, Verify, locate, refuse_missing_reasoning
+from pairwright.tokens.spans.grammar import choose_mode
+from pairwright.tokens.spans.regions import Located, Region, locate
 from pairwright.tokens.spans.spelling import Controls, Encoded, Part, PrefixEncoder, encode_parts, encode_text
-from pairwright.tokens.spans.stops import control_pattern
-from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
-Boundaries = Literal["whole", "split"]
-ControlTokens = Literal["keep", "escape", "refuse"]
 Messages = Items[Message] | Items[Mapping[str, Any]]
 Spans = tuple[list[int], list[int]]  # of regions: their first tokens, and the ones after their last
 
@@ -59,113 +58,111 @@ def encode_chat(
     tokenizer: Any,
     messages: Messages,
     tools: Items[Json] | None = None,
+    options: EncodeOptions = WHOLE,
     *,
     train_from: int = 0,
-    boundaries: Boundaries = "whole",
-    control_tokens: ControlTokens = "keep",
-    require_stop: bool = True,
-    verify: Verify = "quick",
-    missing_reasoning: MissingReasoning = "close",
-    allow_dropped: bool = False,
-    allow_images: bool = False,
 ) -> Sequence:
-    """A conversation as one sequence.
+    """A conversation as one sequence; a Refusal where the law needs several.
 
     tokenizer       a ChatTokenizer, a model's folder, or a transformers fast tokenizer
-    messages        records, or chat dicts, which the template gets as they are
+    messages        records, or chat dicts
+    options         by default the text is encoded as a whole, as `apply_chat_template` does
     train_from      turns before this message are context
-    boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
-                    merge across the start of a turn, encode both sides apart, as inference did
-    control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
-    verify          "quick": render the prompts of four turns and compare them, of every turn where the template tests
-                    text for a word that is in the conversation; "all": of every turn
-    missing_reasoning  a turn without reasoning after a prompt that opens a thinking block: "close" it at once, as the
-                    template writes an empty one, or "refuse"
-    allow_dropped   train turns of which the template does not render everything; `report.dropped` says what is missing
-    allow_images    train on the tokens of conversations with images, audio, video or files
     """
     ready = chat_tokenizer(tokenizer)
     if is_raw_text(messages):
-        texts = [message for message in messages if isinstance(message, Message)]
-        return encode_raw_text(
-            ready, texts, train_from=train_from, control_tokens=control_tokens, require_stop=require_stop
-        )
-    schemas = ready.schemas(tools)
-    chat, generated, rewritten_ids = prepare_chat(ready, messages, schemas, allow_images=allow_images)
-    turns = [index for index in generated if index >= train_from]
-    located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
-    located = located._replace(rewritten_ids=rewritten_ids)
-    refuse_missing_reasoning(ready, chat, schemas, located, missing_reasoning)
-    advice = advise_mode(ready.renderer(schemas), located.dropped)
-    refuse_dropped(located.dropped, allow=allow_dropped, advice=advice)
-    return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+        return encode_raw_text(ready, _texts(messages), options, train_from=train_from)
+    prepared = prepare_chat(ready, messages, tools, allow_images=options.allow_images)
+    turns = [index for index in prepared.generated if index >= train_from]
+    located = locate(prepared.tokenizer, prepared.chat, prepared.tools, turns, options.terms, verify=options.verify)
+    refuse_dropped(located.dropped, allow=options.allow_dropped)
+    return encode_located(prepared, prepared.chat, located, options)
+
+
+def _texts(messages: Messages) -> list[Message]:
+    return [message for message in messages if isinstance(message, Message)]
 
 
 class Prepared(NamedTuple):
-    """Messages as the template takes them, which of them the model generated, and how many ids were rewritten."""
+    """A conversation as the template takes it.
 
+    tokenizer      with the template in the mode of the record
+    chat, tools    the messages and schemas
+    generated      which of the messages the model generated
+    rewritten_ids  how many ids of calls were rewritten
+    mode           the variables that were set by whether the record has reasoning
+    """
+
+    tokenizer: ChatTokenizer
     chat: Chat
+    tools: list[Json] | None
     generated: list[int]
     rewritten_ids: int
+    mode: Json
 
 
 def prepare_chat(
-    tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None, *, allow_images: bool = False
+    tokenizer: ChatTokenizer,
+    messages: Messages,
+    tools: Items[Json] | None,
+    *,
+    allow_images: bool = False,
+    mode: Json | None = None,
 ) -> Prepared:
-    """Messages in the form that the template takes, and which of them the model generated."""
+    """Messages in the form that the template takes, and the template in their mode, or in `mode`."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
-    records = [message for message in messages if isinstance(message, Message)]
+    schemas = tokenizer.schemas(tools)
+    records = _texts(messages)
     if len(records) == len(messages):
         if any(record.role == TEXT for record in records):
             raise Refusal("text_in_chat", "no template renders raw text")
         _refuse_ids(records)
-        chat, rewritten = adapt_records(tokenizer, records, tools)
-        refuse_media(chat, allow=allow_images)
-        return Prepared(chat, [index for index, record in enumerate(records) if record.is_generated], rewritten)
-    dicts = [message for message in messages if not isinstance(message, Message)]
-    chat, rewritten = adapt_dicts(tokenizer, dicts, tools)
-    if len(chat) != len(messages):
-        raise Refusal("not_generated", "messages are either all records or all dicts")
+        chat, rewritten = adapt_records(tokenizer, records, schemas)
+        generated = [index for index, record in enumerate(records) if record.is_generated]
+    else:
+        dicts = [message for message in messages if not isinstance(message, Message)]
+        chat, rewritten = adapt_dicts(tokenizer, dicts, schemas)
+        if len(chat) != len(messages):
+            raise Refusal("not_generated", "messages are either all records or all dicts")
+        generated = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
     refuse_media(chat, allow=allow_images)
-    generated = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
-    return Prepared(chat, generated, rewritten)
+    if mode is None:
+        mode = choose_mode(tokenizer, tokenizer.renderer(schemas), [chat[index] for index in generated])
+    return Prepared(tokenizer.with_variables(mode), chat, schemas, generated, rewritten, mode)
 
 
 def encode_located(
-    tokenizer: ChatTokenizer,
+    prepared: Prepared,
     chat: Chat,
-    tools: list[Json] | None,
     located: Located,
+    options: EncodeOptions,
     *,
-    boundaries: Boundaries = "whole",
-    control_tokens: ControlTokens = "keep",
     encoder: PrefixEncoder | None = None,
     painter: "PrefixPainter | None" = None,
 ) -> Sequence:
-    """Encode a conversation whose regions are known. A turn that was joined to its prompt is encoded apart from it."""
+    """Encode `chat`, the conversation or its beginning, whose regions are known. A turn that was joined to its prompt
+    is encoded apart from it."""
     rendered, regions = located.rendered, located.regions
-    boundaries = "split" if located.is_spoken else boundaries
     encoded, num_controls = encode_text(
-        tokenizer,
+        prepared.tokenizer,
         rendered,
         regions,
-        boundaries=boundaries,
-        controls=control_tokens,
+        boundaries="split" if located.is_joined else options.boundaries,
+        controls=options.control_tokens,
         encoder=encoder,
     )
     coat = None
     if encoder is not None and painter is not None:
-        coat = painter.paint(encoded, rendered.pieces, chat, encoder.num_same, located.shared.pieces)
+        coat = painter.paint(encoded, rendered.pieces, chat, encoder.num_same)
     spans = find_spans(encoded, regions)
     mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, coat, spans)
-    report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls, spans=spans)
+    report = build_report(prepared, encoded, located, num_controls=num_controls, spans=spans)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
 
 
 def build_report(
-    tokenizer: ChatTokenizer,
-    tools: list[Json] | None,
+    prepared: Prepared,
     encoded: Encoded,
     located: Located,
     *,
@@ -173,24 +170,35 @@ def build_report(
     spans: Spans | None = None,
 ) -> Report:
     """What there is to say about a sequence, after the last checks on its tokens. `spans`: those of its regions."""
-    regions = located.regions
-    merged = _check_tokens(tokenizer, encoded, located.rendered, regions, spans or find_spans(encoded, regions))
+    regions, spans = located.regions, spans or find_spans(encoded, located.regions)
+    merged = _check_tokens(prepared.tokenizer, encoded, located.rendered, regions, spans)
     return Report(
-        template=tokenizer.renderer(tools).hash,
+        template=prepared.tokenizer.renderer(prepared.tools).hash,
+        mode=prepared.mode,
         num_turns=len(regions),
+        rules=tuple(region.rule for region in regions),
+        added_tokens=_count_added(encoded, regions, spans),
+        declared=tuple(region.message for region in regions if region.is_declared),
         dropped=located.dropped,
         prompt_dropped=located.prompt_dropped,
         images=located.num_images,
-        rewritten=located.rewritten,
-        rewritten_ids=located.rewritten_ids,
+        rewritten_ids=prepared.rewritten_ids,
         merged=merged,
         unstopped=tuple(region.message for region in regions if region.stop is None),
-        stop_added=located.stop_added,
         stops=tuple(sorted({region.stop for region in regions if region.stop is not None})),
         control_tokens=num_controls,
         probed=located.probed,
         split=encoded.is_split,
     )
+
+
+def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
+    """Added tokens: those of thoughts that were closed before a turn, and stops that no render shows."""
+    added = sum(region.end_added for region in regions)
+    for region, low in zip(regions, spans[0], strict=True):
+        if region.start > region.prompt:
+            added += low - int(encoded.starts.searchsorted(np.int32(region.prompt), side="left"))
+    return added
 
 
 class _Coat(NamedTuple):
@@ -208,11 +216,11 @@ class PrefixPainter:
         self._pieces: list[Piece] = []
         self._coat = _new_coat(0)
 
-    def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat, num_same: int, num_shared: int) -> _Coat:
-        """Every token, by the pieces that wrote its text. The first `num_same` tokens and at least `num_shared` pieces
-        are those of the sequence before. The next sequence overwrites what is given."""
+    def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat, num_same: int) -> _Coat:
+        """Every token, by the pieces that wrote its text. The first `num_same` tokens are those of the sequence before.
+        The returned buffers are reused by the next call."""
         same, size = num_same, len(encoded.ids)
-        num_pieces = _count_same(pieces, self._pieces, num_shared)
+        num_pieces = _count_same(pieces, self._pieces)
         # Tokens before the first piece that is new, with one to spare: a token may hold text of two pieces.
         if num_pieces < len(pieces):
             same = min(same, int(encoded.reach.searchsorted(np.int32(pieces[num_pieces].start), side="right")))
@@ -242,10 +250,9 @@ def _start_of(piece: Piece) -> int:
     return piece.start
 
 
-def _count_same(left: list[Piece], right: list[Piece], low: int) -> int:
-    """How many pieces two lists have in common at the start; `low` of them are known."""
-    high = min(len(left), len(right))
-    low = min(low, high)
+def _count_same(left: list[Piece], right: list[Piece]) -> int:
+    """How many pieces two lists have in common at the start."""
+    low, high = 0, min(len(left), len(right))
     while low < high:  # by halving: slices of equal pieces are compared fast
         middle = (low + high + 1) // 2
         low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
@@ -282,7 +289,7 @@ def paint_tokens(
     """Mask, message and paint of every token, by where its text comes from; `coat` is what is painted already, `spans`
     are those of the regions where they are known."""
     if coat is None:
-        coat = PrefixPainter().paint(encoded, rendered.pieces, chat, 0, 0)
+        coat = PrefixPainter().paint(encoded, rendered.pieces, chat, 0)
         message_index, paint = coat.message, coat.paint
     else:
         message_index, paint = coat.message.copy(), coat.paint.copy()
@@ -372,15 +379,11 @@ def _refuse_ids(messages: Items[Any]) -> None:
 
 
 def encode_raw_text(
-    tokenizer: ChatTokenizer,
-    messages: Items[Message],
-    *,
-    train_from: int = 0,
-    control_tokens: Controls = "keep",
-    require_stop: bool = True,
+    tokenizer: ChatTokenizer, messages: Items[Message], options: EncodeOptions, *, train_from: int = 0
 ) -> Sequence:
     """A conversation of raw text as one sequence; trained is what was generated from message `train_from` on."""
     _refuse_ids(messages)
+    control_tokens, require_stop = options.control_tokens, options.require_stop
     trained = [number >= train_from and message.is_generated for number, message in enumerate(messages)]
     if not any(trained):
         raise Refusal("not_generated", "no text of the completion is marked as generated")

@@ -20,22 +20,22 @@ from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, mark_generated
 from pairwright.tokens.encode import (
-    ControlTokens,
     Messages,
+    Prepared,
     build_report,
     encode_raw_text,
     is_raw_text,
     paint_tokens,
     prepare_chat,
 )
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.recorded import EncodedSide, count_shared_prompt, drop_stop, encode_recorded_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media, refuse_media_inputs
-from pairwright.tokens.spans.regions import Located, Verify, refuse_missing_reasoning
+from pairwright.tokens.spans.grammar import choose_mode
+from pairwright.tokens.spans.regions import Located, locate_groups
 from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_controls, index_tokens
-from pairwright.tokens.spans.thoughts import MissingReasoning
-from pairwright.tokens.spans.turn_groups import locate_groups
 from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
@@ -75,55 +75,21 @@ def encode_pair(
     chosen: Messages,
     rejected: Messages,
     tools: Items[Json] | None = None,
+    options: EncodeOptions = DEFAULT,
     *,
     sources: Sources = (None, None),
     cut: tuple[bool, bool] = (False, False),
-    recorded: Literal["use", "ignore"] = "use",
-    max_length: int | None = None,
-    truncation: Truncation = "keep_end",
-    keep_first: int = 0,
-    control_tokens: ControlTokens = "keep",
-    require_stop: bool = True,
-    verify: Verify = "quick",
-    missing_reasoning: MissingReasoning = "close",
-    allow_dropped: bool = False,
-    allow_images: bool = False,
 ) -> EncodedPair:
     """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
     pair = PairMessages(prompt, chosen, rejected, tools, sources, cut)
-    (encoded,) = encode_pairs(
-        tokenizer,
-        [pair],
-        recorded=recorded,
-        max_length=max_length,
-        truncation=truncation,
-        keep_first=keep_first,
-        control_tokens=control_tokens,
-        require_stop=require_stop,
-        verify=verify,
-        missing_reasoning=missing_reasoning,
-        allow_dropped=allow_dropped,
-        allow_images=allow_images,
-    )
+    (encoded,) = encode_pairs(tokenizer, [pair], options)
     if isinstance(encoded, TokensError):
         raise encoded
     return encoded
 
 
 def encode_pairs(
-    tokenizer: Any,
-    pairs: Iterable[PairMessages],
-    *,
-    recorded: Literal["use", "ignore"] = "use",
-    max_length: int | None = None,
-    truncation: Truncation = "keep_end",
-    keep_first: int = 0,
-    control_tokens: ControlTokens = "keep",
-    require_stop: bool = True,
-    verify: Verify = "quick",
-    missing_reasoning: MissingReasoning = "close",
-    allow_dropped: bool = False,
-    allow_images: bool = False,
+    tokenizer: Any, pairs: Iterable[PairMessages], options: EncodeOptions = DEFAULT
 ) -> Iterator[EncodedPair | TokensError]:
     """Many pairs in their order, each as `encode_pair` gives it, or the refusal in its place.
 
@@ -137,21 +103,9 @@ def encode_pairs(
         drafts: list[_Draft | TokensError] = []
         for pair in group:
             try:
-                draft = _draft_or_cut(
-                    ready,
-                    pair,
-                    recorded=recorded,
-                    control_tokens=control_tokens,
-                    require_stop=require_stop,
-                    verify=verify,
-                    missing_reasoning=missing_reasoning,
-                    allow_dropped=allow_dropped,
-                    allow_images=allow_images,
-                )
+                drafts.append(_draft_or_cut(ready, pair, options))
             except TokensError as error:
                 drafts.append(error)
-            else:
-                drafts.append(draft)
         # Encode each distinct prompt and completion of the group once, in two batches.
         rendered = [side for draft in drafts if isinstance(draft, _Draft) for side in draft.rendered.values()]
         prompts = list(dict.fromkeys(side.prompt for side in rendered))
@@ -163,8 +117,9 @@ def encode_pairs(
                 continue
             try:
                 encoded = _encode_draft(ready, item, *encodings)
-                if max_length is not None:
-                    encoded = truncate_pair(encoded, max_length, truncation, keep_first=keep_first)
+                if options.max_length is not None:
+                    cut = options.max_length, options.truncation
+                    encoded = truncate_pair(encoded, *cut, keep_first=options.keep_first)
             except TokensError as error:
                 yield error
             else:
@@ -176,23 +131,21 @@ def truncate_pair(
 ) -> EncodedPair:
     """Cut the shared prompt until the longer side fits; the completions stay whole.
 
-    "keep_start" keeps the prompt's first tokens, "keep_end" its last ones (and the first `keep_first`, such as a BOS
-    token or the system prompt), "drop" refuses. A completion that does not fit by itself is refused.
+    "keep_end" keeps the prompt's last tokens (and the first `keep_first`, such as a BOS token or the system prompt).
+    "keep_start" would cut the generation prompt, which the completions continue, so it refuses, as "drop" does. A
+    completion that does not fit by itself is refused.
     """
     longest = max(len(pair.chosen), len(pair.rejected))
     if longest <= max_length:
         return pair
     room = max_length - (longest - pair.prompt_length)  # tokens of the prompt that fit before the longer completion
     # At least one token of the prompt has to stay: something must predict the first trained token.
-    if truncation == "drop" or room < max(1, keep_first):
+    if truncation != "keep_end" or room < max(1, keep_first):
         completion = longest - pair.prompt_length
         raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
     # Positions (room,) of the tokens of the prompt that stay.
-    if truncation == "keep_start":
-        positions = np.arange(room)
-    else:
-        first = np.arange(keep_first)
-        positions = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
+    first = np.arange(keep_first)
+    positions = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
     return EncodedPair(
         chosen=_keep(pair.chosen, positions, pair.prompt_length),
         rejected=_keep(pair.rejected, positions, pair.prompt_length),
@@ -211,6 +164,7 @@ def _keep(side: Sequence, positions: Any, prompt_length: int) -> Sequence:
 class _Rendered(NamedTuple):
     """A side that is rendered and located, but not encoded: its prompt, and what follows."""
 
+    prepared: Prepared
     chat: Chat
     located: Located
     prompt: Part
@@ -222,23 +176,22 @@ class _Draft(NamedTuple):
     """A pair; each side is rendered, or encoded already: recorded ids, and raw text. `left_out` are turns of a side
     that are not trained."""
 
-    tools: list[Json] | None
     rendered: dict[str, _Rendered]
     encoded: dict[str, EncodedSide]
     left_out: dict[str, tuple[int, ...]]
 
 
-def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, **options: Any) -> _Draft:
+def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOptions) -> _Draft:
     """A pair as a whole; where a side has no one exact sequence, the first turns that differ."""
     try:
-        return _draft_pair(tokenizer, pair, **options)
+        return _draft_pair(tokenizer, pair, options)
     except Refusal as refusal:
         if refusal.detail != _REWRITES:
             raise
         step = _first_difference(pair)
         if step is None:
             raise
-        draft = _draft_pair(tokenizer, step, **options)
+        draft = _draft_pair(tokenizer, step, options)
     first = len(step.prompt)
     for name, side in zip(SIDES, (pair.chosen, pair.rejected), strict=True):
         messages = [*pair.prompt, *side]
@@ -266,56 +219,58 @@ def _is_generated(message: Message | Mapping[str, Any]) -> bool:
     return message.is_generated if isinstance(message, Message) else message.get("role") == "assistant"
 
 
-def _draft_pair(
-    tokenizer: ChatTokenizer,
-    pair: PairMessages,
-    *,
-    recorded: Literal["use", "ignore"],
-    control_tokens: ControlTokens,
-    require_stop: bool,
-    verify: Verify,
-    missing_reasoning: MissingReasoning,
-    allow_dropped: bool,
-    allow_images: bool,
-) -> _Draft:
+def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOptions) -> _Draft:
     """Render and locate both sides of a pair. Sides with recorded ids, and raw text, are encoded at once."""
-    if not allow_images:
+    if not options.allow_images:
         _refuse_recorded_media(pair)
     is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
-    draft = _Draft(tokenizer.schemas(pair.tools), {}, {}, {})
+    draft = _Draft({}, {}, {})
+    mode: Json | None = None
     sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
     for name, completion, source, is_cut in sides:
-        if source is not None and source.tokens is not None and recorded == "use":
+        if source is not None and source.tokens is not None and options.recorded == "use":
             prompt, answer = _records(pair.prompt), _records(completion)
             draft.encoded[name] = encode_recorded_side(tokenizer, prompt, answer, source, name)
             continue
         if is_text:
-            sequence = _text_side(
-                tokenizer, pair.prompt, completion, control_tokens=control_tokens, require_stop=require_stop
-            )
+            messages = [*_records(pair.prompt), *mark_generated(tuple(_records(completion)))]
+            sequence = encode_raw_text(tokenizer, messages, options, train_from=len(pair.prompt))
             # The first trained token is where the prompt ends.
             start = int(np.argmax(sequence.mask))
             draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
+        if mode is None:
+            mode = _choose_mode(tokenizer, pair)
         messages = [*pair.prompt, *completion]
-        chat, generated, rewritten = prepare_chat(tokenizer, messages, draft.tools, allow_images=allow_images)
+        prepared = prepare_chat(tokenizer, messages, pair.tools, allow_images=options.allow_images, mode=mode)
         first = len(pair.prompt)
-        turns = [index for index in generated if index >= first]
+        turns = [index for index in prepared.generated if index >= first]
         if not turns or turns[0] != first:
             detail = "a completion starts with a message that the model generated"
             raise Refusal("not_generated", detail, message=first)
-        groups = locate_groups(tokenizer, chat, draft.tools, turns, require_stop=require_stop, verify=verify)
+        where = prepared.tokenizer, prepared.chat, prepared.tools
+        try:
+            groups = locate_groups(*where, turns, options.terms, verify=options.verify)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, f"{name}: {refusal.detail}", message=refusal.message) from None
         if len(groups) > 1:
             raise Refusal("context_differs", _REWRITES, message=first)
-        chat, located = groups[0][0], groups[0][1]._replace(rewritten_ids=rewritten)
-        refuse_missing_reasoning(tokenizer, chat, draft.tools, located, missing_reasoning)
-        refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
-        prompt_part, tail_part = _split_parts(tokenizer, located, control_tokens)
-        draft.rendered[name] = _Rendered(chat, located, prompt_part, tail_part, is_cut)
+        chat, located = groups[0]
+        refuse_dropped(located.dropped, allow=options.allow_dropped, where=f"{name}: ")
+        prompt_part, tail_part = _split_parts(prepared.tokenizer, located, options)
+        draft.rendered[name] = _Rendered(prepared, chat, located, prompt_part, tail_part, is_cut)
     # A template may look ahead and write one prompt in two ways.
     if len({side.prompt.text for side in draft.rendered.values()}) > 1:
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
     return draft
+
+
+def _choose_mode(tokenizer: ChatTokenizer, pair: PairMessages) -> Json:
+    """Both sides continue one prompt: thinking is on if a turn of either has reasoning."""
+    messages = [*pair.prompt, *pair.chosen, *pair.rejected]
+    prepared = prepare_chat(tokenizer, messages, pair.tools, allow_images=True, mode={})
+    generated = [prepared.chat[index] for index in prepared.generated]
+    return choose_mode(tokenizer, tokenizer.renderer(prepared.tools), generated)
 
 
 def _refuse_recorded_media(pair: PairMessages) -> None:
@@ -335,26 +290,11 @@ def _records(messages: Messages) -> list[Message]:
     return records
 
 
-def _text_side(
-    tokenizer: ChatTokenizer,
-    prompt: Messages,
-    completion: Messages,
-    *,
-    control_tokens: ControlTokens,
-    require_stop: bool,
-) -> Sequence:
-    """A side of raw text, which continues the ids of the prompt."""
-    messages = [*_records(prompt), *mark_generated(tuple(_records(completion)))]
-    return encode_raw_text(
-        tokenizer, messages, train_from=len(prompt), control_tokens=control_tokens, require_stop=require_stop
-    )
-
-
-def _split_parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
+def _split_parts(tokenizer: ChatTokenizer, located: Located, options: EncodeOptions) -> tuple[Part, Part]:
     """The prompt and the rest, each with the control tokens that are meant as text."""
     # The first region starts where the prompt ends; positions in the rest count from there.
-    text, cut = located.rendered.text, located.regions[0].start
-    escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, control_tokens)
+    text, cut = located.rendered.text, located.regions[0].prompt
+    escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, options.control_tokens)
     before = tuple((start, end) for start, end in escaped if start < cut)
     after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
     return Part(text[:cut], before), Part(text[cut:], after)
@@ -367,7 +307,7 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
         located = side.located
         (prompt_ids, prompt_offsets), (tail_ids, tail_offsets) = prompts[side.prompt], tails[side.tail]
         # Offsets (N, 2) of the completion count from its own start: shift them to positions in the whole text.
-        start, size = located.regions[0].start, len(prompt_ids)
+        start, size = located.regions[0].prompt, len(prompt_ids)
         encoded = index_tokens(
             tokenizer,
             np.concatenate([prompt_ids, tail_ids]),
@@ -378,7 +318,7 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
         encoded.ends[:size] = np.minimum(encoded.ends[:size], start)
         mask, message_index, paint = paint_tokens(encoded, located.rendered, located.regions, side.chat)
         num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
-        report = build_report(tokenizer, draft.tools, encoded, located, num_controls=num_controls)
+        report = build_report(side.prepared, encoded, located, num_controls=num_controls)
         sequence = Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
         sides[name] = EncodedSide(drop_stop(sequence) if side.is_cut else sequence, size)
     for name, turns in draft.left_out.items():

@@ -22,7 +22,7 @@ import msgspec
 
 from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.tokens.refusals import TemplateError
-from pairwright.tokens.spans.thoughts import Tags, learn_grammar, move_thought
+from pairwright.tokens.spans.grammar import Tags, learn_grammar
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_str import CALL, CONTENT, Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
@@ -41,6 +41,7 @@ class Forms(msgspec.Struct, frozen=True):
     wants_parts  content given as text is not rendered, as a list of parts it is
     short_ids    ids of calls other than nine letters or digits are refused
     thought_tags  tags of a thinking block that is written twice, empty and then as it is, where text begins with one
+    reasoning_key  the only key under which reasoning is rendered, where it is none that transformers gives
     """
 
     arguments: str = "object"
@@ -50,11 +51,30 @@ class Forms(msgspec.Struct, frozen=True):
     wants_parts: bool = False
     short_ids: bool = False
     thought_tags: Tags | None = None
+    reasoning_key: str = ""
 
 
 def adapt_chat(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> Chat:
     """Chat messages of records."""
     return adapt_records(tokenizer, messages, tools)[0]
+
+
+def move_thought(message: Json, tags: Tags) -> Json:
+    """A message whose text begins with a thought, with that as its reasoning; else the message as it is.
+
+    >>> move_thought({"role": "assistant", "content": "<think>why</think>\\n\\nso"}, Tags("<think>", "</think>"))
+    {'role': 'assistant', 'content': 'so', 'reasoning_content': 'why'}
+    """
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    text = parts[0].get("text") if parts and isinstance(parts[0], dict) else None
+    if not isinstance(text, str) or not text.lstrip().startswith(tags.opening) or tags.closing not in text:
+        return message
+    inside, _, rest = text.lstrip().removeprefix(tags.opening).partition(tags.closing)
+    rest = rest.lstrip()
+    reasoning = str(message.get("reasoning_content") or "") + inside
+    moved: Json = {**message, "content": rest if content is text else [{**parts[0], "text": rest}, *parts[1:]]}
+    return {**moved, "reasoning_content": reasoning} if reasoning.strip() else moved
 
 
 def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> tuple[Chat, int]:
@@ -90,6 +110,10 @@ def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[J
 
 
 def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
+    if forms.reasoning_key:
+        for message in chat:
+            if "reasoning_content" in message:
+                message.setdefault(forms.reasoning_key, message["reasoning_content"])
     if forms.wants_parts:
         for message in chat:
             if isinstance(message.get("content"), str):
@@ -172,10 +196,12 @@ def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
     """What this template takes, tried once."""
     key = ("forms", renderer.hash)
     if key not in tokenizer.learnt:
-        tags = next((tags for tags in learn_grammar(tokenizer, renderer).tags if _doubles(renderer, tags)), None)
-        tokenizer.learnt[key] = msgspec.structs.replace(_try_forms(renderer), thought_tags=tags)
-    forms: Forms = tokenizer.learnt[key]
-    return forms
+        grammar = learn_grammar(tokenizer, renderer)
+        tags = next((tags for tags in grammar.tags if _doubles(renderer, tags)), None)
+        forms = _try_forms(renderer)
+        tokenizer.learnt[key] = msgspec.structs.replace(forms, thought_tags=tags, reasoning_key=grammar.reasoning_key)
+    found: Forms = tokenizer.learnt[key]
+    return found
 
 
 def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, str | None]:
@@ -187,7 +213,8 @@ def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, 
 def takes_arguments_as_text(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
     """Whether the arguments of a call may be JSON text, which the template then does not encode again."""
     wants_parts = find_forms(tokenizer, renderer).wants_parts
-    renders = (_render_call(renderer, "text", empty, wants_parts=wants_parts) for empty in (None, ""))
+    kinds = itertools.product(_SIZES, (None, ""))
+    renders = (_render_call(renderer, "text", empty, size, wants_parts=wants_parts) for size, empty in kinds)
     return any(render is not None and _is_whole(render) for render in renders)
 
 
@@ -197,9 +224,12 @@ def _try_forms(renderer: Renderer) -> Forms:
     short_ids = False
     # Each form of a small call; the first that shows name and arguments as JSON, and no null, wins.
     forms = list(itertools.product(("object", "text"), (None, "")))
-    renders = {form: _render_call(renderer, *form, wants_parts=wants_parts) for form in forms}
-    if any(renders.values()):
-        short_ids = _render_call(renderer, *forms[1], _LONG_ID, wants_parts=wants_parts) is None
+    for size in _SIZES:
+        renders = {form: _render_call(renderer, *form, size, wants_parts=wants_parts) for form in forms}
+        if any(renders.values()):
+            break
+    if any(renders.values()) and size > 2:
+        short_ids = _render_call(renderer, *forms[1], size, _LONG_ID, wants_parts=wants_parts) is None
         short_ids &= renders[forms[1]] is not None
     prints_null = any(_prints_null(renders[kind, None], renders[kind, ""]) for kind in ("object", "text"))
     silent = [form for form in forms if not (prints_null and form[1] is None)]
@@ -213,6 +243,9 @@ def _try_forms(renderer: Renderer) -> Forms:
 
 
 _USER: Json = {"role": "user", "content": "zqu"}
+# Messages of the small conversation with a call: with a result, an answer and a question after it, since some templates
+# look at ids or at earlier turns only there; one that takes no such conversation is tried with less.
+_SIZES = (5, 3, 2)
 
 
 def _doubles(renderer: Renderer, tags: Tags) -> bool:
@@ -239,16 +272,23 @@ def _render(renderer: Renderer, chat: Chat) -> Rendered | None:
 
 
 def _render_call(
-    renderer: Renderer, arguments: str, content: str | None, name: str = "zq0000000", *, wants_parts: bool
+    renderer: Renderer,
+    arguments: str,
+    content: str | None,
+    size: int,
+    name: str = "zq0000000",
+    *,
+    wants_parts: bool,
 ) -> Rendered | None:
     # Words that begin with zq are in no template, so finding one in the text means that it was rendered.
     value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
     call = {"id": name, "type": "function", "function": {"name": "zqf", "arguments": value}}
     turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}
-    chat = [_parts(_USER) if wants_parts else _USER, turn]
-    # A result follows, since some templates look at an id only there; one that takes no results is tried without.
     result: Json = {"role": "tool", "content": "zqr", "tool_call_id": name, "name": "zqf"}
-    return _render(renderer, [*chat, result]) or (_render(renderer, chat) if name != _LONG_ID else None)
+    chat: Chat = [_USER, turn, result, {"role": "assistant", "content": "zqc"}, _USER][:size]
+    if wants_parts:
+        chat = [_parts(message) if isinstance(message["content"], str) else message for message in chat]
+    return _render(renderer, chat)
 
 
 def _is_missing(rendered: Rendered | None, number: int = 0) -> bool:

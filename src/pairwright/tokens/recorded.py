@@ -11,23 +11,24 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from pairwright.config.sections import ToolsAsText
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.grouping import Conversation, conversation_of
 from pairwright.records.messages import Json, Message, canonical_messages
 from pairwright.records.tool_texts import write_tools_as_text
-from pairwright.tokens.encode import Messages, paint_tokens, prepare_chat
+from pairwright.tokens.clock import time_of
+from pairwright.tokens.encode import Messages, Prepared, paint_tokens, prepare_chat
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence, weigh_turns
 from pairwright.tokens.spans.dropped import count_media, refuse_media_inputs
+from pairwright.tokens.spans.law import Terms
 from pairwright.tokens.spans.regions import Located, Region, locate
 from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index_tokens
 from pairwright.tokens.template.tracked_str import CONTENT, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 from pairwright.tokens.train_turns import (
-    TrainTurns,
     as_context,
     keep_turns,
     refuse_empty,
@@ -43,42 +44,34 @@ class RecordedTurn(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...] | None = None
 
 
-def encode_experience(
-    tokenizer: Any,
-    experience: Experience,
-    *,
-    recorded: Literal["use", "ignore"] = "use",
-    record_kwargs: Literal["use", "ignore"] = "use",
-    train_turns: TrainTurns = "all",
-    tools_as_text: ToolsAsText = "off",
-    **options: Any,
-) -> list[Sequence]:
-    """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
-    rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token.
+# Recorded ids are exempt from the law: only the places of their turns are looked for.
+RECORDED = Terms(require_stop=False, is_recorded=True)
 
-    With `record_kwargs`, the template gets the variables that the experience was sampled with
-    (info.chat_template_kwargs). `train_turns` says which of the generated turns are trained,
-    `tools_as_text` puts tools, calls and results into text."""
+
+def encode_experience(tokenizer: Any, experience: Experience, options: EncodeOptions = DEFAULT) -> list[Sequence]:
+    """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
+    rewrites history. An answer that was cut short has no stop token."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
-    refuse_media_inputs(experience, allow=options.get("allow_images", False))
+    refuse_media_inputs(experience, allow=options.allow_images)
     prompt, completion = conversation_of(experience)
     messages = [*prompt, *completion]
     turns = [index for index in range(len(prompt), len(messages)) if messages[index].is_generated]
-    selected = select_turns(messages, turns, train_turns, experience.errors)
+    selected = select_turns(messages, turns, options.train_turns, experience.errors)
     refuse_empty(selected, turns)
     left_out = [turn for turn in turns if turn not in selected]
-    if experience.tokens is not None and recorded == "use":
+    if experience.tokens is not None and options.recorded == "use":
         sequences = [build_from_arrays(chat_tokenizer(tokenizer), experience)]
         sequences = [keep_turns(sequence, selected) for sequence in sequences] if left_out else sequences
     else:
         tools = list(experience.tools) or None
         ready = chat_tokenizer(tokenizer)
-        if record_kwargs == "use":
+        if options.record_kwargs == "use":
             ready = ready.with_variables(record_variables(experience.info))
+        ready = ready.at(time_of(experience.info))
         messages = as_context(messages, left_out)
-        if tools_as_text == "off":
-            sequences = encode_turns(ready, messages, tools, train_from=len(prompt), **options)
+        if options.tools_as_text == "off":
+            sequences = encode_turns(ready, messages, tools, options, train_from=len(prompt))
         else:
             sequences = _encode_tool_texts(ready, messages, tools or (), len(prompt), options)
         if is_cut(experience) and selected and selected[-1] == turns[-1]:  # only the last turn can be cut
@@ -95,13 +88,17 @@ def encode_experience(
 
 
 def _encode_tool_texts(
-    tokenizer: ChatTokenizer, messages: Items[Message], tools: Items[Json], num_prompt: int, options: dict[str, Any]
+    tokenizer: ChatTokenizer,
+    messages: Items[Message],
+    tools: Items[Json],
+    num_prompt: int,
+    options: EncodeOptions,
 ) -> list[Sequence]:
     """A conversation whose tools are text, numbered as its messages are."""
     chat = write_tools_as_text(messages, tools)
     start = next((n for n, origin in enumerate(chat.origins) if origin >= num_prompt), len(chat.origins))
     try:
-        sequences = encode_turns(tokenizer, chat.messages, None, train_from=start, **options)
+        sequences = encode_turns(tokenizer, chat.messages, None, options, train_from=start)
     except Refusal as refusal:
         message = None if refusal.message is None else chat.origins[refusal.message]
         raise Refusal(refusal.reason, refusal.detail, message=message) from None
@@ -232,36 +229,33 @@ def encode_recorded(
 
     `added` is text at the end of messages that is painted as a hint.
     """
-    ready = chat_tokenizer(tokenizer)
-    schemas = ready.schemas(tools)
-    chat, generated, _ = prepare_chat(ready, messages, schemas, allow_images=allow_images)
-    if not recorded or any(index not in generated for index in recorded):
-        raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
-    located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)
-    return build_from_turns(ready, chat, schemas, located, recorded, added=added)
+    prepared = prepare_chat(chat_tokenizer(tokenizer), messages, tools, allow_images=allow_images)
+    if not recorded or any(index not in prepared.generated for index in recorded):
+        raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {prepared.generated}")
+    located = locate(prepared.tokenizer, prepared.chat, prepared.tools, sorted(recorded), RECORDED)
+    return build_from_turns(prepared, prepared.chat, located, recorded, added=added)
 
 
 def build_from_turns(
-    tokenizer: ChatTokenizer,
+    prepared: Prepared,
     chat: Chat,
-    tools: list[Json] | None,
     located: Located,
     recorded: Mapping[int, RecordedTurn],
     *,
     added: Mapping[int, str] | None = None,
 ) -> Sequence:
     """A located conversation with the recorded ids in the place of its turns."""
-    text = located.rendered.text
+    tokenizer, text = prepared.tokenizer, located.rendered.text
     # Template text between turns is encoded, turns are copied; regions shrink where a stop was not sampled.
     parts, regions, position, stop = _Parts(), [], 0, None
     for region in located.regions:
-        between = text[position : region.start]
+        between = text[position : region.prompt]
         ids, offsets = tokenizer.encode(between) if position == 0 else encode_continuation(tokenizer, between, stop)
         parts.add_context(ids, offsets + position)
         turn = recorded[region.message]
         position = _find_sample_end(tokenizer, region, turn)
-        parts.add_sampled(turn, region.message, region.start, position)
-        regions.append(region._replace(end=position))
+        parts.add_sampled(turn, region.message, region.prompt, position)
+        regions.append(region._replace(start=region.prompt, end=position))
         stop = region.stop if position == region.end else None
     if position < len(text):
         ids, offsets = encode_continuation(tokenizer, text[position:], stop)
@@ -275,7 +269,8 @@ def build_from_turns(
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
     report = Report(
         source="recorded",
-        template=tokenizer.renderer(tools).hash,
+        template=tokenizer.renderer(prepared.tools).hash,
+        mode=prepared.mode,
         num_turns=len(regions),
         split=True,
         prompt_dropped=located.prompt_dropped,

@@ -14,12 +14,10 @@ from pairwright.errors import PairwrightError
 
 Reason = Literal[
     "template_error",  # the template raised, or the prompt before the turn cannot be rendered
-    "context_differs",  # what stands before the turn is not what inference would have been given
-    "history_rewritten",  # the turn itself is rendered differently once later turns follow
-    "prompt_not_continued",  # the rendered turn does not start with the generation prompt
+    "context_differs",  # one sequence was asked for, and the law needs several
+    "two_forms",  # renders show a turn in different ways, and nothing says which one the model samples
     "no_stop",  # no stop token follows the turn
-    "missing_reasoning",  # the prompt opens a thinking block, the turn has no reasoning, and that is to be refused
-    "not_located",  # the turn's text could not be found by provenance
+    "no_reasoning",  # the prompt opens a thought, and the turn has no reasoning
     "foreign_text",  # a token of the turn also holds text of another message
     "dropped",  # the template does not render what the model generated in a trained turn
     "multimodal",  # there are images, audio, video or files, and no channel trains on them
@@ -38,18 +36,19 @@ Reason = Literal[
 ]
 
 WAY_OUT = {
-    "context_differs": "use encode_turns: one sequence for each turn, each in the context that inference has",
-    "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
-    "no_stop": "use encode_turns, which ends each turn with EOS; name the stop in generation_config.json or with "
-    "stop_tokens; or pass require_stop=False to train without one",
-    "prompt_not_continued": "use encode_turns: one sequence for each turn, after the prompt that inference has; where "
-    "that refuses it, another mode of the template or another template: tokens.chat_template_kwargs, --chat-template",
-    "missing_reasoning": "to close the block at once: tokens.missing_reasoning=close, --missing-reasoning close",
+    "context_differs": "use encode_turns: one sequence for each group of turns, in the context that inference has",
+    "two_forms": "declare which one the model samples (`prefer` of a row in tokens.grammar, --grammar FILE), or set "
+    "the mode that it was sampled in: tokens.chat_template_kwargs",
+    "no_stop": "name the stop in generation_config.json or with stop_tokens; or train without one: "
+    "tokens.require_stop=false",
+    "no_reasoning": "set the mode without thinking in tokens.chat_template_kwargs, or close the thought, untrained: "
+    "tokens.missing_reasoning=close, --missing-reasoning close",
+    "template_error": "use a template that takes it: tokens.chat_template, --chat-template FILE",
     "text_differs": "use a template that does not mark text as safe HTML",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",
-    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped; for a "
-    "template without a tool role: tokens.tools_as_text, --tools-as-text hermes",
+    "dropped": "use a template that renders it, declare how a thought is written (a row in tokens.grammar, --grammar "
+    "FILE), or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "template_variables": "to leave out those of records: tokens.record_kwargs=ignore, --record-kwargs ignore",

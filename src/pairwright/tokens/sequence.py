@@ -37,12 +37,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped      (message, field) of trained turns that the template does not render; only where that is allowed
     prompt_dropped  the same for messages that are not trained, and (-1, "tools") for tool schemas
     images       content parts that are no text, which no channel trains on; only where they are allowed
-    rewritten    turns whose template text differs from when they were last (an empty <think> block)
+    mode         template variables that were set by whether the record has reasoning
+    rules        the rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in their order
+    added_tokens tokens that nobody generated: a thought that was closed before a turn (not trained), and a stop token
+                 that no render shows (trained)
+    declared     turns whose text comes from a declared row that no render shows
     rewritten_ids  ids of calls that were shortened, in calls and results alike, because the template takes no others
     merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
     unstopped    turns that end without a stop token
-    stop_added   turns whose stop token the template does not write when they are last: it was added
-    probed       turns that had to be located on the conversation itself
+    probed       turns that had to be judged on the conversation itself
     left_out     turns of a pair's side that are not trained: they follow the first turns that differ, in contexts of
                  their own
     truncated    tokens cut off
@@ -54,15 +57,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uid: str = ""
     source: str = "rendered"
     template: str = ""
+    mode: dict[str, Any] = {}
     num_turns: int = 0
+    rules: tuple[int, ...] = ()
+    added_tokens: int = 0
+    declared: tuple[int, ...] = ()
     dropped: tuple[tuple[int, str], ...] = ()
     prompt_dropped: tuple[tuple[int, str], ...] = ()
     images: int = 0
-    rewritten: tuple[int, ...] = ()
     rewritten_ids: int = 0
     merged: int = 0
     unstopped: tuple[int, ...] = ()
-    stop_added: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()
     control_tokens: int = 0
     probed: int = 0
@@ -76,6 +81,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_complete(self) -> bool:
         """Nothing that the model generated is missing from the sequence."""
         return not (self.dropped or self.truncated or self.unstopped or self.left_out)
+
+    @property
+    def is_exact(self) -> bool:
+        """Every trained token is one that the model generated, by a render of the template or as it was recorded."""
+        return not (self.dropped or self.added_tokens or self.declared)
 
 
 class Origin(NamedTuple):
@@ -95,7 +105,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("rewritten", "unstopped", "text_differs")  # numbers in a report
+_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("declared", "unstopped", "text_differs")  # numbers in a report
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -9,7 +9,7 @@ that share a context. What is too long is cut at the same place in both.
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,9 +17,12 @@ import numpy as np
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.tokens.encode import encode_located, prepare_chat
+from pairwright.tokens.clock import time_of
+from pairwright.tokens.encode import Prepared, encode_located, prepare_chat
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.hints import Aid, Hint, add_text, aid_of
 from pairwright.tokens.recorded import (
+    RECORDED,
     RecordedTurn,
     build_from_arrays,
     build_from_turns,
@@ -29,9 +32,7 @@ from pairwright.tokens.recorded import (
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence, Truncation, cut_position, name_record
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
-from pairwright.tokens.spans.regions import Located, refuse_missing_reasoning
-from pairwright.tokens.spans.thoughts import MissingReasoning
-from pairwright.tokens.spans.turn_groups import last_group, locate_groups
+from pairwright.tokens.spans.regions import Located, locate_groups
 from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 
@@ -73,25 +74,13 @@ def encode_distillation(
     messages: Items[Message],
     hints: Items[Hint],
     tools: Items[Json] | None = None,
+    options: EncodeOptions = DEFAULT,
     *,
     train_from: int = 0,
     recorded: dict[int, RecordedTurn] | None = None,
-    missing_reasoning: MissingReasoning = "close",
-    allow_dropped: bool = False,
-    allow_images: bool = False,
 ) -> Distillation:
     """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
-    items = encode_distillations(
-        tokenizer,
-        messages,
-        hints,
-        tools,
-        train_from=train_from,
-        recorded=recorded,
-        missing_reasoning=missing_reasoning,
-        allow_dropped=allow_dropped,
-        allow_images=allow_images,
-    )
+    items = encode_distillations(tokenizer, messages, hints, tools, options, train_from=train_from, recorded=recorded)
     if len(items) > 1:
         detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
         raise Refusal("context_differs", detail, message=items[0].targets[0])
@@ -103,14 +92,12 @@ def encode_distillations(
     messages: Items[Message],
     hints: Items[Hint] | Aid,
     tools: Items[Json] | None = None,
+    options: EncodeOptions = DEFAULT,
     *,
     train_from: int = 0,
     recorded: Mapping[int, RecordedTurn] | None = None,
     student: Sequence | None = None,
     is_cut: bool = False,
-    missing_reasoning: MissingReasoning = "close",
-    allow_dropped: bool = False,
-    allow_images: bool = False,
 ) -> list[Distillation]:
     """A conversation with hints, or another aid: one item for each group of turns with one context that has a turn
     that is taught.
@@ -125,8 +112,8 @@ def encode_distillations(
     # Text of runs and tools is hostile: it may not end the message that we put it into.
     if controls := [token for token in ready.special for text in aid.added.values() if token in text]:
         raise Refusal("control_tokens", f"the teacher's text contains {controls[0]!r}")
-    schemas = ready.schemas(tools)
-    chat, generated, _ = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    prepared = prepare_chat(ready, messages, tools, allow_images=options.allow_images)
+    chat, generated = prepared.chat, prepared.generated
     # Recorded turns are the trained ones, else every turn that was generated after the prompt.
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
@@ -137,27 +124,24 @@ def encode_distillations(
     hinted_messages = list(messages)
     for index, text in aid.added.items():
         hinted_messages[index] = add_text(hinted_messages[index], text)
-    hinted_chat = prepare_chat(ready, hinted_messages, schemas, allow_images=allow_images).chat
-    groups = locate_groups(ready, chat, schemas, turns, require_stop=not recorded)
+    hinted = prepare_chat(ready, hinted_messages, tools, allow_images=options.allow_images, mode=prepared.mode)
+    # Only the targets are trained: what is missing of other turns is looked at below.
+    terms = RECORDED if recorded else options.terms._replace(allow_dropped=True)
+    groups = locate_groups(prepared.tokenizer, chat, prepared.tools, turns, terms)
     items = []
     for part, located in groups:
         if any(region.message in aid.targets for region in located.regions):
-            located = _check_dropped(located, aid, is_recorded=bool(recorded), allow=allow_dropped)
-            if not recorded:
-                trained = [region for region in located.regions if region.message in aid.targets]
-                part_trained = located._replace(regions=trained)
-                refuse_missing_reasoning(ready, part, schemas, part_trained, missing_reasoning)
+            located = _check_dropped(located, aid, is_recorded=bool(recorded), allow=options.allow_dropped)
             own = _build_student(
-                ready,
+                prepared,
                 part,
-                schemas,
                 located,
                 recorded,
                 student if len(groups) == 1 else None,
                 # only the group with the end of the conversation can be cut short
                 is_cut=is_cut and len(part) == len(chat),
             )
-            items.append(_build_item(ready, own, hinted_chat[: len(part)], schemas, located, aid, recorded))
+            items.append(_build_item(hinted, own, len(part), located, aid, recorded))
     return items
 
 
@@ -176,9 +160,8 @@ def _check_dropped(located: Located, aid: Aid, *, is_recorded: bool, allow: bool
 
 
 def _build_student(
-    tokenizer: ChatTokenizer,
+    prepared: Prepared,
     chat: Chat,
-    tools: list[Json] | None,
     located: Located,
     recorded: Mapping[int, RecordedTurn] | None,
     student: Sequence | None,
@@ -190,8 +173,8 @@ def _build_student(
         return student
     if recorded:
         sampled = {region.message: recorded[region.message] for region in located.regions}
-        return build_from_turns(tokenizer, chat, tools, located, sampled)
-    rendered = encode_located(tokenizer, chat, tools, located, boundaries="split")
+        return build_from_turns(prepared, chat, located, sampled)
+    rendered = encode_located(prepared, chat, located, DEFAULT)
     return drop_stop(rendered) if is_cut else rendered
 
 
@@ -199,56 +182,49 @@ def distill_experience(
     tokenizer: ChatTokenizer,
     experience: Experience,
     hints: Items[Hint] | Aid,
-    *,
-    recorded: Literal["use", "ignore"] = "use",
-    record_kwargs: Literal["use", "ignore"] = "use",
-    missing_reasoning: MissingReasoning = "close",
-    allow_dropped: bool = False,
-    allow_images: bool = False,
+    options: EncodeOptions = DEFAULT,
 ) -> list[Distillation]:
     """The turns of an experience that hints, or another aid, are for. Recorded ids are the student's sequence, and the
     completion's ids in both."""
-    refuse_media_inputs(experience, allow=allow_images)
-    messages, tools = experience.messages, list(experience.tools) or None
-    if record_kwargs == "use":
+    refuse_media_inputs(experience, allow=options.allow_images)
+    if options.record_kwargs == "use":
         tokenizer = tokenizer.with_variables(record_variables(experience.info))
+    tokenizer = tokenizer.at(time_of(experience.info))
     encode = partial(
-        encode_distillations,
-        missing_reasoning=missing_reasoning,
-        allow_dropped=allow_dropped,
-        allow_images=allow_images,
+        encode_distillations, tokenizer, experience.messages, hints, list(experience.tools) or None, options
     )
-    if experience.tokens is None or recorded == "ignore":
-        start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
-        items = encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
+    if experience.tokens is None or options.recorded == "ignore":
+        is_cut = experience.truncate_status == "response_truncated"
+        items = encode(train_from=len(experience.prompt), is_cut=is_cut)
     else:
         student = build_from_arrays(tokenizer, experience)
-        items = encode(tokenizer, messages, hints, tools, recorded=split_turns(student), student=student)
+        items = encode(recorded=split_turns(student), student=student)
     uid = experience.eid.uid
     sides = [{"student": name_record(item.student, uid), "teacher": name_record(item.teacher, uid)} for item in items]
     return [msgspec.structs.replace(item, **both) for item, both in zip(items, sides, strict=True)]
 
 
 def _build_item(
-    tokenizer: ChatTokenizer,
+    hinted: Prepared,
     student: Sequence,
-    hinted_chat: Chat,
-    tools: list[Json] | None,
+    size: int,
     located: Located,
     aid: Aid,
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
+    """Student and teacher of one sequence; `hinted` is the teacher's conversation, `size` its messages to read."""
     turns = [region.message for region in located.regions]
     # The teacher continues with the ids of the student: recorded, or those of its rendered sequence.
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
     # The same turns, located in the conversation with hints.
-    hinted_located = last_group(tokenizer, hinted_chat, tools, turns, require_stop=False)
-    if [region.message for region in hinted_located.regions] != turns:
+    chat = hinted.chat[:size]
+    groups = locate_groups(hinted.tokenizer, chat, hinted.tools, turns, RECORDED)
+    if len(groups) > 1:
         raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
-    added = {index: text for index, text in aid.added.items() if index < len(hinted_chat) - 1}
-    teacher = build_from_turns(tokenizer, hinted_chat, tools, hinted_located, sampled, added=added)
+    added = {index: text for index, text in aid.added.items() if index < size - 1}
+    teacher = build_from_turns(hinted, chat, groups[0][1], sampled, added=added)
     return _align(student, teacher, [turn for turn in turns if turn in aid.targets])
 
 

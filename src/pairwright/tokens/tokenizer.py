@@ -26,6 +26,8 @@ from pairwright.config import TokensConfig
 from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json
 from pairwright.records.tool_texts import to_chat_tool
+from pairwright.tokens.clock import FIXED, parse_time
+from pairwright.tokens.declared_rows import Row, read_rows
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
@@ -152,7 +154,8 @@ class ChatTokenizer:
         special_tokens: Mapping[str, Any] | None = None,
         variables: Mapping[str, Any] | None = None,
         stop_tokens: tuple[str, ...] | None = None,
-        clock: Clock = datetime.now,
+        clock: Clock = lambda: FIXED,
+        grammar: tuple[Row, ...] = (),
     ) -> None:
         self.backend = _without_truncation(backend)
         self.special_tokens = dict(special_tokens or {})
@@ -166,7 +169,7 @@ class ChatTokenizer:
         self.is_control[list(self.added.values())] = True
         eos = self.special_tokens.get("eos_token")
         self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
-        self.stops_are_known = stop_tokens is not None
+        self.grammar = grammar  # declared rows that are tried before those of the package
         self.learnt: dict[Any, Any] = {}  # what was found out once: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
@@ -235,6 +238,25 @@ class ChatTokenizer:
             self._variants[key] = variant
         return self._variants[key]
 
+    def at(self, moment: datetime | None) -> "ChatTokenizer":
+        """The same tokenizer with another time for templates that print one; itself where none does."""
+        if moment is None or moment == self._clock() or not self.reads_clock:
+            return self
+        key = moment.isoformat().encode()
+        if key not in self._variants:
+            if len(self._variants) >= _MAX_VARIANTS:
+                self._variants.clear()
+            variant = copy.copy(self)
+            variant._clock = lambda: moment
+            variant.learnt, variant._renderers, variant._variants = {}, {}, {}
+            self._variants[key] = variant
+        return self._variants[key]
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether a template prints the time."""
+        return any("strftime_now" in source for source in self._templates.values())
+
     def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
         """Tool schemas as templates take them; equal ones as the same list, so that they are worked through once."""
         if not tools:
@@ -283,7 +305,11 @@ def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
     """The tokenizer that the options name, with their chat template where they name one, and its variables."""
     folder = str(options.tokenizer)
     template = None if options.chat_template is None else choose_template(folder, options.chat_template)
-    tokenizer = ChatTokenizer.from_folder(folder, template=template)
+    grammar = () if options.grammar is None else read_rows(Path(options.grammar), is_users=True)
+    moment = FIXED if options.clock is None else parse_time(options.clock)
+    if moment is None:
+        raise TokensError(f"tokens.clock: got {options.clock!r}, expected a time such as 2025-07-01T12:00:00")
+    tokenizer = ChatTokenizer.from_folder(folder, template=template, grammar=grammar, clock=lambda: moment)
     try:
         return tokenizer.with_variables(options.chat_template_kwargs)
     except Refusal as refusal:

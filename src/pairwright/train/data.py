@@ -43,6 +43,8 @@ LOSSES = {
     "prompt_dropped": "with_dropped_prompt_content",
     "images": "with_images_left_out",
     "left_out": "with_turns_left_out",
+    "added_tokens": "with_added_tokens",
+    "declared": "with_declared_turns",
 }
 # Values recorded with a run that training does not use, and how to use them where one can.
 UNUSED = {

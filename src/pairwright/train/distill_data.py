@@ -27,6 +27,7 @@ from pairwright.paths import write_json
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
@@ -172,15 +173,7 @@ def _encode(
     aids = (
         HintAids(settings, counts) if "hints" in settings.context else RunAids(table, settings, counts, set(left_out))
     )
-    encode = partial(
-        distill_experience,
-        tokenizer,
-        recorded=options.recorded,
-        record_kwargs=options.record_kwargs,
-        missing_reasoning=options.missing_reasoning,
-        allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
-    )
+    encode = partial(distill_experience, tokenizer, options=EncodeOptions.of(options))
     # Only so many runs, and their rows, are in memory at a time.
     records = table.records()
     while part := list(islice(records, NUM_AT_ONCE)):

@@ -105,6 +105,7 @@ def show(
 
     from pairwright.config import load_config
     from pairwright.paths import local_folder, place
+    from pairwright.tokens.encode_options import EncodeOptions
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
@@ -121,8 +122,7 @@ def show(
             name=name,
             num=num,
             hints=hinter,
-            allow_dropped=allow_dropped,
-            allow_images=allow_images,
+            options=EncodeOptions(allow_dropped=allow_dropped, allow_images=allow_images),
             refused=lambda title, reason: refused.append((title, reason)),
         )
         if hinter is not None:
@@ -224,11 +224,11 @@ def check(
 
 def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
     """A row for each template; then the cases that are not one exact sequence; then the quirks and an example."""
-    counted = ("exact", "single", "by_turn", "refused", "dropped", "unstopped", "rewritten")
+    counted = ("exact", "single", "by_turn", "refused", "dropped", "unstopped", "added")
     rows = []
     for name, report in reports.items():
         cases = report.cases
-        losses = [sum(bool(getattr(case, field)) for case in cases) for field in ("dropped", "unstopped", "rewritten")]
+        losses = [sum(bool(getattr(case, field)) for case in cases) for field in ("dropped", "unstopped", "added")]
         by_turn = sum(case.is_exact and case.num_sequences > 1 for case in cases)
         refused = sum(not case.num_sequences for case in cases)
         counts = (f"{report.num_exact} of {len(cases)}", report.num_single, by_turn, refused, *losses)
@@ -295,7 +295,7 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         print_json(manifest)
     else:
         rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        for name in ("refused", "dropped_fields", "length"):
+        for name in ("refused", "dropped_fields", "turns_by_rule", "modes", "length"):
             rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
         print_table(str(output), ("what", "value"), rows)
     for line in describe_losses(manifest):

@@ -26,6 +26,7 @@ from pairwright.tokens.batch.collate import (
     collate_policy,
     collate_preference,
 )
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, find_hints
 from pairwright.tokens.recorded import encode_experience
@@ -83,6 +84,16 @@ class Collator:
         self.options = CombineOptions() if options is None else options
         self.hints = hints or partial(find_hints, templates=self.options.hint_templates, judge=judge)
         self.tensors = tensors
+        terms = self.options
+        # `max_length` of the encoding is that of pairs; the other channels cut their sequences themselves.
+        self._encoding = EncodeOptions(
+            missing_reasoning=terms.missing_reasoning,
+            allow_dropped=terms.allow_dropped,
+            allow_images=terms.allow_images,
+            max_length=terms.max_pair_length,
+            truncation=terms.truncation,
+            keep_first=terms.keep_first,
+        )
         self.counts: Counter[str] = Counter()  # "<channel>: <reason>" -> number, over all batches
 
     def __call__(self, traces: Items[Trace]) -> CombinedBatch | dict[str, Any]:
@@ -104,12 +115,6 @@ class Collator:
     def _policy(self, traces: Items[Trace]) -> tuple[list[Sequence], list[float]]:
         sequences: list[Sequence] = []
         rewards: list[float] = []
-        encode = partial(
-            encode_experience,
-            missing_reasoning=self.options.missing_reasoning,
-            allow_dropped=self.options.allow_dropped,
-            allow_images=self.options.allow_images,
-        )
         for trace in traces:
             reward = reward_of(trace.experience, self.options.reward_key)
             if reward is None:
@@ -117,7 +122,7 @@ class Collator:
                 continue
             try:
                 # Several sequences where the template rewrites history; each has the reward of the run.
-                for sequence in encode(self.tokenizer, trace.experience):
+                for sequence in encode_experience(self.tokenizer, trace.experience, self._encoding):
                     self.counts["policy: dropped_prompt_content"] += bool(sequence.report.prompt_dropped)
                     cut = truncate(sequence, *self._caps(), keep_first=self.options.keep_first)
                     # `truncate` returns the same object where nothing is cut.
@@ -140,14 +145,7 @@ class Collator:
             if not hints:
                 continue
             try:
-                hinted = distill_experience(
-                    chat_tokenizer(self.tokenizer),
-                    experience,
-                    hints,
-                    missing_reasoning=self.options.missing_reasoning,
-                    allow_dropped=self.options.allow_dropped,
-                    allow_images=self.options.allow_images,
-                )
+                hinted = distill_experience(chat_tokenizer(self.tokenizer), experience, hints, self._encoding)
             except Refusal as refusal:
                 self.counts[f"distill: {refusal.reason}"] += 1
                 continue
@@ -172,16 +170,7 @@ class Collator:
         # A generator: `encode_pairs` takes a few dozen pairs at a time.
         compared = (PairMessages(pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None) for pair in pairs)
         encoded = []
-        results = encode_pairs(
-            self.tokenizer,
-            compared,
-            max_length=self.options.max_pair_length,
-            truncation=self.options.truncation,
-            keep_first=self.options.keep_first,
-            missing_reasoning=self.options.missing_reasoning,
-            allow_dropped=self.options.allow_dropped,
-            allow_images=self.options.allow_images,
-        )
+        results = encode_pairs(self.tokenizer, compared, self._encoding)
         for pair, item in zip(pairs, results, strict=True):
             if isinstance(item, TokensError):
                 self.counts[f"preference: {item.reason if isinstance(item, Refusal) else 'template_error'}"] += 1

@@ -59,25 +59,34 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
                 raise Refusal("template_error", detail, message=number)
         if number in trained:
             block = [item for item in _block(own.get(number, [])) if rendered.pieces[item].start < trained[number]]
-            dropped += [(number, name) for name in _find_dropped_fields(rendered, block, message)]
+            names = find_dropped_fields(rendered, block, message, trained[number])
+            dropped += [(number, name) for name in names]
         else:
             prompt_dropped += [(number, name) for name in _find_dropped_context(rendered, own.get(number, []), message)]
     return LeftOut(tuple(dropped), tuple(prompt_dropped), num_images)
 
 
-def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "", advice: str = "") -> None:
-    """Raise a Refusal where something of a trained turn is not rendered, unless that is allowed. `advice` follows."""
+def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "") -> None:
+    """Raise a Refusal where something of a trained turn is not rendered, unless that is allowed."""
     if not dropped or allow:
         return
     fields: dict[int, list[str]] = {}
     for message, name in dropped:
         fields.setdefault(message, []).append(name)
     (first, names), *others = fields.items()
-    detail = f"the template does not render {' and '.join(names)} of this turn, which the model generated"
+    detail = describe_dropped(tuple(names))
     if others:
         more = ", ".join(f"{message} ({' and '.join(names)})" for message, names in others[:_MAX_NAMED])
         detail += f"; the same in message {more}" + (", ..." if len(others) > _MAX_NAMED else "")
-    raise Refusal("dropped", f"{where}{detail}{advice}", message=first)
+    raise Refusal("dropped", f"{where}{detail}", message=first)
+
+
+def describe_dropped(names: tuple[str, ...], *, has_calls: bool = False) -> str:
+    """What is missing of a turn, and what to do about it where calls are the reason."""
+    detail = f"the template does not render {' and '.join(names)} of this turn, which the model generated"
+    if has_calls or "tool_calls" in names:
+        detail += "; calls can be written as text: tokens.tools_as_text=hermes, --tools-as-text hermes"
+    return detail
 
 
 def refuse_media(chat: Sequence[Json], *, allow: bool) -> None:
@@ -123,18 +132,14 @@ def _media_types(value: Any) -> Iterator[str]:
                     yield from _media_types(item)
 
 
-def find_dropped_context(rendered: Rendered, own: list[int], number: int, message: Json) -> Fields:
-    """What is not rendered of one message that is not trained; `own` are the numbers of its pieces."""
-    return tuple((number, name) for name in _find_dropped_context(rendered, own, message))
-
-
-def _find_dropped_fields(rendered: Rendered, own: list[int], message: Json) -> list[str]:
-    """Fields of a turn with text that is not rendered."""
+def find_dropped_fields(rendered: Rendered, own: list[int], message: Json, limit: int | None = None) -> list[str]:
+    """Fields of a turn with text that is not rendered. `limit`: where the next message's text starts; up to there a
+    template may write arguments in words of its own."""
     dropped = []
     for field, key, name in ((CONTENT, "content", "content"), (REASONING, "reasoning_content", "reasoning")):
         if _is_text_missing(rendered, own, field, _text(message.get(key))):
             dropped.append(name)
-    if _are_calls_missing(rendered, own, _calls(message)):
+    if _are_calls_missing(rendered, own, _calls(message), limit):
         dropped.append("tool_calls")
     return dropped
 
@@ -206,7 +211,7 @@ def _calls(message: Json) -> list[Json]:
     return [function for function in functions if isinstance(function, dict)]
 
 
-def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json]) -> bool:
+def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json], limit: int | None = None) -> bool:
     """Whether a name or an argument of a call is not rendered."""
     if not calls:
         return False
@@ -218,7 +223,10 @@ def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json]) ->
         return True
     arguments = [value for call in calls for key in _ARGUMENTS if (value := call.get(key))]
     if any(_is_value_missing(text, value) for value in arguments):
-        return True
+        # Some templates write values as Python does, or escape them: that is text of their own.
+        whole = rendered.text[pieces[0].start : limit] if limit is not None and pieces else ""
+        if not whole or any(_is_value_missing(whole, value) for value in arguments):
+            return True
     # Equal calls need their arguments as often.
     counts = Counter(value if isinstance(value, str) else json.dumps(value) for value in arguments)
     return any(
@@ -251,7 +259,7 @@ def _is_written(text: str, leaf: str) -> bool:
         return True
     squeezed = _squeeze(text)
     # As it is, or escaped as JSON with and without non-ASCII characters; white space is ignored.
-    forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1])
+    forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1], repr(leaf)[1:-1])
     return any(_squeeze(form) in squeezed for form in forms)
 
 

@@ -1,9 +1,11 @@
 """The regions of a conversation: for each turn that is trained, from the end of what inference was given to its stop.
 
-Linear in the number of turns: one render with provenance, literals learnt from skeletons that are kept, and renders of
-the prompts of four turns, the first and the last among them. A template that turns out to count turns has all of them
-rendered. Every step fails closed: what does not match is probed on the conversation itself, and what is still not exact
-is a Refusal that names the turn.
+Linear in the number of turns: each turn is judged by the law on a skeleton, once for each shape, and found in one
+render of the conversation by the literals around it; of some turns, the first and the last among them, the prompts are
+rendered and compared. A template that counts turns has all of them rendered. What does not match is judged on the
+conversation itself.
+
+Turns whose next prompt continues theirs (rule 1) share a sequence. A turn of another rule is the last of its sequence.
 """
 
 import itertools
@@ -13,25 +15,18 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.tokens.refusals import Reason, Refusal, TemplateError
+from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, find_left_out
-from pairwright.tokens.spans.probes import Shapes, Turn, Unfit, build_skeleton, find_constants, probe
-from pairwright.tokens.spans.thoughts import (
-    MissingReasoning,
-    explain_broken_thought,
-    find_empty_block,
-    has_missing_reasoning,
-    learn_grammar,
-    reasoning_of,
-)
+from pairwright.tokens.spans.law import Case, Fault, Shown, Terms, Verdict, judge
+from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
-from pairwright.tokens.template.tracked_str import CALL, REASONING, Chat
+from pairwright.tokens.template.tracked_str import CALL, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
-_SHORT = 6  # messages up to which the plain render is compared as a whole
-_VERIFIED = 4  # turns of a conversation whose prompts are rendered, the first and the last among them
+_VERIFIED = 4  # turns of a sequence whose prompts are rendered, the first and the last among them
 _MAX_LEARNT = 20_000  # shapes of turns
+_MAX_NAMED = 5  # turns that a refusal names
 _EXCHANGES = 20  # of the conversation on which a template is tried at every turn
 
 
@@ -39,19 +34,23 @@ Verify = Literal["quick", "all"]
 
 
 class Region(NamedTuple):
-    """What the model generated in one turn, in characters of the rendered text; `end` is after the stop token."""
+    """What the model generated in one turn, in characters of the rendered text.
+
+    prompt       where what inference was given ends; up to `start` the template closed a thought
+    end          after the stop token
+    rule         of the law
+    end_added    no render shows the stop token
+    is_declared  by a row that no render shows
+    """
 
     message: int
+    prompt: int
     start: int
     end: int
     stop: str | None
-
-
-class Shared(NamedTuple):
-    """How much of a rendered conversation is that of the group of turns before it: characters and pieces."""
-
-    chars: int = 0
-    pieces: int = 0
+    rule: int = 1
+    end_added: bool = False
+    is_declared: bool = False
 
 
 class Located(NamedTuple):
@@ -59,15 +58,15 @@ class Located(NamedTuple):
 
     rendered: Rendered
     regions: list[Region]
-    dropped: Fields
-    rewritten: tuple[int, ...]
-    probed: int
+    dropped: Fields = ()
+    probed: int = 0
     prompt_dropped: Fields = ()
     num_images: int = 0
-    stop_added: tuple[int, ...] = ()
     rewritten_ids: int = 0
-    is_spoken: bool = False  # the turn is joined to its prompt, not rendered with it
-    shared: Shared = Shared()
+    is_joined: bool = False  # the last turn is joined to its prompt, not rendered with it
+
+
+Group = tuple[Chat, Located]  # the conversation up to the group's last turn, and the regions of its turns
 
 
 def locate(
@@ -75,200 +74,326 @@ def locate(
     chat: Chat,
     tools: list[Json] | None,
     turns: Sequence[int],
+    terms: Terms = Terms(),  # noqa: B008 - immutable
     *,
-    require_stop: bool = True,
     verify: Verify = "quick",
 ) -> Located:
-    """Render once and find every turn, or raise a Refusal. `verify="all"` renders the prompt of every turn, which takes
-    time that grows with the square of their number."""
+    """All turns in one render, or a Refusal."""
+    groups = locate_groups(tokenizer, chat, tools, list(turns), terms, verify=verify)
+    if len(groups) > 1:
+        first = groups[0][1].regions[-1].message
+        raise Refusal("context_differs", f"{len(groups)} sequences are needed", message=first)
+    return groups[0][1]
+
+
+def locate_groups(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: list[int],
+    terms: Terms = Terms(),  # noqa: B008 - immutable
+    *,
+    verify: Verify = "quick",
+) -> list[Group]:
+    """As few sequences as the law allows. `verify="all"` renders the prompt of every turn, which takes time that grows
+    with the square of their number."""
     renderer = tokenizer.renderer(tools)
+    finder = Finder(tokenizer, renderer, chat, tools, terms)
+    if not turns:
+        return [(chat, finder.finish(finder.render(len(chat)), [], len(chat)))]
     try:
-        rendered = renderer.render(chat, tools)
-        # In longer conversations the prompt of the last turn is rendered plainly below: the same check, once.
-        plain = renderer.text(chat, tools) if len(chat) <= _SHORT or not turns else rendered.text
-    except TemplateError as error:
-        raise _template_refusal(renderer, chat, tools, error) from None
-    if plain != rendered.text:
-        raise Refusal("text_differs", "the template depends on the type of its strings")
-    finder = Finder(tokenizer, renderer, rendered, chat, tools)
-    regions: list[Region] = []
-    for turn in turns:
-        region = finder.find(turn, require_stop=require_stop)
-        if isinstance(region, Unfit):
-            raise Refusal(region.reason, region.detail, message=turn)
-        regions.append(region)
-    return finder.verify_regions(regions, verify=verify)
+        return finder.locate_by_shapes(turns, verify=verify)
+    except _UnlikeShape:
+        return finder.locate_by_definition(turns)
+
+
+class _UnlikeShape(Exception):
+    """The conversation is not what the skeletons of its turns say."""
+
+
+class _Literals(NamedTuple):
+    """The literals around a turn's text, and where in them its region starts and ends.
+
+    lead    template text from the piece before the turn's first piece up to it
+    prompt  where the prompt ends, counted from where lead starts; `start`: where what is trained starts
+    opening the turn's own first characters where the generation prompt supplies them (a <think> in the content)
+    tail    template text from the turn's last piece to the next message's; the region ends at tail[end]
+    later   how many pieces of the turn's text are repeated after its end (a call's name in the result's header)
+    fields  the fields that are rendered in the turn
+    A turn without any piece of its own has one literal, lead == tail, for both.
+    """
+
+    lead: str
+    prompt: int
+    start: int
+    opening: str
+    tail: str
+    end: int
+    later: int
+    fields: frozenset[int]
+    stop: str | None
+
+
+class _Plan(NamedTuple):
+    """What a skeleton says about a turn: the verdict, and the literals where it is last in its sequence (`outer`) and
+    where turns follow (`inner`)."""
+
+    verdict: Verdict
+    outer: _Literals
+    inner: _Literals | None
+
+
+_Placed = tuple[Located, Region]
 
 
 class Finder:
-    """Finds turns in one rendered conversation.
-
-    A turn is learnt from the skeleton of its neighbourhood, once for each shape; what is learnt is kept with the
-    tokenizer.
-    """
+    """Finds turns in one conversation; what is learnt about shapes is kept with the tokenizer."""
 
     def __init__(
-        self,
-        tokenizer: ChatTokenizer,
-        renderer: Renderer,
-        rendered: Rendered | None,
-        chat: Chat,
-        tools: list[Json] | None,
-        *,
-        shapes: dict[int, Any] | None = None,
+        self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, terms: Terms
     ) -> None:
-        """`rendered`: the conversation; where it is None, it is rendered when it is needed. `shapes`: those of messages
-        that are known, for excerpts of one conversation; a shape that did not fit in one is not tried in another."""
-        self._tokenizer = tokenizer
-        self._is_excerpt = shapes is not None
-        self._renderer = renderer
-        self._known_render = rendered
-        self._chat = chat
-        self._tools = tools
-        # What was learnt about turns, by the shape of their neighbourhood; it lives as long as the tokenizer.
+        self._tokenizer, self._renderer, self._chat, self._tools = tokenizer, renderer, chat, tools
+        self._terms = terms
         learnt = tokenizer.learnt
         if len(learnt) > _MAX_LEARNT:
             learnt.clear()
         tools_key = None if tools is None else msgspec.json.encode(tools)
-        self._learnt: dict[Any, Turn | Unfit] = learnt.setdefault((renderer.hash, tools_key), {})
+        self._learnt: dict[Any, _Plan | Fault] = learnt.setdefault((renderer.hash, tools_key, terms), {})
         if len(self._learnt) > _MAX_LEARNT:
             self._learnt.clear()
-        # Shapes that fit neither as a skeleton nor in a conversation.
-        self._unfit: set[Any] = learnt.setdefault(("unfit", renderer.hash, tools_key), set())
         # What the shapes of messages depend on is tried once for each template.
-        constants_key, whole_key = ("constants", renderer.hash), ("whole_arguments", renderer.hash)
-        if constants_key not in learnt:
-            learnt[constants_key] = find_constants(renderer.source if isinstance(renderer, Template) else "")
-        if whole_key not in learnt:
-            learnt[whole_key] = _writes_arguments_whole(renderer)
-        self._shapes = Shapes(chat, learnt[constants_key], whole_arguments=bool(learnt[whole_key]), known=shapes)
-        self._known_pieces: dict[int, list[int]] | None = None
-        self._grammar = learn_grammar(tokenizer, renderer)
-        self._rewritten: list[int] = []
-        self._added = ""  # the stop of the last turn, where the template does not write it
+        key = ("shapes", renderer.hash)
+        if key not in learnt:
+            source = renderer.source if isinstance(renderer, Template) else ""
+            learnt[key] = find_constants(source), _writes_arguments_whole(renderer)
+        constants, whole_arguments = learnt[key]
+        self._shapes = Shapes(chat, constants, whole_arguments=whole_arguments)
         self._probed = 0
 
-    def find(self, turn: int, *, require_stop: bool) -> Region | Unfit:
-        """By what was learnt from a skeleton; where that does not match, by probing the conversation."""
-        key = self.shape_of(turn)
+    def plan(self, turn: int) -> _Plan | Fault:
+        """What the skeleton around a turn says about it."""
+        window = self._shapes.window(turn)
+        key = (*(self._shapes.keys[number] for number in window), window.index(turn))
         if key not in self._learnt:
             *keys, target = key
-            self._learnt[key] = probe(self._tokenizer, self._renderer, build_skeleton(keys), self._tools, target)
-        learnt = self._learnt[key]
-        if self._is_excerpt and isinstance(learnt, Unfit) and key in self._unfit:
-            return learnt
-        own = self._own.get(turn, [])
-        region = _place_turn(self._rendered, own, turn, learnt) if isinstance(learnt, Turn) else None
-        if region is None:  # not what the skeleton says: probe the conversation itself
-            self._probed += 1
-            learnt = probe(self._tokenizer, self._renderer, self._chat, self._tools, turn)
-            if isinstance(learnt, Unfit):
-                if isinstance(self._learnt[key], Unfit):
-                    self._unfit.add(key)
-                return learnt
-            region = _place_turn(self._rendered, own, turn, learnt)
-        if region is None or not isinstance(learnt, Turn):
-            return Unfit("not_located", "its text was not found where the template puts it")
-        if learnt.added and require_stop and turn == len(self._chat) - 1:
-            self._added = learnt.added
-        elif learnt.added:
-            region = region._replace(stop=None)
-        if region.stop is None and require_stop:
-            return Unfit("no_stop", "no stop token follows the turn")
-        # An answer that was cut short may end inside its thought.
-        if require_stop and (
-            fault := explain_broken_thought(self._grammar, self._rendered.text, region.start, region.end)
-        ):
-            return Unfit("prompt_not_continued", fault)
-        if (
-            reasoning_of(self._chat[turn])
-            and all(self._rendered.pieces[number].field != REASONING for number in own)
-            and find_empty_block(self._grammar, self._rendered.text, region.start)
-        ):
-            return Unfit("history_rewritten", "the template empties the thinking block of this turn")
-        if learnt.literals_rewritten:
-            self._rewritten.append(turn)
-        return region
+            case = Case(self._tokenizer, self._renderer, build_skeleton(keys), self._tools, target)
+            verdict = judge(case, self._terms)
+            self._learnt[key] = verdict if isinstance(verdict, Fault) else _describe(verdict, target)
+        return self._learnt[key]
 
-    @property
-    def _rendered(self) -> Rendered:
-        if self._known_render is None:
-            self._known_render = self._renderer.render(self._chat, self._tools)
-        return self._known_render
+    def judge(self, turn: int) -> Verdict:
+        """By the law, on the conversation itself; a Refusal where it has no place for the turn."""
+        self._probed += 1
+        verdict = judge(Case(self._tokenizer, self._renderer, self._chat, self._tools, turn), self._terms)
+        if isinstance(verdict, Fault):
+            raise Refusal(verdict.reason, verdict.detail, message=turn)
+        return verdict
 
-    @property
-    def _own(self) -> dict[int, list[int]]:
-        """Message -> numbers of its pieces in the rendered text, ascending."""
-        if self._known_pieces is None:
-            self._known_pieces = {}
-            for number, piece in enumerate(self._rendered.pieces):
-                self._known_pieces.setdefault(piece.message, []).append(number)
-        return self._known_pieces
+    def render(self, size: int, *, prompt: bool = False) -> Rendered:
+        """The first `size` messages."""
+        try:
+            return self._renderer.render(self._chat[:size], self._tools, prompt=prompt)
+        except TemplateError as error:
+            raise _template_refusal(self._renderer, self._chat, self._tools, error) from None
 
-    def is_known_unfit(self, turn: int) -> bool:
-        """Whether turns of this shape were tried before, as a skeleton and in a conversation, and did not fit."""
-        return self.shape_of(turn) in self._unfit
+    def locate_by_shapes(self, turns: list[int], *, verify: Verify) -> list[Group]:
+        """Groups by what skeletons say; raises _UnlikeShape where the conversation says otherwise."""
+        plans: dict[int, _Plan] = {}
+        for number, turn in enumerate(turns):
+            plan = self.plan(turn)
+            if isinstance(plan, Fault):
+                self.render(len(self._chat))  # a conversation that the template rejects is refused for that
+                try:
+                    plan = _describe(self.judge(turn), turn)  # the conversation itself says why not
+                except Refusal as refusal:
+                    raise self._name_others(refusal, turns[number + 1 :]) from None
+            plans[turn] = plan
+        groups: list[Group] = []
+        for members in self._split(turns, plans):
+            last = members[-1]
+            verdict = plans[last].verdict
+            if verdict.is_joined or verdict.source == "next":
+                groups.append((self._chat[: last + 1], self._locate_judged(members, plans)))
+                continue
+            # What follows the last turn of all stays, where the render of the whole conversation serves.
+            size = len(self._chat) if last == turns[-1] and verdict.continues else last + 1
+            rendered = self.render(size)
+            own = _pieces_by_message(rendered)
+            regions = [
+                self._place(rendered, own, turn, plans[turn], is_inner=turn < last or size > last + 1)
+                for turn in members
+            ]
+            groups.append((self._chat[:size], self.finish(rendered, regions, size)))
+        self._verify(groups, verify=verify)
+        return groups
 
-    def shape_of(self, turn: int) -> tuple[Any, ...]:
-        """The shapes of the messages around a turn, and its place among them."""
-        window = self._shapes.window(turn)
-        return (*(self._shapes.keys[number] for number in window), window.index(turn))
+    def _name_others(self, refusal: Refusal, turns: list[int]) -> Refusal:
+        """A refusal that names the later turns with the same reason."""
+        plans = ((turn, self.plan(turn)) for turn in turns)
+        others = [turn for turn, plan in plans if isinstance(plan, Fault) and plan.reason == refusal.reason]
+        if not others:
+            return refusal
+        more = ", ".join(map(str, others[:_MAX_NAMED])) + (", ..." if len(others) > _MAX_NAMED else "")
+        return Refusal(refusal.reason, f"{refusal.detail}; the same in message {more}", message=refusal.message)
 
-    def verify_regions(self, regions: list[Region], *, verify: Verify = "quick") -> Located:
-        """The found regions, verified: in order, and each after what inference is given."""
+    def _split(self, turns: list[int], plans: dict[int, _Plan]) -> list[list[int]]:
+        """Turns that share a sequence: each but the last of them is continued by the next prompt."""
+        groups: list[list[int]] = [[]]
+        for turn, following in itertools.zip_longest(turns, turns[1:]):
+            groups[-1].append(turn)
+            if following is not None and not (plans[turn].verdict.continues and self._is_chain(turn, following)):
+                groups.append([])
+        return groups
+
+    def _is_chain(self, turn: int, following: int) -> bool:
+        """Whether turns of the model that are not trained, between two that are, keep the prompt as well."""
+        between = [number for number in range(turn + 1, following) if self._chat[number].get("role") == "assistant"]
+        if not between:
+            return True
+        prompts = [
+            self._renderer.text(self._chat[:number], self._tools, prompt=True) for number in (*between, following)
+        ]
+        return all(right.startswith(left) for left, right in itertools.pairwise(prompts))
+
+    def _place(
+        self, rendered: Rendered, own: dict[int, list[int]], turn: int, plan: _Plan, *, is_inner: bool
+    ) -> Region:
+        """A turn in the render of its sequence; `is_inner`: others follow it there."""
+        literals = plan.inner if is_inner else plan.outer
+        region = _place_turn(rendered, own.get(turn, []), turn, literals) if literals is not None else None
+        if region is not None:
+            return _note(region, plan.verdict)
+        # Not what the skeleton says: the conversation itself.
+        verdict = self.judge(turn)
+        shown = verdict.following if is_inner else verdict.shown
+        if verdict.is_joined or shown is None or not rendered.text.startswith(shown.rendered.text[: shown.end]):
+            raise _UnlikeShape
+        return _note(Region(turn, shown.prompt, shown.start, shown.end, shown.stop), verdict)
+
+    def _locate_judged(self, members: list[int], plans: dict[int, _Plan]) -> Located:
+        """A sequence whose last turn is not in the render of the conversation up to it."""
+        verdict = self.judge(members[-1])
+        rendered = verdict.shown.rendered
+        own = _pieces_by_message(rendered)
+        regions = [self._place(rendered, own, turn, plans[turn], is_inner=True) for turn in members[:-1]]
+        return self._finish_shown(verdict, members[-1], regions)
+
+    def _finish_shown(self, verdict: Verdict, last: int, regions: list[Region]) -> Located:
+        """A sequence that ends with a turn that was judged on the conversation itself."""
+        shown = verdict.shown
+        region = Region(last, shown.prompt, shown.start, shown.end, shown.stop)
+        rendered = shown.rendered
+        if verdict.source == "next" and not verdict.is_joined:  # what follows the turn there is a probe
+            pieces = [piece for piece in rendered.pieces if piece.end <= shown.end and piece.message <= last]
+            rendered = Rendered(rendered.text[: shown.end], pieces)
+        located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1)
+        return located._replace(is_joined=verdict.is_joined)
+
+    def locate_by_definition(self, turns: list[int]) -> list[Group]:
+        """Every turn judged on the conversation itself: slow, and always right."""
+        verdicts = {turn: self.judge(turn) for turn in turns}
+        groups: list[Group] = []
+        members: list[int] = []
+        for turn, following in itertools.zip_longest(turns, turns[1:]):
+            members.append(turn)
+            verdict = verdicts[turn]
+            if following is not None and verdict.continues and self._is_chain(turn, following):
+                continue
+            regions = []
+            for number in members[:-1]:
+                shown = verdicts[number].following
+                if shown is None or not verdict.shown.rendered.text.startswith(shown.rendered.text[: shown.end]):
+                    raise Refusal("context_differs", "later prompts do not continue this turn", message=number)
+                region = Region(number, shown.prompt, shown.start, shown.end, shown.stop)
+                regions.append(_note(region, verdicts[number]))
+            groups.append((self._chat[: turn + 1], self._finish_shown(verdict, turn, regions)))
+            members = []
+        return groups
+
+    def finish(self, rendered: Rendered, regions: list[Region], size: int) -> Located:
+        """Regions in their order, with what the template leaves out of the first `size` messages."""
         for left, right in itertools.pairwise(regions):
-            if right.start < left.end:
-                raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
-        is_long = len(regions) > _VERIFIED
-        every = verify == "all" or (is_long and has_tested_word(self._renderer, self._rendered.text))
-        every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
-        checked = regions if every else sample_regions(regions)
-        verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
+            if right.prompt < left.end:
+                raise _UnlikeShape
         turns = {region.message: region.end for region in regions}
-        left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
-        rendered = self._rendered
-        added: tuple[int, ...] = ()
-        if self._added and regions and regions[-1].message == len(self._chat) - 1:
-            rendered, regions = add_stop(rendered, regions, self._added)
-            added = (regions[-1].message,)
-        return Located(
-            rendered,
-            regions,
-            left_out.dropped,
-            tuple(turn for turn in self._rewritten if turn in turns),
-            self._probed,
-            left_out.prompt_dropped,
-            left_out.num_images,
-            added,
-        )
+        left_out = find_left_out(rendered, self._chat[:size], self._tools, turns)
+        return Located(rendered, regions, left_out.dropped, self._probed, left_out.prompt_dropped, left_out.num_images)
+
+    def _verify(self, groups: list[Group], *, verify: Verify) -> None:
+        """Compare prompts with what inference is given: of all turns, or of some."""
+        regions = [(located, region) for _, located in groups for region in located.regions if not located.is_joined]
+        is_long = len(regions) > _VERIFIED
+        every = verify == "all" or (is_long and has_tested_word(self._renderer, groups[-1][1].rendered.text))
+        every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
+        for located, region in reversed(regions if every else _sample(regions)):
+            try:
+                prompt = self._renderer.text(self._chat[: region.message], self._tools, prompt=True)
+            except TemplateError as error:
+                detail = f"the prompt before this turn cannot be rendered: {error}"
+                raise Refusal("template_error", detail, message=region.message) from None
+            if len(prompt) != region.prompt or not located.rendered.text.startswith(prompt):
+                raise _UnlikeShape
 
 
-def has_tested_word(renderer: Renderer, text: str) -> bool:
-    """Does a conversation hold a plain word that the template tests text for? Skeletons do not have it."""
-    words = find_tested_words(renderer.source) if isinstance(renderer, Template) else None
-    return words is not None and words.search(text) is not None
+def _note(region: Region, verdict: Verdict) -> Region:
+    return region._replace(rule=verdict.rule, end_added=verdict.end_added, is_declared=verdict.is_declared)
 
 
-def add_stop(rendered: Rendered, regions: list[Region], added: str) -> tuple[Rendered, list[Region]]:
-    """The conversation up to the end of its last turn, followed by a stop that the template does not write there."""
-    last = regions[-1]._replace(end=regions[-1].end + len(added))
-    return Rendered(rendered.text[: regions[-1].end] + added, rendered.pieces), [*regions[:-1], last]
+def _sample(items: list[_Placed]) -> list[_Placed]:
+    """The first, the last, and some between; the others are vouched for by their skeletons."""
+    size = len(items)
+    if size <= _VERIFIED:
+        return items
+    return [items[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
 
 
-def refuse_missing_reasoning(
-    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, located: Located, rule: MissingReasoning
-) -> None:
-    """Raise a Refusal where a turn without reasoning follows a prompt that opens a thinking block, by that rule."""
-    if rule == "close":
-        return
-    grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
-    for message, start, *_ in located.regions:
-        if has_missing_reasoning(grammar, located.rendered.text[:start], chat[message]):
-            detail = "the prompt opens a thinking block, and the turn has no reasoning"
-            raise Refusal("missing_reasoning", detail, message=message)
+def _pieces_by_message(rendered: Rendered) -> dict[int, list[int]]:
+    """Message -> numbers of its pieces, ascending."""
+    own: dict[int, list[int]] = {}
+    for number, piece in enumerate(rendered.pieces):
+        own.setdefault(piece.message, []).append(number)
+    return own
 
 
-def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:
+def _describe(verdict: Verdict, turn: int) -> _Plan:
+    """A verdict with the literals around the turn."""
+    inner = None if verdict.following is None else _read_literals(verdict.following, turn)
+    return _Plan(_forget_renders(verdict), _read_literals(verdict.shown, turn), inner)
+
+
+def _forget_renders(verdict: Verdict) -> Verdict:
+    """What is kept of a verdict about a skeleton."""
+    empty = Shown(Rendered("", []), 0, 0, 0, None, ())
+    return verdict._replace(shown=empty, following=None)
+
+
+def _read_literals(shown: Shown, turn: int) -> _Literals:
+    pieces, text = shown.rendered.pieces, shown.rendered.text
+    own = [number for number, piece in enumerate(pieces) if piece.message == turn]
+    size = len(shown.own)
+    if size:
+        first, beyond = own[0], own[0] + size
+    else:
+        first = next((number for number, piece in enumerate(pieces) if piece.end > shown.prompt), len(pieces))
+        beyond = first
+    before = pieces[first - 1].end if first else 0
+    after = pieces[beyond].start if beyond < len(pieces) else len(text)
+    lead_end = pieces[first].start if size else after
+    text_end = pieces[beyond - 1].end if size else before
+    return _Literals(
+        lead=text[before:lead_end],
+        prompt=shown.prompt - before,
+        start=shown.start - before,
+        opening=text[lead_end : shown.prompt],
+        tail=text[text_end:after],
+        end=shown.end - text_end,
+        later=len(own) - size,
+        fields=frozenset(piece.field for piece in shown.own),
+        stop=shown.stop,
+    )
+
+
+def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals) -> Region | None:
     """Find the turn's literals in the conversation; None where they differ from what was learnt."""
     pieces, text = rendered.pieces, rendered.text
     # Pieces of the turn itself; later ones repeat its text (a call's name in the header of the result).
@@ -295,28 +420,13 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> 
     tail_start = pieces[beyond - 1].end if size else before
     if text[tail_start:after] != learnt.tail:
         return None
-    return Region(turn, before + learnt.start, tail_start + learnt.end, learnt.stop)
+    return Region(turn, before + learnt.prompt, before + learnt.start, tail_start + learnt.end, learnt.stop)
 
 
-def verify_prompts(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
-    """Render what inference is given at these turns, the last one first: it must stand before them."""
-    for region in reversed(regions):
-        try:
-            prompt = renderer.text(chat[: region.message], tools, prompt=True)
-        except TemplateError as error:
-            detail = f"the prompt before this turn cannot be rendered: {error}"
-            raise Refusal("template_error", detail, message=region.message) from None
-        if prompt != text[: region.start]:
-            reason: Reason = "not_located" if text.startswith(prompt) else "context_differs"
-            raise Refusal(reason, "inference would have been given another prompt", message=region.message)
-
-
-def sample_regions(regions: list[Region]) -> list[Region]:
-    """The first, the last, and some between; the others are vouched for by their skeletons."""
-    size = len(regions)
-    if size <= _VERIFIED:
-        return regions
-    return [regions[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
+def has_tested_word(renderer: Renderer, text: str) -> bool:
+    """Does a conversation hold a plain word that the template tests text for? Skeletons do not have it."""
+    words = find_tested_words(renderer.source) if isinstance(renderer, Template) else None
+    return words is not None and words.search(text) is not None
 
 
 # What a template does, tried once on small conversations, and how a conversation that it rejects is reported.
@@ -334,18 +444,12 @@ def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
 
 def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> bool:
     turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    finder = Finder(tokenizer, renderer, chat, None, Terms(require_stop=False, is_recorded=True))
     try:
-        rendered = renderer.render(chat, None)
-    except TemplateError:
-        return True  # not a conversation of this template
-    finder = Finder(tokenizer, renderer, rendered, chat, None)
-    located = [finder.find(turn, require_stop=False) for turn in turns]
-    regions = [region for region in located if isinstance(region, Region)]
-    if len(regions) < len(located):
-        return True  # it rewrites history, which is noticed at the turns themselves
-    try:
-        verify_prompts(renderer, chat, None, rendered.text, regions)
+        finder.locate_by_shapes(turns, verify="all")
     except Refusal:
+        return True  # not a conversation of this template
+    except _UnlikeShape:
         return False
     return True
 
@@ -376,7 +480,10 @@ def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, 
             low = middle + 1
         except TemplateError as plain:
             high, error = middle, plain
-    return Refusal("template_error", str(error), message=low if low < len(chat) else None)
+    detail = str(error)
+    if any(message.get("tool_calls") or message.get("role") == "tool" for message in chat):
+        detail += "; calls and results can be written as text: tokens.tools_as_text=hermes, --tools-as-text hermes"
+    return Refusal("template_error", detail, message=low if low < len(chat) else None)
 
 
 def _writes_arguments_whole(renderer: Renderer) -> bool:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.spans.control_tokens import compile_tokens, control_pattern
 from pairwright.tokens.spans.regions import Region
-from pairwright.tokens.spans.stops import compile_tokens, control_pattern
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -76,8 +76,7 @@ class PrefixEncoder:
     given before it.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str], shared: Sequence[int] = ()) -> None:
-        """`shared`: how many characters of each text are known to be those of the text before it."""
+    def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._position = -1  # of the last text
@@ -88,17 +87,17 @@ class PrefixEncoder:
         cuts: _Cuts | None = tokenizer.learnt["cuts"]
         self._plans: list[_Plan] = []
         if cuts is not None:
-            self._encode_segments(cuts, shared or [0] * len(texts))
+            self._encode_segments(cuts)
 
-    def _encode_segments(self, cuts: _Cuts, shared: Sequence[int]) -> None:
+    def _encode_segments(self, cuts: _Cuts) -> None:
         # What follows the last cut of a text is encoded apart: nothing ends it.
         segments: dict[str, int] = {}
         rests: dict[str, int] = {}
         ends: list[int] = []  # of the segments of a text
         before = ""
         plans: list[_Plan] = []
-        for text, low in zip(self._texts, shared, strict=True):
-            num_same = bisect_right(ends, _count_common(before, text, low))
+        for text in self._texts:
+            num_same = bisect_right(ends, _count_common(before, text))
             del ends[num_same:]
             start = ends[-1] if ends else 0
             numbers = []
@@ -205,9 +204,9 @@ class PrefixEncoder:
         self._rows, self._is_control = rows, is_control
 
 
-def _count_common(left: str, right: str, low: int) -> int:
-    """How many characters two texts begin with alike; `low` of them are known."""
-    high = min(len(left), len(right))
+def _count_common(left: str, right: str) -> int:
+    """How many characters two texts begin with alike."""
+    low, high = 0, min(len(left), len(right))
     while low < high and left[low : low + _BLOCK] == right[low : low + _BLOCK]:
         low = min(low + _BLOCK, high)
     high = min(low + _BLOCK, high)

@@ -10,7 +10,7 @@ mapped file, so memory does not grow with their number.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -277,6 +277,10 @@ _LOSSES = {
     "with_dropped_content": "lack text or calls that the model generated: the chat template does not render them",
     "with_dropped_prompt_content": "lack text, calls or tool schemas of the prompt: the chat template does not render "
     "them",
+    "with_added_tokens": "have tokens that nobody generated: a thought that was closed before a turn (not trained), or "
+    "a stop token that the chat template does not show (trained)",
+    "with_declared_turns": "have turns whose form is declared for the family of the model: the chat template does not "
+    "show it",
     "with_images_left_out": "are trained without their images, audio, video or files",
     "with_turns_left_out": "are sides of pairs of which only the first turn that differs is trained: the chat template "
     "shows later turns in contexts of their own",
@@ -286,8 +290,9 @@ _LOSSES = {
 def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, Any]:
     """Exact and refused items, why, lengths, what the template dropped, the share of trained tokens.
 
-    `exact` are the items of which everything that the model generated is in the sequences; `encoded` also those with
-    dropped content, where that is allowed.
+    `exact` are the items of which everything that the model generated, and nothing else, is trained by a render of the
+    template or by recorded ids; `encoded` also those with dropped content, where that is allowed, with added tokens, or
+    with turns that a declared row writes.
     """
     names = ["key", "side", "number", "num_tokens", "num_trained", "report", "refusal"]
     wanted = pl.DataFrame({"key": keys}, schema={"key": pl.String}).unique()
@@ -299,13 +304,17 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
     per_item = good.group_by("key", "side").len()["len"]  # more than one: the template rewrites history
     # A refused item has exactly one row.
     num_encoded = wanted.height - int(rows.height - good.height)
-    incomplete = {key for key, report in zip(good["key"].to_list(), reports, strict=True) if report.get("dropped")}
+    inexact = {
+        key
+        for key, report in zip(good["key"].to_list(), reports, strict=True)
+        if any(report.get(name) for name in ("dropped", "added_tokens", "declared"))
+    }
     tokens, trained = int(lengths.sum()), int(good["num_trained"].sum())
     return {
         "items": wanted.height,
         "from_cache": num_cached,
         "encoded": num_encoded,
-        "exact": num_encoded - len(incomplete),
+        "exact": num_encoded - len(inexact),
         "refused": dict(sorted(rows.filter(pl.col("refusal").is_not_null())["refusal"].value_counts().iter_rows())),
         "sequences": good.height,
         "template_rewrites_history": int((per_item > 1).sum()),
@@ -316,7 +325,15 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
         "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
         "with_dropped_prompt_content": sum(bool(report.get("prompt_dropped")) for report in reports),
-        "rewritten": sum(bool(report.get("rewritten")) for report in reports),
+        "added_tokens": sum(report.get("added_tokens", 0) for report in reports),
+        "with_added_tokens": sum(bool(report.get("added_tokens")) for report in reports),
+        "with_declared_turns": sum(bool(report.get("declared")) for report in reports),
+        "turns_by_rule": _count_values(str(rule) for report in reports for rule in report.get("rules", ())),
+        "modes": _count_values(
+            ", ".join(f"{name}={value}" for name, value in report["mode"].items())
+            for report in reports
+            if report.get("mode")
+        ),
         "dropped_fields": _count_fields(reports),
         "with_images_left_out": sum(report.get("images", 0) > 0 for report in reports),
         "with_turns_left_out": sum(bool(report.get("left_out")) for report in reports),
@@ -330,6 +347,10 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
             "max": lengths.max(),
         },
     }
+
+
+def _count_values(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))
 
 
 def _count_fields(reports: list[Json]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.message_dialect import find_call_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
@@ -184,7 +185,8 @@ def _check_dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
     )
     for name, what, message, field in cases:
         try:
-            report = encode_chat(tokenizer, [_user("one"), message], require_stop=False, allow_dropped=True).report
+            options = EncodeOptions(require_stop=False, allow_dropped=True)
+            report = encode_chat(tokenizer, [_user("one"), message], None, options).report
         except Refusal:
             continue
         # (message, field) as the report names it; message 1 is the turn.
@@ -204,7 +206,7 @@ def _check_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
 def _example(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None) -> tuple[tuple[str, bool], ...]:
     try:
         # Of several sequences the last one has the whole conversation before it.
-        sequence = encode_turns(tokenizer, chat, tools, allow_dropped=True)[-1]
+        sequence = encode_turns(tokenizer, chat, tools, EncodeOptions(allow_dropped=True))[-1]
     except Refusal:
         return ()
     tokens = zip(sequence.ids, sequence.mask, strict=True)

@@ -6,6 +6,7 @@ are found by its lineage, and a pair whose ids cannot be found is an error, neve
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 
 import msgspec
 import numpy as np
@@ -25,7 +26,9 @@ from pairwright.records.json_text import from_json
 from pairwright.records.messages import Json, Message, content_hash
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.store.arrow import from_arrow, from_batch
+from pairwright.store.segments import read_marker
 from pairwright.store.table import Table
+from pairwright.tokens.clock import parse_time, time_of
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.recorded import is_cut_side
 from pairwright.tokens.refusals import Refusal, TokensError
@@ -109,6 +112,16 @@ class Source:
             for side in _SIDES
         ]
         return pl.concat(sides).unique() if sides else pl.Series("uid", [], pl.String)
+
+    def imported_at(self) -> datetime | None:
+        """When the experience table was made, or the first one that the pairs were built from."""
+        if self.is_pairs:
+            tables = self._tables or source_tables(self.path, ())
+            folders = [table.path for table in tables]
+        else:
+            folders = [self.path]
+        times = (parse_time(read_marker(folder).get("created")) for folder in folders)
+        return next(filter(None, times), None)
 
     def lacks_recorded(self) -> bool:
         """Whether ids were recorded for some side of a pair, but its experience table is not where it was."""
@@ -250,6 +263,7 @@ def encode_pair_items(
     for number, item in enumerate(items):
         try:
             ready = tokenizer.with_variables(pair_variables(item)) if options.record_kwargs == "use" else tokenizer
+            ready = ready.at(time_of(item.info))
             groups.setdefault(ready, []).append(number)
         except TokensError as error:
             results[number] = error

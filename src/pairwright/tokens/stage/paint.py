@@ -74,9 +74,8 @@ def describe_report(sequence: Sequence) -> list[str]:
             lines.append(f"not rendered ({kind}): {names}{', ...' if len(fields) > 8 else ''}")
     turns = (
         ("no stop token after", report.unstopped),
-        ("stop token added after", report.stop_added),
+        ("by a declared row:", report.declared),
         ("not trained, behind the first turns that differ:", report.left_out),
-        ("shown differently once turns follow:", report.rewritten),
         ("recorded ids do not spell the text of", report.text_differs),
     )
     for what, numbers in turns:
@@ -85,6 +84,7 @@ def describe_report(sequence: Sequence) -> list[str]:
             lines.append(f"{what} message{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}")
     counts = (
         ("images, audio, video or files left out", report.images),
+        ("tokens added that nobody generated", report.added_tokens),
         ("ids of calls rewritten", report.rewritten_ids),
         ("tokens cut off", report.truncated),
         ("tokens begin before their turn", report.merged),

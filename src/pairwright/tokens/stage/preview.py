@@ -13,6 +13,7 @@ import msgspec
 import polars as pl
 
 from pairwright.errors import PairwrightError, TableError
+from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import Hinter
@@ -37,13 +38,11 @@ def preview(
     name: str | None = None,
     num: int = 3,
     hints: Hinter | None = None,
-    allow_dropped: bool = False,
-    allow_images: bool = False,
+    options: EncodeOptions = DEFAULT,
     refused: Callable[[str, str], None] = lambda title, reason: None,
 ) -> list[Titled]:
     """At most `num` sequences with their titles; `name`: only those of this experience or pair. `refused` is called
     with the title and the reason of at most `num` items that are refused."""
-    options = {"allow_dropped": allow_dropped, "allow_images": allow_images}
     if path.is_file():
         results = _preview_file(path, tokenizer, options)
     elif (path / ITEMS).is_file():
@@ -76,7 +75,7 @@ def _preview_cache(path: Path, where: pl.Expr | None) -> Iterator[Result]:
 
 
 def _preview_source(
-    path: Path, tokenizer: ChatTokenizer, name: str | None, options: dict[str, bool], *, hints: Hinter | None
+    path: Path, tokenizer: ChatTokenizer, name: str | None, options: EncodeOptions, *, hints: Hinter | None
 ) -> Iterator[Result]:
     try:
         # No salt: keys are not looked up in a cache here.
@@ -99,28 +98,17 @@ def _preview_source(
                     return
 
 
-def _preview_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> Iterator[Titled]:
+def _preview_item(tokenizer: ChatTokenizer, item: Item, options: EncodeOptions) -> Iterator[Titled]:
     if item.experience is not None:
-        sequences = encode_experience(
-            tokenizer, item.experience, allow_dropped=options["allow_dropped"], allow_images=options["allow_images"]
-        )
-        yield from ((item.id, sequence) for sequence in sequences)
+        yield from ((item.id, sequence) for sequence in encode_experience(tokenizer, item.experience, options))
         return
     sides = item.prompt, item.chosen, item.rejected
-    pair = encode_pair(
-        tokenizer,
-        *sides,
-        list(item.tools) or None,
-        sources=item.sources,
-        cut=item.cut,
-        allow_dropped=options["allow_dropped"],
-        allow_images=options["allow_images"],
-    )
+    pair = encode_pair(tokenizer, *sides, list(item.tools) or None, options, sources=item.sources, cut=item.cut)
     yield f"{item.id} chosen", pair.chosen
     yield f"{item.id} rejected", pair.rejected
 
 
-def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool], hinter: Hinter) -> Iterator[Titled]:
+def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: EncodeOptions, hinter: Hinter) -> Iterator[Titled]:
     experience = item.experience
     if experience is None or not experience.errors:
         return
@@ -130,21 +118,15 @@ def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, boo
     if hints:
         tools = list(experience.tools) or None
         start = len(experience.prompt)
-        refuse_media_inputs(experience, allow=options["allow_images"])
+        refuse_media_inputs(experience, allow=options.allow_images)
         for distillation in encode_distillations(
-            tokenizer,
-            experience.messages,
-            hints,
-            tools,
-            train_from=start,
-            allow_dropped=options["allow_dropped"],
-            allow_images=options["allow_images"],
+            tokenizer, experience.messages, hints, tools, options, train_from=start
         ):
             yield f"{experience.eid.uid} student", distillation.student
             yield f"{experience.eid.uid} teacher", distillation.teacher
 
 
-def _preview_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]) -> Iterator[Result]:
+def _preview_file(path: Path, tokenizer: ChatTokenizer, options: EncodeOptions) -> Iterator[Result]:
     for number, value in enumerate(_values(path), start=1):
         # A bare list of messages is a conversation without tools.
         chat = {"messages": value} if isinstance(value, list) else value
@@ -153,13 +135,7 @@ def _preview_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]
             raise PairwrightError(f"{path}:{number}: expected a list of messages, or an object with one as 'messages'")
         title = f"{path.name}:{number}"
         try:
-            sequences = encode_turns(
-                tokenizer,
-                messages,
-                chat.get("tools"),
-                allow_dropped=options["allow_dropped"],
-                allow_images=options["allow_images"],
-            )
+            sequences = encode_turns(tokenizer, messages, chat.get("tools"), options)
         except TokensError as error:
             yield title, error
             continue

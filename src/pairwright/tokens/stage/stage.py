@@ -33,6 +33,8 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
+from pairwright.tokens.clock import FIXED
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ITEMS_PER_TASK = 256  # items that a worker encodes at a time
-_VERSION = 5  # of what is written for an item: a new one makes old rows unknown
+_VERSION = 6  # of what is written for an item: a new one makes old rows unknown
 
 
 def encode_source(
@@ -80,8 +82,10 @@ def encode_into(
     """Do what `encode_source` does in a folder that the caller holds, as the processes of a training hold theirs."""
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
-    # Fails before anything is read if the tokenizer is broken, and replaces one that was loaded earlier.
-    _loaded[_loaded_key(options)] = load_tokenizer(options)
+    # Fails before anything is read if the tokenizer is broken.
+    tokenizer = load_tokenizer(options)
+    options = fix_clock(source, tokenizer, options)
+    _loaded[_loaded_key(options)] = load_tokenizer(options)  # replaces one that was loaded earlier
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
     if read.is_pairs and options.train_turns == "after-error":
@@ -108,6 +112,14 @@ def encode_into(
     return manifest
 
 
+def fix_clock(source: Place, tokenizer: ChatTokenizer, options: TokensConfig) -> TokensConfig:
+    """The options with the time that the template is given; nothing is set where it prints none."""
+    if options.clock is not None or not tokenizer.reads_clock:
+        return options
+    imported = Source(source, salt="", use_recorded=False).imported_at()
+    return options.model_copy(update={"clock": (imported or FIXED).isoformat()})
+
+
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
     """The items of a table, with the keys that they have for this tokenizer and these options."""
     return Source(
@@ -123,9 +135,9 @@ def hash_tokenizer(options: TokensConfig) -> str:
     """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
     folder = str(options.tokenizer)
     digest = folder_hash(find_folder(folder))
-    if options.chat_template is None:
-        return digest
-    return content_hash(digest, choose_template(folder, options.chat_template))
+    more = [] if options.chat_template is None else [choose_template(folder, options.chat_template)]
+    more += [] if options.grammar is None else [Path(options.grammar).read_text(encoding="utf-8")]
+    return content_hash(digest, *more) if more else digest
 
 
 def folder_hash(folder: Path) -> str:
@@ -155,7 +167,8 @@ _loaded: dict[str, ChatTokenizer] = {}
 
 
 def _loaded_key(options: TokensConfig) -> str:
-    return content_hash(options.tokenizer, options.chat_template, options.chat_template_kwargs)
+    named = options.tokenizer, options.chat_template, options.grammar, options.clock
+    return content_hash(*named, options.chat_template_kwargs)
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
@@ -185,21 +198,7 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
 
 
 def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experience, options: TokensConfig) -> list[Json]:
-    sequences = encode_experience(
-        tokenizer,
-        experience,
-        recorded=options.recorded,
-        record_kwargs=options.record_kwargs,
-        train_turns=options.train_turns,
-        tools_as_text=options.tools_as_text,
-        boundaries=options.boundaries,
-        control_tokens=options.control_tokens,
-        require_stop=options.require_stop,
-        verify=options.verify,
-        missing_reasoning=options.missing_reasoning,
-        allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
-    )
+    sequences = encode_experience(tokenizer, experience, EncodeOptions.of(options))
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
     if options.max_length is not None:
@@ -215,20 +214,7 @@ def _encode_pairs(
         PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut)
         for item in items
     )
-    return encode_pairs(
-        tokenizer,
-        compared,
-        recorded=options.recorded,
-        max_length=options.pair_length,
-        truncation=options.truncation,
-        keep_first=options.keep_first,
-        control_tokens=options.control_tokens,
-        require_stop=options.require_stop,
-        verify=options.verify,
-        missing_reasoning=options.missing_reasoning,
-        allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
-    )
+    return encode_pairs(tokenizer, compared, EncodeOptions.of(options, max_length=options.pair_length))
 
 
 def _refusal_row(item: Item, error: TokensError) -> Json:

@@ -15,6 +15,7 @@ from jinja2 import nodes
 
 from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import WAY_OUT, Limits, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
@@ -88,7 +89,7 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     dropped    (message, field) that the template does not render, of trained turns
     unstopped  turns that end without a stop token
-    rewritten  turns that the template renders differently once others follow
+    added      tokens that nobody generated, and turns that a declared row writes
     """
 
     name: str
@@ -99,12 +100,12 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped: tuple[tuple[int, str], ...] = ()
     prompt_dropped: tuple[tuple[int, str], ...] = ()
     unstopped: tuple[int, ...] = ()
-    rewritten: tuple[int, ...] = ()
+    added: int = 0
     stops: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
-        return self.num_sequences > 0 and not self.dropped and not self.unstopped
+        return self.num_sequences > 0 and not (self.dropped or self.unstopped or self.added)
 
     def list_problems(self) -> Iterator["Problem"]:
         """Why it is not one exact sequence."""
@@ -121,6 +122,8 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             yield Problem(f"{name} of the prompt not rendered", where, "--chat-template FILE that renders it")
         if self.unstopped:
             yield Problem("no stop token follows", self.unstopped[0], "generation_config.json with eos_token_id")
+        if self.added:
+            yield Problem("tokens that no render shows are added", None, "generation_config.json, or another template")
         if self.num_sequences > 1:
             yield Problem("earlier turns look different later", None, "none needed: a sequence for each context")
 
@@ -162,7 +165,7 @@ def try_cases(tokenizer: ChatTokenizer) -> tuple[CaseCheck, ...]:
 def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]) -> CaseCheck:
     tools = [TOOL] if any(message.tool_calls for message in messages) else None
     try:
-        sequences = encode_turns(tokenizer, messages, tools, allow_dropped=True)
+        sequences = encode_turns(tokenizer, messages, tools, EncodeOptions(allow_dropped=True))
     except TokensError as error:
         if not isinstance(error, Refusal):
             return CaseCheck(name=name, reason="template_error", detail=str(error))
@@ -170,8 +173,9 @@ def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]
     reports = [sequence.report for sequence in sequences]
     unions: dict[str, Any] = {
         field: tuple(sorted({item for report in reports for item in getattr(report, field)}))
-        for field in ("dropped", "unstopped", "rewritten", "stops")
+        for field in ("dropped", "unstopped", "stops")
     }
+    unions["added"] = sum(report.added_tokens + len(report.declared) for report in reports)
     # A turn that one sequence trains is context in the next: what is lost there is said once.
     prompt = {item for report in reports for item in report.prompt_dropped if not _is_trained(item[0], messages)}
     return CaseCheck(name=name, num_sequences=len(sequences), prompt_dropped=tuple(sorted(prompt)), **unions)

@@ -11,12 +11,12 @@ TemplateError; a template that runs or allocates without end raises TemplateLimi
 
 import hashlib
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import jinja2
 
 from pairwright.records.messages import Json
+from pairwright.tokens.clock import FIXED
 from pairwright.tokens.refusals import SECONDS, Limits, TemplateError, TemplateLimit
 from pairwright.tokens.template.environment import ChatEnvironment, Clock
 from pairwright.tokens.template.tracked_str import (
@@ -59,7 +59,7 @@ class Template:
         source: str,
         *,
         variables: Mapping[str, Any] | None = None,
-        clock: Clock = datetime.now,
+        clock: Clock = lambda: FIXED,
         seconds: float = SECONDS,
     ) -> None:
         if len(source) > _MAX_SOURCE:
@@ -67,6 +67,7 @@ class Template:
         self.source = source
         self.hash = hashlib.sha256(source.encode()).hexdigest()[:16]
         self.variables = plain_data(dict(variables or {}))
+        self._clock, self._seconds = clock, seconds
         self._limits = Limits(seconds)
         self._environment = ChatEnvironment(clock=clock, limits=self._limits)
         self._tools: tuple[Any, Any] = (None, None)
@@ -78,6 +79,11 @@ class Template:
             raise TemplateError(f"the chat template does not compile: {error}") from None
         except (RecursionError, MemoryError, SyntaxError, OverflowError) as error:
             raise TemplateError(f"the chat template does not compile: {type(error).__name__}") from None
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "Template":
+        """The same template with more variables."""
+        merged = {**self.variables, **variables}
+        return Template(self.source, variables=merged, clock=self._clock, seconds=self._seconds)
 
     def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
         """The conversation with provenance; `prompt` adds the generation prompt."""

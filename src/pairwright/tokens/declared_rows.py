@@ -1,0 +1,53 @@
+"""Declared rows: facts about families of models that the renders of their chat templates do not show.
+
+The package's rows are in families.yaml, which explains the fields; `tokens.grammar` names a file with more of them,
+which are tried first.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pairwright.tokens.refusals import TokensError
+
+_OWN = Path(__file__).with_name("families.yaml")
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a family samples; a field that is empty declares nothing."""
+
+    name: str
+    match: tuple[str, ...]
+    opening: str = ""
+    closing: str = ""
+    end_text: str = ""
+    end_call: str = ""
+    prefer: Literal["next", "last", ""] = ""
+    is_users: bool = False  # from tokens.grammar: where its check fails, that is an error
+
+    def end_of(self, *, has_calls: bool) -> str:
+        """The token that ends a turn."""
+        return (self.end_call if has_calls else "") or self.end_text
+
+
+@cache
+def own_rows() -> tuple[Row, ...]:
+    """The rows of the package."""
+    return read_rows(_OWN)
+
+
+def read_rows(path: Path, *, is_users: bool = False) -> tuple[Row, ...]:
+    """The rows of a file: a list in YAML."""
+    try:
+        # safe: plain values only, never Python objects
+        values = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        rows = msgspec.convert(values, list[Row])
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokensError(f"{path}: cannot be read: {error}") from None
+    except (YAMLError, ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
+        raise TokensError(f"{path}: expected a list of rows (name, match, opening, ...): {error}") from None
+    return tuple(msgspec.structs.replace(row, is_users=is_users) for row in rows)

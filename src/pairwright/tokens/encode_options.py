@@ -1,0 +1,66 @@
+"""The options of encoding, as one value that every function of this package takes."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from pairwright.config.sections import TokensConfig, ToolsAsText
+from pairwright.tokens.sequence import Truncation
+from pairwright.tokens.spans.law import MissingReasoning, Terms
+from pairwright.tokens.spans.regions import Verify
+from pairwright.tokens.train_turns import TrainTurns
+
+Boundaries = Literal["whole", "split"]
+ControlTokens = Literal["keep", "escape", "refuse"]
+Use = Literal["use", "ignore"]
+
+
+class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How conversations become sequences.
+
+    boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
+                    merge across the start of a turn, encode both sides apart, as inference did
+    control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
+    require_stop    refuse turns that no stop token follows
+    verify          "quick": render the prompts of four turns and compare them, of every turn where the template tests
+                    text for a word that is in the conversation; "all": of every turn
+    missing_reasoning  a turn without reasoning after a prompt that opens a thought: "refuse" it, or "close" the thought
+                    at once; the tokens that close it are not trained, and counted as added
+    allow_dropped   train turns of which the template does not render everything; `report.dropped` names what is missing
+    allow_images    train on the tokens of conversations with images, audio, video or files
+    recorded        take recorded token ids, or encode the messages instead
+    record_kwargs   give the template the variables that a record was sampled with (info.chat_template_kwargs)
+    train_turns     which of the generated turns are trained
+    tools_as_text   put tools, calls and results into text
+    max_length, truncation, keep_first   what is cut of what is longer, see `truncate`
+    """
+
+    boundaries: Boundaries = "split"
+    control_tokens: ControlTokens = "keep"
+    require_stop: bool = True
+    verify: Verify = "quick"
+    missing_reasoning: MissingReasoning = "refuse"
+    allow_dropped: bool = False
+    allow_images: bool = False
+    recorded: Use = "use"
+    record_kwargs: Use = "use"
+    train_turns: TrainTurns = "all"
+    tools_as_text: ToolsAsText = "off"
+    max_length: int | None = None
+    truncation: Truncation = "keep_end"
+    keep_first: int = 0
+
+    @classmethod
+    def of(cls, config: TokensConfig, **changes: Any) -> "EncodeOptions":
+        """The options that a configuration has under the same names."""
+        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__} | changes)
+
+    @property
+    def terms(self) -> Terms:
+        """What the law needs of them."""
+        is_closing = self.missing_reasoning == "close"
+        return Terms(self.require_stop, is_closing, self.allow_dropped)
+
+
+DEFAULT = EncodeOptions()
+WHOLE = EncodeOptions(boundaries="whole")

@@ -1,0 +1,360 @@
+"""What is known about a template beside its renders of a conversation: the tokens that end a turn, how thoughts are
+opened and closed, and the declared row of its family.
+
+Ends are the tokenizer's own (EOS, those of generation_config.json) and the row's; where none of them follows a turn,
+the last special token that two renders of a small conversation have in common after it. Tags of thoughts are those of
+the declared rows that stand in the template's source, and those between which a render shows reasoning.
+"""
+
+import itertools
+import re
+from typing import Any, NamedTuple
+
+from pairwright.generate.template_variables import list_variables
+from pairwright.records.messages import Json
+from pairwright.tokens.declared_rows import Row, own_rows
+from pairwright.tokens.refusals import TemplateError, TokensError
+from pairwright.tokens.spans.control_tokens import split_symbols
+from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.tracked_str import CONTENT, REASONING, REASONING_KEYS, Chat
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+_USER: Json = {"role": "user", "content": "zqu"}
+_ANSWER: Json = {"role": "assistant", "content": "zqa"}
+_THOUGHT: Json = {**_ANSWER, "reasoning_content": "zqr", "thinking": "zqr"}
+_CALL: Json = {"id": "zq0000000", "type": "function", "function": {"name": "zqf", "arguments": {"zqk": "zqv"}}}
+_TEXT_CALL: Json = {**_CALL, "function": {"name": "zqf", "arguments": '{"zqk": "zqv"}'}}
+# Templates disagree on the content beside a call and on the form of its arguments: the first that is rendered is taken.
+_CALLERS: tuple[Json, ...] = tuple(
+    {"role": "assistant", "content": content, "tool_calls": [call]}
+    for call in (_CALL, _TEXT_CALL)
+    for content in ("", None)
+)
+_RESULT: Json = {"role": "tool", "content": "zqt", "tool_call_id": "zq0000000", "name": "zqf"}
+_TOOLS: list[Json] = [
+    {
+        "type": "function",
+        "function": {"name": "zqf", "description": "zqd", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+# Switches of thinking: the name of the variable, its values for on and off, and a word that the template must have.
+_SWITCHES: tuple[tuple[str, Any, Any, str], ...] = (
+    ("enable_thinking", True, False, ""),
+    ("thinking", True, False, ""),
+    ("thinking_mode", "enabled", "disabled", "disabled"),
+    ("reasoning_effort", "high", "no_think", "no_think"),
+)
+
+
+class Tags(NamedTuple):
+    """What opens and what closes a thought, without white space around it."""
+
+    opening: str
+    closing: str
+
+
+class Thought(NamedTuple):
+    """A thought at the end of a prompt: where it starts, and whether it is still open."""
+
+    tags: Tags
+    start: int
+    is_open: bool
+
+
+class Grammar(NamedTuple):
+    """See the module. `is_shown`: a render shows the row's thought byte for byte. `prompts`: (how a prompt ends that a
+    render continues with reasoning, what closes it)."""
+
+    row: Row | None
+    is_shown: bool
+    tags: tuple[Tags, ...]
+    prompts: tuple[Tags, ...]
+    ends: frozenset[str] = frozenset()
+    header: str = ""  # what the generation prompt adds after a user's message, without a thought
+    opener: str = ""  # the first special token of that
+    reasoning_key: str = ""  # a key that reasoning is needed under beside those that transformers gives
+
+    def find_thought(self, prompt: str) -> Thought | None:
+        """The thought that a prompt ends with, open or closed."""
+        body = prompt.rstrip()
+        for tags in self.tags:
+            if body.endswith(tags.opening):
+                return Thought(tags, len(body) - len(tags.opening), is_open=True)
+            if body.endswith(tags.closing):
+                before = body[: -len(tags.closing)].rstrip()
+                # A lone closing says that there is no thought.
+                is_pair = before.endswith(tags.opening)
+                start = len(before) - len(tags.opening) if is_pair else len(body) - len(tags.closing)
+                return Thought(tags, start, is_open=False)
+        for tags in self.prompts:
+            if prompt.endswith(tags.opening):
+                return Thought(tags, len(prompt), is_open=True)
+        return None
+
+    def match_empty(self, text: str, start: int) -> tuple[int, int]:
+        """Where an empty thought at `start`, its opening or not, ends, without its white space and with it; `start`
+        where there is none."""
+        for opening, closing in self.tags:
+            match = re.compile(rf"\s*(?:{re.escape(opening)}\s*)?{re.escape(closing)}(\s*)").match(text, start)
+            if match:
+                return match.start(1), match.end()
+        return start, start
+
+    def split_thought(self, message: Json) -> tuple[str, str] | None:
+        """Reasoning and text of a message whose text begins with a thought; None where it has none there."""
+        content = message.get("content")
+        if not isinstance(content, str):
+            return None
+        for opening, closing in self.tags:
+            if content.lstrip().startswith(opening) and closing in content:
+                inside, _, rest = content.lstrip().removeprefix(opening).partition(closing)
+                return inside, rest.lstrip()
+        return None
+
+    def has_reasoning(self, message: Json) -> bool:
+        """Whether a message has reasoning, in a field of its own or at the start of its text."""
+        if reasoning_of(message):
+            return True
+        content = message.get("content")
+        return isinstance(content, str) and any(
+            closing in content and content.partition(closing)[0].replace(opening, "").strip()
+            for opening, closing in self.tags
+        )
+
+
+def reasoning_of(message: Json) -> str:
+    """The reasoning of a message that is not blank, else ""."""
+    value = next((message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)), "")
+    return value if value.strip() else ""
+
+
+def without_reasoning(message: Json) -> Json:
+    """The message without its fields for reasoning."""
+    return {key: value for key, value in message.items() if key not in REASONING_KEYS}
+
+
+def choose_mode(tokenizer: ChatTokenizer, renderer: Renderer, messages: Chat) -> Json:
+    """The variable that switches thinking on or off, by whether one of these generated messages has reasoning. Empty
+    where the template reads no switch, or where one is set already."""
+    if not isinstance(renderer, Template):
+        return {}
+    names = list_variables(renderer.source)
+    switches = [switch for switch in _SWITCHES if switch[0] in names and switch[3] in renderer.source]
+    if not switches or any(name in renderer.variables for name, *_ in switches):
+        return {}
+    name, on, off, _ = switches[0]
+    grammar = learn_grammar(tokenizer, renderer)
+    return {name: on if any(map(grammar.has_reasoning, messages)) else off}
+
+
+def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
+    """The grammar of a template, found out once."""
+    key = ("grammar", renderer.hash)
+    if key not in tokenizer.learnt:
+        source = renderer.source if isinstance(renderer, Template) else ""
+        thinking = _switch_on(renderer)
+        shown = _show_thoughts(thinking)
+        key_shown = "" if shown or not (shown := _show_thoughts(thinking, "reasoning")) else "reasoning"
+        row, is_shown = _find_row(tokenizer, source, shown)
+        rows = [*([row] if row else []), *tokenizer.grammar, *own_rows()]
+        # Longer openings first: one may be the end of another.
+        tags = {
+            Tags(item.opening.strip(), item.closing.strip())
+            for item in rows
+            if item.opening.strip() and item.closing.strip()
+        }
+        known = sorted(
+            (pair for pair in tags if pair.opening in source or pair.closing in source or _is_of(row, pair)),
+            key=lambda pair: (-len(pair.opening), pair),
+        )
+        prompts = tuple(dict.fromkeys(item for item in map(_find_prompt, shown) if item is not None))
+        grammar = Grammar(row, is_shown, tuple(known), prompts, reasoning_key=key_shown)
+        header = _find_header(renderer, grammar)
+        openers = [item for item in split_symbols(tokenizer, header) if item in tokenizer.special]
+        openers = openers or _find_user_header(tokenizer, renderer)
+        ends = _learn_ends(tokenizer, renderer, row, openers)
+        tokenizer.learnt[key] = grammar._replace(ends=ends, header=header, opener=next(iter(openers), ""))
+    found: Grammar = tokenizer.learnt[key]
+    return found
+
+
+def _is_of(row: Row | None, pair: Tags) -> bool:
+    return row is not None and pair == (row.opening.strip(), row.closing.strip())
+
+
+# Renders of small conversations. Words that begin with zq are in no template.
+
+
+def _find_header(renderer: Renderer, grammar: Grammar) -> str:
+    for tools in (None, _TOOLS):
+        bare, prompt = try_render(renderer, [_USER], tools), try_render(renderer, [_USER], tools, prompt=True)
+        if bare is not None and prompt is not None and prompt.text.startswith(bare.text):
+            thought = grammar.find_thought(prompt.text)
+            return prompt.text[len(bare.text) : thought.start if thought is not None else None]
+    return ""
+
+
+def _find_user_header(tokenizer: ChatTokenizer, renderer: Renderer) -> list[str]:
+    """The special tokens right before a user's text, or the last one before it: such a token opens a message."""
+    rendered = try_render(renderer, [_USER]) or try_render(renderer, [_USER], _TOOLS)
+    before = split_symbols(tokenizer, rendered.text.rpartition("zqu")[0]) if rendered is not None else []
+    run = [*itertools.takewhile(tokenizer.special.__contains__, reversed(before))][::-1]
+    return run or [item for item in before if item in tokenizer.special][-1:]
+
+
+class _Shown(NamedTuple):
+    """A small conversation with reasoning in its last turn: the render, the prompt before the turn, and the turn's
+    pieces of reasoning and of what follows it."""
+
+    text: str
+    prompt: str
+    bare: str
+    start: int
+    end: int
+    after: int
+
+
+def _switch_on(renderer: Renderer) -> Renderer:
+    """The template with thinking switched on, where it reads a switch."""
+    if not isinstance(renderer, Template):
+        return renderer
+    names = list_variables(renderer.source)
+    for name, on, _, word in _SWITCHES:
+        if name in names and word in renderer.source:
+            return renderer.with_variables({name: on})
+    return renderer
+
+
+def _show_thoughts(renderer: Renderer, *keys: str) -> list[_Shown]:
+    """Renders that show reasoning, of an answer and of a call; `keys`: more keys to give it under."""
+    result = []
+    thought = {**_THOUGHT, **dict.fromkeys(keys, "zqr")}
+    for turn in (thought, {**thought, "tool_calls": [_CALL]}):
+        chat: Chat = [_USER, turn]
+        for tools in (None, _TOOLS):
+            rendered = try_render(renderer, chat, tools)
+            prompt = try_render(renderer, chat[:1], tools, prompt=True)
+            bare = try_render(renderer, chat[:1], tools)
+            if rendered is None or prompt is None or bare is None:
+                continue
+            own = [piece for piece in rendered.pieces if piece.message == 1 and piece.end > piece.start]
+            if len(own) > 1 and own[0].field == REASONING and own[1].field == CONTENT:
+                result.append(_Shown(rendered.text, prompt.text, bare.text, own[0].start, own[0].end, own[1].start))
+            break
+    return result
+
+
+def _find_row(tokenizer: ChatTokenizer, source: str, shown: list[_Shown]) -> tuple[Row | None, bool]:
+    """The first row that matches a template and agrees with every render that shows a thought; and whether one does."""
+    for row in (*tokenizer.grammar, *own_rows()):
+        if not all(word in source for word in row.match):
+            continue
+        if not row.opening.strip():
+            return row, False
+        fault = next((item for item in shown if not _agrees(row, item)), None)
+        if fault is None:
+            return row, bool(shown)
+        if row.is_users:
+            raise TokensError(
+                f"tokens.grammar: {row.name}: the template writes a thought as "
+                f"{fault.text[fault.start - len(row.opening) : fault.after]!r}, not with opening {row.opening!r} and "
+                f"closing {row.closing!r}"
+            )
+    return None, False
+
+
+def _agrees(row: Row, shown: _Shown) -> bool:
+    """Byte for byte; another tag may follow the closing, white space not."""
+    rest = shown.text[shown.end : shown.after].removeprefix(row.closing)
+    is_closed = shown.text.startswith(row.closing, shown.end) and rest == rest.lstrip()
+    return is_closed and shown.text[: shown.start].endswith(row.opening)
+
+
+def _find_prompt(shown: _Shown) -> Tags | None:
+    """How a prompt ends that opens a thought: reasoning follows it directly, and a tag closes it."""
+    closing = shown.text[shown.end : shown.after].strip()
+    added = shown.prompt[len(shown.bare) :] if shown.prompt.startswith(shown.bare) else ""
+    is_inside = shown.text.startswith(shown.prompt) and not shown.text[len(shown.prompt) : shown.start].strip()
+    return Tags(added, closing) if is_inside and added.strip() and closing else None
+
+
+def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, openers: list[str]) -> frozenset[str]:
+    ends = set(tokenizer.eos)
+    if row is not None:
+        ends |= {end for end in (row.end_text, row.end_call) if end in tokenizer.added}
+    for turns, result in (((_ANSWER,), _USER), (_CALLERS, _RESULT)):
+        tails = next(filter(None, (_find_tails(tokenizer, renderer, turn, result) for turn in turns)), None)
+        if tails is None:
+            continue
+        last, common = tails[0], _common_prefix(*tails)
+        specials = [item for item in common if item in tokenizer.special]
+        while specials and specials[-1] in openers:  # the header of whatever follows
+            specials.pop()
+        if not ends.isdisjoint(common):
+            if turns is not _CALLERS:
+                break  # a token that is known ends turns: what else closes a call is not one
+            continue
+        # After a call, and where the generation prompt is always there, the render must end with it: else a token that
+        # closes the call, or opens the next message, would be taken for the end of the turn.
+        is_whole = not tokenizer.special.intersection(last[len(common) :])
+        if not specials or not (is_whole or (turns is not _CALLERS and not _adds_always(renderer))):
+            break
+        ends.add(specials[-1])
+    return frozenset(ends)
+
+
+def _adds_always(renderer: Renderer) -> bool:
+    """Whether the generation prompt is there, asked for or not; also where there is none at all."""
+    return any(
+        rendered is not None and rendered == try_render(renderer, [_USER], tools, prompt=True)
+        for tools in (None, _TOOLS)
+        for rendered in [try_render(renderer, [_USER], tools)]
+    )
+
+
+def _find_tails(
+    tokenizer: ChatTokenizer, renderer: Renderer, turn: Json, result: Json
+) -> tuple[list[str], list[str]] | None:
+    """What follows a turn where it is last, and where `result` follows it; None where it is not rendered."""
+    for tools in (None, _TOOLS):
+        for form in (lambda message: message, _as_parts):
+            chat = [form(_USER), form(turn), form(result)]
+            last, following = try_render(renderer, chat[:2], tools), try_render(renderer, chat, tools, prompt=True)
+            own = (
+                [piece.start for piece in last.pieces if piece.message == 1 and piece.end > piece.start] if last else []
+            )
+            if last is None or following is None or not own:
+                continue
+            return _tail(tokenizer, last), _tail(tokenizer, following)
+    return None
+
+
+def _as_parts(message: Json) -> Json:
+    """The message with its text as a part, which is all that some templates read."""
+    text = message["content"]
+    return {**message, "content": [{"type": "text", "text": text}]} if text else message
+
+
+def _tail(tokenizer: ChatTokenizer, rendered: Rendered) -> list[str]:
+    """What follows the text of message 1, up to the next message's."""
+    own = [piece for piece in rendered.pieces if piece.message == 1]
+    limit = next((piece.start for piece in rendered.pieces if piece.message > 1), len(rendered.text))
+    inside = [piece.end for piece in own if piece.end <= limit]
+    text = rendered.text[inside[-1] : limit] if inside else ""
+    return split_symbols(tokenizer, text)
+
+
+def _common_prefix(left: list[str], right: list[str]) -> list[str]:
+    pairs = zip(left, right, strict=False)
+    size = next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+    return left[:size]
+
+
+def try_render(
+    renderer: Renderer, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False
+) -> Rendered | None:
+    """The render, or None where the template does not take such a conversation."""
+    try:
+        return renderer.render(chat, tools, prompt=prompt)
+    except TemplateError:
+        return None

@@ -1,0 +1,583 @@
+"""The law of masks: which text of a generated turn is trained, witnessed by the template's own renders.
+
+    prompt   P(i): the conversation before the turn, with the generation prompt: what inference was given
+    next     P(i+1): the same before the next turn of the model; after the last one, after a probe (a result for each
+             of its calls, or a message of the user)
+    last     L(i): the conversation up to the turn
+
+A render witnesses a turn if it begins with P(i) and shows, before the first token that ends a turn, everything that the
+record says was generated, nothing of another message, and a closing for every thought that P(i) opened.
+
+    rule 1   `next` witnesses: its text is trained. Such a turn stands in the sequence of the next one.
+    rule 2   `last` witnesses, or one of the two would if it began with P(i): a sequence ends with the turn
+    rule 3   a declared row says how the thought is written, or what ends the turn; EOS where no render shows an end
+    refusal  no_reasoning, dropped, two_forms, template_error
+
+Where `next` and `last` witness different texts, the row says which one the model samples; without it: `two_forms`.
+"""
+
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import Reason, TemplateError
+from pairwright.tokens.spans.control_tokens import control_pattern
+from pairwright.tokens.spans.dropped import describe_dropped, find_dropped_fields
+from pairwright.tokens.spans.grammar import Grammar, Thought, learn_grammar, reasoning_of, without_reasoning
+from pairwright.tokens.template.render import Piece, Rendered
+from pairwright.tokens.template.tracked_str import CALL_ID, CONTENT, REASONING, Chat
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+MissingReasoning = Literal["refuse", "close"]
+Source = Literal["next", "last"]
+
+
+class Terms(NamedTuple):
+    """What a user allows, and whether the law holds at all: recorded ids are exempt from it.
+
+    require_stop       a turn needs a token that ends it
+    close_thoughts     close a thought that the prompt opens where the record has none
+    allow_dropped      train turns of which something is not rendered
+    is_recorded        the turn's ids are recorded: only its place is looked for
+    """
+
+    require_stop: bool = True
+    close_thoughts: bool = False
+    allow_dropped: bool = False
+    is_recorded: bool = False
+
+
+class Fault(NamedTuple):
+    """Why a render does not witness a turn."""
+
+    reason: Reason
+    detail: str
+
+
+class Shown(NamedTuple):
+    """A turn in a render that witnesses it, in characters.
+
+    prompt   where the prompt ends
+    start    where what is trained starts: after a thought that the template closed
+    end      after the token that ends the turn
+    stop     that token
+    own      the turn's pieces
+    dropped  its fields that are not rendered
+    """
+
+    rendered: Rendered
+    prompt: int
+    start: int
+    end: int
+    stop: str | None
+    own: tuple[Piece, ...]
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What is trained."""
+        return self.rendered.text[self.start : self.end]
+
+    @property
+    def written(self) -> str:
+        """What follows the prompt: also a thought that the template closed."""
+        return self.rendered.text[self.prompt : self.end]
+
+
+class Verdict(NamedTuple):
+    """How a turn is trained.
+
+    rule         1, 2 or 3
+    source       the render that shows its text
+    shown        the turn in that render; joined, in the prompt followed by the turn
+    following    the turn in the prompt of the next one, where that witnesses the same text: they share a sequence
+    is_joined    the prompt and the turn come from two renders
+    end_added    no render shows the token that ends the turn
+    is_declared  the text comes from a row that no render shows
+    """
+
+    rule: int
+    source: Source
+    shown: Shown
+    following: Shown | None = None
+    is_joined: bool = False
+    end_added: bool = False
+    is_declared: bool = False
+    continues: bool = False  # `following` is there; kept where the renders are not
+
+
+class Case:
+    """One turn of a conversation, with its renders, each made when it is needed."""
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int
+    ) -> None:
+        self.tokenizer, self.renderer, self.chat, self.tools, self.turn = tokenizer, renderer, chat, tools, turn
+        self.message = chat[turn]
+        self.grammar: Grammar = learn_grammar(tokenizer, renderer)
+
+    @cached_property
+    def prompt(self) -> Rendered:
+        return self.renderer.render(self.chat[: self.turn], self.tools, prompt=True)
+
+    @cached_property
+    def last(self) -> Rendered:
+        return self.renderer.render(self.chat[: self.turn + 1], self.tools)
+
+    @cached_property
+    def next(self) -> Rendered | None:
+        """None where the template takes no message after this turn."""
+        later = range(self.turn + 1, len(self.chat))
+        following = next((number for number in later if self.chat[number].get("role") == "assistant"), None)
+        if following is not None:
+            return self._try(self.chat[:following])
+        probes = _probes(self.message)
+        return next(filter(None, (self._try([*self.chat[: self.turn + 1], *probe]) for probe in probes)), None)
+
+    @cached_property
+    def thought(self) -> Thought | None:
+        """The thought at the end of the prompt."""
+        return self.grammar.find_thought(self.prompt.text)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the prompt opens a thought."""
+        return self.thought is not None and self.thought.is_open
+
+    @cached_property
+    def has_reasoning(self) -> bool:
+        return self.grammar.has_reasoning(self.message)
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self.message.get("tool_calls"))
+
+    def shown_by(self, source: Source) -> Rendered | None:
+        return self.next if source == "next" else self.last
+
+    def _try(self, chat: Chat) -> Rendered | None:
+        try:
+            return self.renderer.render(chat, self.tools, prompt=True)
+        except TemplateError:
+            return None
+
+
+def _probes(message: Json) -> list[Chat]:
+    """What may follow a last turn: a result for each of its calls, or a user."""
+    user: Chat = [{"role": "user", "content": "zqu"}]
+    calls = message.get("tool_calls")
+    return [[_result_of(call) for call in calls], user] if isinstance(calls, list) and calls else [user]
+
+
+def _result_of(call: object) -> Json:
+    result: Json = {"role": "tool", "content": "zqt"}
+    if isinstance(call, dict):
+        function = call.get("function", call)
+        if call.get("id") is not None:
+            result["tool_call_id"] = call["id"]
+        if isinstance(function, dict) and "name" in function:
+            result["name"] = function["name"]
+    return result
+
+
+def judge(case: Case, terms: Terms) -> Verdict | Fault:
+    """By the law, how a turn is trained."""
+    try:
+        prompt = case.prompt.text
+        plain = case.renderer.text(case.chat[: case.turn], case.tools, prompt=True)
+    except TemplateError as error:
+        return Fault("template_error", f"the prompt before this turn cannot be rendered: {error}")
+    try:
+        whole = case.renderer.text(case.chat[: case.turn + 1], case.tools)
+        if prompt != plain or whole != case.last.text:
+            return Fault("text_differs", "the template depends on the type of its strings")
+    except TemplateError as error:
+        return Fault("template_error", str(error))
+    last = witness(case, case.last, len(prompt), terms) if whole.startswith(prompt) else None
+    following = None
+    if case.next is not None and case.next.text.startswith(prompt):
+        following = witness(case, case.next, len(prompt), terms)
+    prefer = case.grammar.row.prefer if case.grammar.row else ""
+    if isinstance(following, Shown):
+        if not isinstance(last, Shown) or (last.stop is None and following.stop is not None):
+            return Verdict(1, "next", following, following, continues=True)
+        if last.written == following.written:  # the render without a probe serves as well
+            return Verdict(1, "last", last, following, continues=True)
+        if _squeeze(last.written) == _squeeze(following.written):  # white space at the ends of a text is not its form
+            return Verdict(1, "next", following, following, continues=True)
+        if prefer:
+            is_last = prefer == "last"
+            return Verdict(
+                1, prefer, last if is_last else following, None if is_last else following, continues=not is_last
+            )
+        return _two_forms(following.written, last.written)
+    if isinstance(last, Shown):
+        other = _contradiction(case, last)
+        if not other or prefer == "last":
+            return Verdict(2, "last", last)
+        if not prefer:
+            return _two_forms(last.text, other)
+    joined = _join_renders(case, terms)
+    if isinstance(joined, Verdict):
+        return joined
+    return _declare(case, terms) or _end_turn(case, terms) or _worst(case, last, following, joined)
+
+
+def witness(case: Case, rendered: Rendered, begin: int, terms: Terms) -> Shown | Fault:
+    """The turn in a render, of which it begins at `begin`; or why the render does not witness it."""
+    grammar, text = case.grammar, rendered.text
+    own, limit = _find_own(case, rendered, begin)
+    if any(piece.message == case.turn and piece.end > piece.start and piece.end <= begin for piece in rendered.pieces):
+        return Fault("two_forms", "the template also renders text of this turn before it")
+    numbers = _cut_block(case, rendered, own)
+    block = [rendered.pieces[number] for number in numbers]
+    text_end = max(block[-1].end, begin) if block else begin
+    end, stop = _find_end(case, text, text_end, limit)
+    dropped = tuple(find_dropped_fields(rendered, numbers, case.message, limit if stop is None else end))
+    if dropped and not (terms.allow_dropped or terms.is_recorded):
+        return Fault("dropped", _describe_dropped(case, dropped))
+    if stop is None and terms.require_stop:
+        return Fault("no_stop", "no render shows a token that ends the turn")
+    if stop is None:
+        end = text_end
+    first = next((max(piece.start, begin) for piece in block if piece.end > max(piece.start, begin)), text_end)
+    start = begin
+    if not case.has_reasoning:
+        after = min(grammar.match_empty(text, begin)[1], first if block else end)
+        start = after
+    if not terms.is_recorded:
+        fault = _check_thought(case, text, begin, start, end, terms) or _check_space(case, text, start, first, text_end)
+        if fault is not None:
+            return fault
+    return Shown(rendered, begin, start, end, stop, tuple(block), dropped)
+
+
+def _find_own(case: Case, rendered: Rendered, begin: int) -> tuple[list[int], int]:
+    """The numbers of the turn's pieces from `begin` on, and where text of another message starts."""
+    limit, own = len(rendered.text), []
+    for number, piece in enumerate(rendered.pieces):
+        if piece.message == case.turn:
+            if piece.start < limit and (piece.end > begin or piece.start >= begin):
+                own.append(number)
+        elif piece.start >= begin and (piece.message > case.turn or piece.end > piece.start):
+            limit = min(limit, piece.start)
+    return [number for number in own if rendered.pieces[number].start <= limit], limit
+
+
+def _cut_block(case: Case, rendered: Rendered, own: list[int]) -> list[int]:
+    """The pieces that the model generated: up to the first end after which only text stands that was there before (a
+    call's name in the header of its result)."""
+    pieces = [rendered.pieces[number] for number in own]
+    for size in range(1, len(own)):
+        if _find_end(case, rendered.text, pieces[size - 1].end, pieces[size].start)[1] is None:
+            continue
+        shown: dict[int, str] = {}
+        for piece in pieces[:size]:
+            shown[piece.field] = shown.get(piece.field, "") + "\n" + rendered.text[piece.start : piece.end]
+        if all(
+            piece.field == CALL_ID or rendered.text[piece.start : piece.end] in shown.get(piece.field, "")
+            for piece in pieces[size:]
+        ):
+            return own[:size]
+    return own
+
+
+def _find_end(case: Case, text: str, start: int, limit: int) -> tuple[int, str | None]:
+    """Where the first token that ends a turn ends, in what the template writes after the turn; and the token."""
+    row = case.grammar.row
+    declared = row.end_of(has_calls=case.has_calls) if row else ""
+    opener = case.grammar.opener
+    for match in control_pattern(case.tokenizer).finditer(text, start, limit):
+        if match.group() == opener and opener not in case.grammar.ends:
+            break  # the header of another message
+        if match.group() in case.grammar.ends:
+            is_other = declared and match.group() != declared and row and match.group() in (row.end_text, row.end_call)
+            return (match.end(), match.group()) if not is_other else (start, None)
+    return start, None
+
+
+def _check_thought(case: Case, text: str, begin: int, start: int, end: int, terms: Terms) -> Fault | None:
+    """A thought that the prompt opens is closed, and not opened again."""
+    thought = case.thought
+    if thought is None or not thought.is_open or not terms.require_stop:
+        return None
+    if thought.tags.closing not in text[begin:end]:
+        if case.has_reasoning:
+            return Fault("dropped", "the template does not render the end of this turn's thought")
+        return Fault("no_reasoning", "the prompt opens a thought, and the turn has no reasoning")
+    written = text[begin:end].lstrip().removeprefix(thought.tags.closing).lstrip()
+    if written.startswith(thought.tags.opening):
+        return Fault("two_forms", "the prompt opens a thought, and the turn opens it again")
+    return None
+
+
+def _check_space(case: Case, text: str, start: int, first: int, text_end: int) -> Fault | None:
+    """White space around a turn's text that the record does not have: one character, or newlines."""
+    row = case.grammar.row
+    after = len(text) - len(text[text_end:].lstrip())
+    for low, high, where in ((start, first, "before"), (text_end, after, "after")):
+        gap = text[low:high]
+        run = gap[: len(gap) - len(gap.lstrip())]
+        declared = row is not None and any(
+            run in field for field in (row.opening, row.closing, row.end_text, row.end_call)
+        )
+        if len(run) > 1 and run.strip("\n") and not declared:
+            detail = f"the template writes {len(run)} characters of white space {where} the text of this turn"
+            return Fault("template_error", detail)
+    return None
+
+
+def _contradiction(case: Case, last: Shown) -> str:
+    """What `next` shows in the place of the end that `last` shows; "" where it shows the same, or no end."""
+    if case.next is None or last.stop is None or not last.own:
+        return ""
+    own = [piece for piece in case.next.pieces if piece.message == case.turn]
+    shown, end = _tail_of(case, case.next), last.rendered.text[last.own[-1].end : last.end]
+    # Where `next` leaves out the last thing that the turn wrote, it says nothing about its end.
+    is_same = any(piece.field == last.own[-1].field for piece in own) and shown != ""
+    return "" if not is_same or shown.startswith(end) else shown
+
+
+def _two_forms(left: str, right: str) -> Fault:
+    return Fault("two_forms", f"one render shows {_short(left)}, another one {_short(right)}")
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) < 60 else f"…{text[-57:]}")
+
+
+def _describe_dropped(case: Case, dropped: tuple[str, ...]) -> str:
+    return describe_dropped(dropped, has_calls=case.has_calls)
+
+
+# Rule 2, joined: what stands before the turn differs between the renders, or the prompt has closed an empty thought.
+
+
+def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
+    """The prompt, followed by the turn from another render."""
+    thought = case.thought
+    if thought is not None and thought.is_open:
+        return None
+    prefix = _prefix(case)
+    fault: Fault | None = None
+    found: dict[Source, Shown] = {}
+    for source in ("next", "last"):
+        rendered = case.shown_by(source)
+        begin = _find_begin(case, rendered, prefix) if rendered is not None else None
+        if rendered is None or begin is None:
+            continue
+        shown = witness(case, rendered, begin, terms)
+        if isinstance(shown, Shown):
+            found[source] = shown
+        else:
+            fault = fault or shown
+    if not found:
+        return fault
+    if len({_squeeze(shown.text) for shown in found.values()}) > 1:
+        row = case.grammar.row
+        if row is None or not row.prefer:
+            return _two_forms(*(shown.text for shown in found.values()))
+        found = {row.prefer: found[row.prefer]}
+    source, shown = next(iter(found.items()))
+    return Verdict(2, source, _join(case, [], shown, _rest(case, shown)), is_joined=True)
+
+
+def _prefix(case: Case) -> str:
+    """The prompt, without an empty thought that it closes where the record has none."""
+    thought = case.thought
+    is_closed = thought is not None and not thought.is_open and not case.has_reasoning
+    return case.prompt.text[: thought.start] if is_closed and thought is not None else case.prompt.text
+
+
+def _rest(case: Case, shown: Shown) -> int:
+    """Where the turn goes on after the prompt's own empty thought: white space after it may be the prompt's."""
+    rest, _ = case.grammar.match_empty(shown.rendered.text, shown.prompt)
+    if rest > shown.start:
+        return shown.start
+    prompt = case.prompt.text
+    space = prompt[len(prompt.rstrip()) :]
+    return rest + len(space) if rest > shown.prompt and shown.rendered.text.startswith(space, rest) else rest
+
+
+def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
+    """Where the turn begins in a render: after `prefix`, the prompt or its beginning, or after the same header."""
+    if rendered.text.startswith(prefix):
+        return len(prefix)
+    first = next((number for number, piece in enumerate(rendered.pieces) if piece.message == case.turn), None)
+    if first is None:
+        return None
+    # The header is what follows the message before the turn, which both must show alike.
+    before = rendered.pieces[first - 1] if first else None
+    own = case.prompt.pieces[-1] if case.prompt.pieces else None
+    if (before is None) != (own is None):
+        return None
+    low = 0
+    header = prefix
+    if before is not None and own is not None:
+        texts = rendered.text[before.start : before.end], case.prompt.text[own.start : own.end]
+        if before[2:] != own[2:] or texts[0] != texts[1]:
+            return None
+        low, header = before.end, prefix[own.end :]
+    lead = rendered.text[low : rendered.pieces[first].start]
+    if header and lead.startswith(header):
+        return low + len(header)
+    # What closes the message before the turn differs, too: the header is what the generation prompt adds.
+    try:
+        bare = case.renderer.text(case.chat[: case.turn], case.tools)
+    except TemplateError:
+        return None
+    header = prefix[len(bare) :] if prefix.startswith(bare) else ""
+    position = lead.rfind(header) if header.strip() else -1
+    return low + position + len(header) if position >= 0 else None
+
+
+def _join(
+    case: Case, written: list[tuple[str, int]], shown: Shown, rest: int, *, added: int = 0, end: str = ""
+) -> Shown:
+    """The prompt, what is written first (text and field, -1 for the template's), and the shown turn from `rest` on.
+    The first `added` characters after the prompt are not trained. `end` follows the turn."""
+    position = begin = len(case.prompt.text)
+    pieces = list(case.prompt.pieces)
+    for text, field in written:
+        if field >= 0:
+            pieces.append(Piece(position, position + len(text), case.turn, field))
+        position += len(text)
+    shift = position - rest
+    own = [Piece(max(p.start, rest) + shift, p.end + shift, p.message, p.field) for p in shown.own if p.end >= rest]
+    text = case.prompt.text + "".join(text for text, _ in written) + shown.rendered.text[rest : shown.end] + end
+    new = pieces[len(case.prompt.pieces) :]
+    stop = end or shown.stop
+    return Shown(Rendered(text, [*pieces, *own]), begin, begin + added, len(text), stop, (*new, *own), shown.dropped)
+
+
+# Rule 3: a declared row.
+
+
+def _declare(case: Case, terms: Terms) -> Verdict | None:
+    """The turn with its thought as the row writes it; None where no row says how."""
+    row, thought = case.grammar.row, case.thought
+    if row is None or not row.opening.strip() or (thought is not None and not thought.is_open):
+        return None
+    reasoning, chat = reasoning_of(case.message), case.chat
+    if not reasoning and (parts := case.grammar.split_thought(case.message)) is not None:
+        reasoning = parts[0]
+        chat = [*chat[: case.turn], {**case.message, "content": parts[1]}, *chat[case.turn + 1 :]]
+    if not reasoning and not (case.is_open and terms.close_thoughts):
+        return None
+    prefix = case.prompt.text if thought is None else case.prompt.text[: thought.start]
+    answer = [*chat[: case.turn], without_reasoning(chat[case.turn]), *chat[case.turn + 1 :]]
+    plain = Case(case.tokenizer, case.renderer, answer, case.tools, case.turn)
+    plain.__dict__["prompt"] = Rendered(prefix, case.prompt.pieces)  # what the turn's own thought follows
+    order: tuple[Source, ...] = ("last", "next") if row.prefer == "last" else ("next", "last")
+    for source in order:
+        rendered = plain.shown_by(source)
+        begin = _find_begin(plain, rendered, prefix) if rendered is not None else None
+        if rendered is None or begin is None:
+            continue
+        shown = witness(plain, rendered, begin, terms._replace(require_stop=False))
+        if isinstance(shown, Fault):
+            continue
+        end = "" if shown.stop else row.end_of(has_calls=case.has_calls)
+        if not shown.stop and not end and terms.require_stop:
+            continue
+        first = next((piece.start for piece in shown.own), shown.start)
+        if case.grammar.header.strip() and case.grammar.header.strip() in rendered.text[shown.start : first]:
+            continue  # the turn begins with a header that the prompt does not have
+        field = REASONING if reasoning_of(case.message) else CONTENT
+        written = [(row.closing, -1)] if not reasoning else [(reasoning.strip(), field), (row.closing, -1)]
+        if not case.is_open:
+            written.insert(0, (row.opening, -1))
+        joined = _join(case, written, shown, shown.start, added=0 if reasoning else len(row.closing), end=end)
+        return Verdict(3, source, joined, is_joined=True, end_added=bool(end), is_declared=not case.grammar.is_shown)
+    return None
+
+
+def _end_turn(case: Case, terms: Terms) -> Verdict | None:
+    """A turn whose end no witness shows: the end that `next` or the row has, else EOS is added after what both renders
+    write behind its text."""
+    row, prefix = case.grammar.row, _prefix(case)
+    for source in ("last", "next"):
+        rendered = case.shown_by(source)
+        begin = _find_begin(case, rendered, prefix) if rendered is not None else None
+        if rendered is None or begin is None or case.next is None:
+            continue
+        shown = witness(case, rendered, begin, terms._replace(require_stop=False))
+        if isinstance(shown, Fault) or shown.stop is not None or not _closes(case, shown):
+            continue
+        # A thought that the prompt closes itself is not written again; one that follows the prompt is not trained.
+        is_own = len(prefix) < len(case.prompt.text)
+        rest, added = (_rest(case, shown), 0) if is_own else (shown.prompt, shown.start - shown.prompt)
+        following = _tail_of(case, case.next)
+        end, token = _find_end(case, following, 0, len(following))
+        if token is not None:  # another render shows the end, which this one leaves out
+            joined = _join(case, [], shown, rest, added=added, end=following[:end])
+            return Verdict(2, source, joined._replace(stop=token), is_joined=True)
+        declared = row.end_of(has_calls=case.has_calls) if row else ""
+        eos = declared or next((name for name in _eos_names(case.tokenizer) if name in case.tokenizer.added), "")
+        if not eos:
+            continue
+        common = _common(_tail_of(case, case.last), following)
+        if case.grammar.opener:
+            common = common.partition(case.grammar.opener)[0]
+        common = common.rstrip()
+        joined = _join(case, [], shown, rest, added=added, end=common + eos)
+        return Verdict(3, source, joined._replace(stop=eos), is_joined=True, end_added=True)
+    return None
+
+
+def _closes(case: Case, shown: Shown) -> bool:
+    """Whether a turn closes the thought that its prompt opens."""
+    thought = case.thought
+    return thought is None or not thought.is_open or thought.tags.closing in shown.text
+
+
+def _tail_of(case: Case, rendered: Rendered) -> str:
+    """What a render writes after the turn, up to the next message's text."""
+    numbers = [number for number, piece in enumerate(rendered.pieces) if piece.message == case.turn]
+    if not numbers:
+        begin = _find_begin(case, rendered, _prefix(case))
+        if begin is None:
+            return ""
+        return rendered.text[case.grammar.match_empty(rendered.text, begin)[0] : _find_own(case, rendered, begin)[1]]
+    own, limit = _find_own(case, rendered, rendered.pieces[numbers[0]].start)
+    block = _cut_block(case, rendered, own)
+    return rendered.text[rendered.pieces[block[-1]].end : limit] if block else ""
+
+
+def _eos_names(tokenizer: ChatTokenizer) -> list[str]:
+    return [str(tokenizer.special_tokens.get("eos_token")), *sorted(tokenizer.eos)]
+
+
+def _common(left: str, right: str) -> str:
+    pairs = zip(left, right, strict=False)
+    return left[: next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))]
+
+
+# Refusals.
+
+_ORDER: tuple[Reason, ...] = ("no_reasoning", "dropped", "template_error", "two_forms", "no_stop")
+
+
+def _worst(case: Case, *faults: Shown | Fault | Verdict | None) -> Fault:
+    """The fault that says most about what to do."""
+    found = [fault for fault in faults if isinstance(fault, Fault)]
+    if case.is_open and not case.has_reasoning:
+        return Fault("no_reasoning", "the prompt opens a thought, and the turn has no reasoning")
+    for reason in _ORDER:
+        if fault := next((item for item in found if item.reason == reason), None):
+            return fault
+    begin = next((piece.start for piece in case.last.pieces if piece.message == case.turn), 0)
+    plain = tuple(find_dropped_fields(case.last, _find_own(case, case.last, begin)[0], case.message))
+    if plain:
+        return Fault("dropped", _describe_dropped(case, plain))
+    return Fault("two_forms", _describe_difference(case.prompt.text, case.last.text))
+
+
+def _describe_difference(prompt: str, last: str) -> str:
+    position = len(_common(prompt, last))
+    low = max(position - 10, 0)
+    return f"the prompt has {prompt[low : position + 30]!r}, the turn has {last[low : position + 30]!r}"
