@@ -57,7 +57,7 @@ def test_a_configuration_gives_paths_and_options(traces_file, tmp_path):
     [
         ((), "expected files to read and -o DIR"),
         (("FILE",), "expected files to read and -o DIR"),
-        (("FILE", "-o", "OUT", "--format", "nope"), "expected auto or one of"),
+        (("FILE", "-o", "OUT", "--format", "nope"), "expected auto, file.py:FORMAT or one of"),
         (("FILE", "-o", "OUT", "--reward", "a ** 2"), "only + - * /"),
     ],
 )
@@ -181,7 +181,7 @@ def test_an_output_that_is_a_file_or_lies_in_one_is_one_line_and_exit_code_1(tra
 
 def own_rows() -> str:
     rows = [
-        {"request": {"text": "hi"}, "result": {"text": text}, "judge": score} for text, score in (("a", 0), ("b", 1))
+        {"request": {"text": "hi?"}, "result": {"text": text}, "judge": score} for text, score in (("a", 0), ("b", 1))
     ]
     return "".join(json.dumps(row) + "\n" for row in rows)
 

@@ -62,6 +62,19 @@ def test_steps_of_prm800k_have_their_ratings_and_the_steps_before_them():
     assert talk(steps[-1])[1] == ["3 * 4 = 12.\n2 + 12 = 14."]
 
 
+def test_cases_of_deepeval_have_the_scores_of_their_metrics():
+    _, (good, bad) = records("deepeval.json")
+    assert (talk(good), good.reward, good.info["expectedOutput"]) == ((["Which tide is it?"], ["Ebb."]), 0.9, "Ebb")
+    assert (bad.reward, bad.reward_components) == (None, {"Answer Relevancy": 0.8, "Bias": 0.1})
+
+
+def test_rows_of_xlam_are_calls_with_schemas():
+    _, (exp,) = records("xlam.jsonl")
+    assert [(call.name, call.arguments) for call in exp.completion[0].tool_calls] == [("depth", '{"place":"harbour"}')]
+    assert exp.tools[0]["function"]["parameters"]["properties"]["place"]["type"] == "string"
+    assert (exp.reward, exp.errors, exp.metrics) == (None, (), {"unanswered_calls": 1})
+
+
 def test_a_snapshot_of_a_graph_is_its_messages(tmp_path):
     messages = [{"type": "human", "content": "Q?", "id": "1"}, {"type": "ai", "content": "A", "id": "2"}]
     snapshot = {"values": {"messages": messages}, "next": [], "config": {"configurable": {"thread_id": "t"}}}
@@ -73,6 +86,7 @@ def test_a_snapshot_of_a_graph_is_its_messages(tmp_path):
 SETS = {
     "bedrock_invocation_log": 3,
     "braintrust_export": 3,
+    "deepeval_testrun": 3,
     "helicone_export": 3,
     "langgraph_stream_values": 3,
     "oasst1_trees": 6,

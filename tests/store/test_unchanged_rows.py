@@ -15,6 +15,8 @@ from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURES = Path(__file__).parents[1] / "sources" / "fixtures"
 DIGESTS = {
+    "xlam.jsonl": "1+0 6a298871c1c1631b",
+    "deepeval.json": "2+1 600a70677e23561d",
     "prm800k.jsonl": "3+0 478f7ab74622708e",
     "opik.jsonl": "2+0 de4047241a64c737",
     "oasst.jsonl": "3+0 48791c26e15a85f2",

@@ -1,0 +1,51 @@
+"""Test runs of DeepEval: `{testCases: [{input, actualOutput, expectedOutput, success, metricsData[{name, score}]}]}`.
+
+Every test case is a record: the scores are those of its metrics by name, and the reward is the only one of them, or the
+one that `--reward` names. What was expected goes to info, and so does `success`. Written from the schema.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.fields import BadRecord, items, mapping, optional_items, score, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected
+
+NAME = "deepeval"
+_READ = frozenset({"input", "actualOutput", "metricsData"})
+
+
+def matches(value: Any) -> bool:
+    cases = value.get("testCases") if isinstance(value, dict) else None
+    return isinstance(cases, list) and any(isinstance(case, dict) and "actualOutput" in case for case in cases[:3])
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield a record for each test case."""
+    for number, item in enumerate(items(mapping(value, "run").get("testCases"), "testCases")):
+        where = f"testCases[{number}]"
+        try:
+            case = mapping(item, where)
+            yield Parts(
+                NAME,
+                origin,
+                where,
+                run=origin.ordinal + number,
+                prompt=[Message("user", text(case.get("input"), "input"))],
+                completion=[Message("assistant", text(case.get("actualOutput"), "actualOutput"))],
+                reward_components=_scores(case),
+                row=case,
+                info=small_fields(case, _READ),
+            )
+        except BadRecord as error:
+            yield Rejected(origin.file, origin.line, f"{where}: {error}", NAME)
+
+
+def _scores(case: Json) -> Json:
+    metrics = [mapping(metric, "metricsData") for metric in optional_items(case.get("metricsData"), "metricsData")]
+    scores = {str(metric.get("name")): score(metric.get("score")) for metric in metrics}
+    return {name: number for name, number in scores.items() if number is not None}
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="DeepEval test runs")
