@@ -42,7 +42,7 @@ from pairwright.ledger.run_status import last_lines
 from pairwright.pairs.pair_table import read_pairs
 from pairwright.paths import write_atomic
 from pairwright.records.messages import Json, Message
-from pairwright.tokens import ChatTokenizer, TokensError
+from pairwright.tokens import ChatTokenizer, EncodeOptions, TokensError
 from pairwright.tokens.encode import encode_raw_text, is_raw_text
 
 # Job states of Slurm's accounting, as ours.
@@ -308,7 +308,7 @@ def _length(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequen
     """Number of tokens of a conversation; 0 if it cannot be rendered (the trainer reports that)."""
     try:
         if is_raw_text(messages):
-            return len(encode_raw_text(tokenizer, messages))
+            return len(encode_raw_text(tokenizer, messages, EncodeOptions()))
         chat = [chat_message(message, arguments="object") for message in messages]
         schemas = tokenizer.schemas(tools)
         ids, _ = tokenizer.encode(tokenizer.renderer(schemas).text(chat, schemas))

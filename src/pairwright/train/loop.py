@@ -24,7 +24,8 @@ from pairwright.paths import claim_folder
 from pairwright.records.messages import content_hash
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.best_steps import best_steps, judge
-from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens
+from pairwright.train.channels.channel import Channel
+from pairwright.train.channels.channels import load_channels, token_options, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,

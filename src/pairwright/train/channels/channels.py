@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from pairwright.config import Config
 from pairwright.config.sections import TokensConfig
@@ -26,6 +25,7 @@ from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
 from pairwright.train.batch_schedule import Order
+from pairwright.train.channels.channel import Channel
 from pairwright.train.channels.distillation import DistillChannel, open_teacher
 from pairwright.train.channels.likelihood import LikelihoodChannel, Likely
 from pairwright.train.channels.policy_gradient import PolicyChannel
@@ -33,65 +33,14 @@ from pairwright.train.channels.preference_channel import PreferenceChannel, open
 from pairwright.train.channels.unpaired_channel import UnpairedChannel
 from pairwright.train.data import PairData, PolicyData, find_stages, load_pairs, load_policy_data
 from pairwright.train.distill_data import distill_runs, load_distill_data
-from pairwright.train.metrics import Sums
 from pairwright.train.micro_batches import Limits, tree_batches
 from pairwright.train.model.load_model import model_hash
 from pairwright.train.model.policy_model import Policy, open_policy
 from pairwright.train.model.ranks import Ranks
 from pairwright.train.model.reference import ReferenceCache, ReferenceLogps
-from pairwright.train.run_dir import Signals
 from pairwright.train.table_signals import DataError
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
-
-
-class Channel(Protocol):
-    """What the loop needs of each."""
-
-    name: str
-    weight: float
-    data: Any  # what it trains on, with `token_weights` of each item
-    order: Order  # which items each batch has
-    validation: Array  # items that are held out
-    counts: dict[str, int]
-    notes: list[str]  # for the log of the run
-    reference: ReferenceLogps | None  # set before the first update where `needs_reference`
-
-    @property
-    def needs_reference(self) -> bool: ...
-    @property
-    def has_validation(self) -> bool: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def reference_trees(self) -> list[tuple[int, Callable[[], Tree]]]: ...
-    def total(self, items: Array) -> float: ...
-    def parts(self, items: Array, num_all: int) -> list[Array]: ...
-    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None: ...
-    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]: ...
-    def after_update(self, policy: Policy, num_updates: int) -> None: ...
-    def followers(self) -> dict[str, Any]:
-        """Tensors beside the weights that an update changes, by names of their own: a checkpoint has to hold them."""
-        ...
-
-    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]: ...
-    def item_weights(self, items: Array) -> Array:
-        """How much each item counts beside the others, before its tokens are weighed."""
-        ...
-
-    def signals(self, item: int) -> Signals:
-        """What the loss takes beside tokens and weights, for a batch that is written."""
-        ...
-
-    @property
-    def num_items(self) -> int: ...
-    def list_held(self, item: int) -> list[Held]:
-        """The sequences of an item, for the ledger."""
-        ...
-
-    @property
-    def refusals(self) -> dict[str, str]:
-        """What could not be encoded: id -> reason."""
-        ...
 
 
 class TokenFolders:

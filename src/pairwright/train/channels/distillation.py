@@ -26,48 +26,32 @@ from pairwright.tokens.sequence import Origin
 from pairwright.tokens.teacher_sequences import Distillation
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.batch_schedule import Order
+from pairwright.train.channels.channel import Channel
 from pairwright.train.distill_data import DistillData
 from pairwright.train.metrics import Sums
 from pairwright.train.micro_batches import Limits
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, follow, open_policy
 from pairwright.train.model.ranks import Ranks
-from pairwright.train.run_dir import Signals
 from pairwright.train.table_signals import DataError
 
 ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
 
 
-class DistillChannel:
+class DistillChannel(Channel):
     name = "sdpo"
-    has_validation = False
-    needs_reference = False
+    data: DistillData
 
     def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Limits) -> None:
         self.options, self._ema_rate = options, options.ema_rate
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
-        self.validation = np.zeros(0, np.int64)
-        self.reference = None
         self.counts, self.notes = data.counts, [_describe(data, options)]
         self._kind = options.teacher
         self.teacher: Policy | None = None  # a second model, where `open_teacher` has one
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.name} {self.data.fingerprint}"
-
-    def reference_trees(self) -> list[Any]:
-        return []
-
     def total(self, items: Array) -> float:
         """Rows of the batch, by weight."""
         return float(sum(_get_weights(self.data.items[item]).sum() for item in items))
-
-    def parts(self, items: Array, num_all: int) -> list[Array]:
-        return self._limits.cut(items, num_all, self._trees_of)
-
-    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        pass
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         chosen = [self.data.items[item] for item in items]
@@ -135,10 +119,6 @@ class DistillChannel:
         one = self.data.items[item]
         return [Held(self.data.ids[item], "", one.student.ids, one.student_mask, one.student.message_index)]
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        return self.data.refusals
-
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
 
@@ -148,10 +128,7 @@ class DistillChannel:
     def item_weights(self, items: Array) -> Array:
         return np.ones(len(items), np.float32)
 
-    def signals(self, item: int) -> Signals:
-        return {}
-
-    def _trees_of(self, item: int) -> list[Tree]:
+    def trees_in_memory(self, item: int) -> list[Tree]:
         return [_student_tree(self.data.items[item]), _teacher_tree(self.data.items[item])]
 
     def _rows(

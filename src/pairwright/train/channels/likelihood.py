@@ -6,7 +6,7 @@ one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,11 @@ from pairwright.pairs.curriculum import Curriculum
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order
+from pairwright.train.channels.channel import Channel
 from pairwright.train.data import join_weights
 from pairwright.train.metrics import Sums
 from pairwright.train.micro_batches import Limits
 from pairwright.train.model.policy_model import Policy
-from pairwright.train.model.ranks import Ranks
-from pairwright.train.run_dir import Signals
 
 
 @dataclass(frozen=True)
@@ -60,27 +59,15 @@ def weigh_tokens(data: Weighted, items: Array, policy: Policy) -> Tensor | None:
     return None if weights_N is None else weights_N.to(policy.device)
 
 
-class LikelihoodChannel:
+class LikelihoodChannel(Channel):
     name = "sft"
-    needs_reference = False
+    data: Likely
 
     def __init__(self, data: Likely, weight: float, order: Order, limits: Limits) -> None:
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = data.validation
         self.counts = data.counts
         self.notes: list[str] = []
-        self.reference = None
-
-    @property
-    def has_validation(self) -> bool:
-        return len(self.validation) > 0
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.name} {self.data.fingerprint}"
-
-    def reference_trees(self) -> list[Any]:
-        return []
 
     def total(self, items: Array) -> float:
         """Trained tokens of the batch, by weight."""
@@ -89,12 +76,6 @@ class LikelihoodChannel:
     def _count(self, item: int) -> float:
         weights = self.data.token_weights(item)
         return float(self.data.tree(item).masks[0].sum() if weights is None else weights.sum())
-
-    def parts(self, items: Array, num_all: int) -> list[Array]:
-        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
-
-    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        pass
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         trees = [self.data.tree(item) for item in items]
@@ -113,12 +94,6 @@ class LikelihoodChannel:
         }
         return -(weight_S * sums_S).sum() / max(total, 1e-12), sums
 
-    def after_update(self, policy: Policy, num_updates: int) -> None:
-        pass
-
-    def followers(self) -> dict[str, Any]:
-        return {}
-
     @property
     def num_items(self) -> int:
         return len(self.data.weights)
@@ -126,15 +101,8 @@ class LikelihoodChannel:
     def list_held(self, item: int) -> list[Held]:
         return self.data.list_held(item)
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        return self.data.refusals
-
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.identity(item) for item in items], [self.data.tree(item) for item in items]
 
     def item_weights(self, items: Array) -> Array:
         return self.data.weights[items]
-
-    def signals(self, item: int) -> Signals:
-        return {}

@@ -21,19 +21,18 @@ from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order
+from pairwright.train.channels.channel import Channel
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
 from pairwright.train.metrics import Sums
 from pairwright.train.micro_batches import Limits
 from pairwright.train.model.policy_model import Policy
-from pairwright.train.model.ranks import Ranks
-from pairwright.train.model.reference import ReferenceLogps
 from pairwright.train.run_dir import Signals
 
 
-class PolicyChannel:
+class PolicyChannel(Channel):
     name = "grpo"
-    has_validation = False
+    data: PolicyData
 
     def __init__(
         self,
@@ -70,8 +69,6 @@ class PolicyChannel:
             problem = f"{grouped.num_groups} groups, and in none do the rewards differ"
             raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
         self.order = order(active)
-        self.validation = np.zeros(0, np.int64)
-        self.reference: ReferenceLogps | None = None
         self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
         if self._by_token:
             self.counts["runs_by_token"] = len(self._by_token)
@@ -90,10 +87,6 @@ class PolicyChannel:
         # Truncated importance sampling takes the initial policy, which the reference then is, as the old one.
         return self.options.kl_weight > 0 or self.options.max_sampling_ratio is not None
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.name} {self.data.fingerprint}"
-
     def reference_trees(self) -> list[Any]:
         # `item=item` binds the item of this iteration.
         return [(int(self.data.lengths[item]), lambda item=item: self.data.tree(item)) for item in self.order.items]
@@ -107,12 +100,6 @@ class PolicyChannel:
             return float((weights * counts).sum())
         scale = self.options.constant_length if self.options.aggregation == "constant" else 1
         return float((weights * (counts > 0)).sum() * scale)
-
-    def parts(self, items: Array, num_all: int) -> list[Array]:
-        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
-
-    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        pass
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         trees = [self.data.tree(item) for item in items]
@@ -151,12 +138,6 @@ class PolicyChannel:
             sums["grpo/kl"] = (float(losses.kl_sum), num)
         return losses.total / max(total, 1e-12), sums
 
-    def after_update(self, policy: Policy, num_updates: int) -> None:
-        pass
-
-    def followers(self) -> dict[str, Any]:
-        return {}
-
     @property
     def num_items(self) -> int:
         return len(self.data.ids)
@@ -168,10 +149,6 @@ class PolicyChannel:
             unused = "no advantage: equal rewards" if is_scored else "unscored"
         arrays, left_out = (sequence.ids, sequence.mask, sequence.message_index), sequence.report.not_selected
         return [Held(self.data.ids[item], "", *arrays, unused, left_out)]
-
-    @property
-    def refusals(self) -> dict[str, str]:
-        return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]

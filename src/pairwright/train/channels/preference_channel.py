@@ -22,6 +22,7 @@ from pairwright.losses.preference import (
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order
+from pairwright.train.channels.channel import Channel
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.channels.unpaired_channel import find_reference_point
 from pairwright.train.data import PairData, join_weights
@@ -30,14 +31,13 @@ from pairwright.train.micro_batches import Limits
 from pairwright.train.model.load_model import trainable
 from pairwright.train.model.policy_model import Policy, Scored, follow, open_policy
 from pairwright.train.model.ranks import Ranks
-from pairwright.train.model.reference import ReferenceLogps
-from pairwright.train.run_dir import Signals
 
 
-class PreferenceChannel:
+class PreferenceChannel(Channel):
     """Pairs, their order, and what the reference says of them."""
 
     name = "dpo"
+    data: PairData
 
     def __init__(self, data: PairData, options: PreferenceConfig, weight: float, order: Order, limits: Limits) -> None:
         self.options = options
@@ -46,17 +46,8 @@ class PreferenceChannel:
         self.validation = data.validation
         self.counts = data.counts
         self.notes: list[str] = []
-        self.reference: ReferenceLogps | None = None
         self.moving_reference: Policy | None = None  # a second model, where `open_moving_reference` has one
         self._point: Tensor | None = None  # z₀ of the current update, for kto
-
-    @property
-    def has_validation(self) -> bool:
-        return len(self.validation) > 0
-
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.name} {self.data.fingerprint}"
 
     @property
     def needs_reference(self) -> bool:
@@ -75,9 +66,6 @@ class PreferenceChannel:
     def total(self, items: Array) -> float:
         """What the sum of losses is divided by: the weights of pairs that have something trained on both sides."""
         return float(sum(self.data.weights[item] for item in items if self.data.is_full(item)))
-
-    def parts(self, items: Array, num_all: int) -> list[Array]:
-        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         if self.kind.needs_reference_point:
@@ -132,18 +120,11 @@ class PreferenceChannel:
     def list_held(self, item: int) -> list[Held]:
         return self.data.list_held(item)
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        return self.data.refusals
-
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.pairs.ids[item] for item in items], [self.data.tree(item) for item in items]
 
     def item_weights(self, items: Array) -> Array:
         return self.data.weights[items]
-
-    def signals(self, item: int) -> Signals:
-        return {}
 
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
         if self.moving_reference is not None:

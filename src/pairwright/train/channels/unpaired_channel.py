@@ -24,13 +24,13 @@ from pairwright.pairs.desirability import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order
+from pairwright.train.channels.channel import Channel
 from pairwright.train.channels.likelihood import weigh_tokens
 from pairwright.train.data import PolicyData
 from pairwright.train.metrics import Sums
 from pairwright.train.micro_batches import Limits, Parted, even_parts
 from pairwright.train.model.policy_model import Policy
 from pairwright.train.model.ranks import Ranks
-from pairwright.train.model.reference import ReferenceLogps
 from pairwright.train.run_dir import Signals
 
 
@@ -61,11 +61,11 @@ def find_reference_point(channel: Mismatching, policy: Policy, items: Array, ran
     return reference_point(*(torch.tensor(value, device=policy.device) for value in summed))
 
 
-class UnpairedChannel:
+class UnpairedChannel(Channel):
     """Runs with a label each, their order, and what the reference says of them."""
 
     name = "kto"
-    has_validation = False
+    data: PolicyData
     needs_reference = True
 
     def __init__(
@@ -94,8 +94,6 @@ class UnpairedChannel:
         num_good = int(self._is_desirable[used].sum())
         num_bad = len(used) - num_good
         self.order = order(used)
-        self.validation = np.zeros(0, np.int64)
-        self.reference: ReferenceLogps | None = None
         self.counts = {**data.counts, "desirable": num_good, "undesirable": num_bad}
         # Every run is desirable, undesirable, or counted under one of these.
         left_out = {
@@ -110,10 +108,6 @@ class UnpairedChannel:
         self._others = _find_others(data.groups)
         self._point: Tensor | None = None  # z₀ of the current update
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self.name} {self.data.fingerprint}"
-
     def reference_trees(self) -> list[Any]:
         items = [int(item) for item in self.order.items]
         # `item=item` binds the item of this iteration; trees are made when they are scored.
@@ -125,9 +119,6 @@ class UnpairedChannel:
     def total(self, items: Array) -> float:
         """What the sum of losses is divided by: the weights of sequences that have something trained."""
         return float(sum(self._weights[item] for item in items if self.data.num_counted(item) > 0))
-
-    def parts(self, items: Array, num_all: int) -> list[Array]:
-        return self._limits.cut(items, num_all, lambda item: [self.data.tree(item)])
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
         self._point = torch.zeros((), device=policy.device)
@@ -171,12 +162,6 @@ class UnpairedChannel:
         sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
         return total_S.sum() / max(total, 1e-12), sums
 
-    def after_update(self, policy: Policy, num_updates: int) -> None:
-        pass
-
-    def followers(self) -> dict[str, Any]:
-        return {}
-
     @property
     def num_items(self) -> int:
         return len(self.data.ids)
@@ -185,10 +170,6 @@ class UnpairedChannel:
         sequence, unused = self.data.sequences[item], self._unused.get(item)
         arrays = (sequence.ids, sequence.mask, sequence.message_index)
         return [Held(self.data.ids[item], "", *arrays, unused, sequence.report.not_selected)]
-
-    @property
-    def refusals(self) -> dict[str, str]:
-        return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
