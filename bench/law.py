@@ -80,6 +80,7 @@ class Cell:
     seed: int
     rules: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)  # what we say is witnessed, and the oracle finds no witness for
 
     @property
     def outcome(self) -> str:
@@ -135,8 +136,9 @@ def build_tokenizer(model: law_oracle.Model, folder: Path) -> ChatTokenizer:
         backend,
         model.source,
         special_tokens=model.special,
-        stop_tokens=sorted(model.ends),
+        stop_tokens=tuple(sorted(model.ends)),
         variables=model.variables or None,
+        clock=lambda: law_oracle.CLOCK,
     )
 
 
@@ -171,6 +173,10 @@ def try_cell(
         check_refusal(cell, verdicts, refusal)
         return cell
     check_sequences(cell, model, tokenizer, chat, verdicts, sequences)
+    wanted = {} if sets_mode else law_oracle.find_mode(model, chat)
+    for sequence in sequences:
+        if sequence.report.mode != wanted:
+            cell.faults.append(f"the mode is {sequence.report.mode}, the law says {wanted}")
     return cell
 
 
@@ -195,7 +201,8 @@ def check_sequences(
     places: dict[int, int] = {}
     forms: set[int] = set()
     for place, sequence in enumerate(sequences):
-        for turn in sequence.origin.turns:
+        is_added, is_declared = False, False
+        for turn, told_rule in zip(sequence.origin.turns, sequence.report.rules, strict=True):
             if turn in places:
                 cell.faults.append(f"turn {turn}: trained twice")
             places[turn] = place
@@ -208,8 +215,18 @@ def check_sequences(
             cell.rules.append(rule)
             if fault:
                 cell.faults.append(f"turn {turn}: {fault}")
+            is_declared |= form < 0
+            if form < 0 and not fault and told_rule != 3:
+                cell.unsure.append(f"turn {turn}: rule {told_rule}: {context[-40:]!r} | {trained!r}")
+            is_added |= form >= 0 and verdicts[turn].closing[form] > 0
             if len(verdicts[turn].texts) > 1 and form >= 0:
                 forms.add(form)
+        report = sequence.report
+        if is_added and not report.added_tokens:
+            cell.faults.append("a thought that nobody generated is not counted as added")
+        if not is_added and not is_declared and (report.added_tokens or report.declared):
+            told = f"{report.added_tokens} added tokens, declared {report.declared}"
+            cell.faults.append(f"turns {sequence.origin.turns}: {told}, though renders show it")
     if len(forms) > 1:
         cell.faults.append("two forms in one record")
     for turn in verdicts.keys() - places.keys():
@@ -296,11 +313,15 @@ def print_tables(cells: list[Cell], *, list_faults: bool) -> None:
     print("|---" * (len(rules) + 1) + "|")
     for name in [*(kind for kind in by_kind if kind != "all"), "all"]:
         print(f"| {name} | " + " | ".join(str(by_kind[name][rule]) for rule in rules) + " |")
+    num_unsure = sum(len(cell.unsure) for cell in cells)
     print(f"\ncells {len(cells)}; turns {dict(turns)}; refusals {dict(refusals)}")
+    print(f"turns that we call witnessed and the oracle does not, within what a row may give: {num_unsure}")
     if list_faults:
         for cell in cells:
             for fault in cell.faults:
                 print(f"- {cell.template} / {cell.kind} / {cell.seed}: {fault}")
+            for turn in cell.unsure:
+                print(f"  unsure: {cell.template} / {cell.kind} / {cell.seed}: {turn}")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,9 +1,14 @@
-"""The law of masks: the oracle against templates whose answer is known by hand."""
+"""The law of masks: what we encode against the oracle on all shared templates, and the oracle against answers that are
+known by hand."""
+
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("transformers", reason="the render of transformers is the oracle's only source")
 
+from bench.law import SHARED, try_folder
+from law_cases import KINDS
 from law_oracle import Model, Verdict, explain_declared, judge
 
 ENDS = frozenset(["<|im_end|>"])
@@ -94,7 +99,7 @@ def test_a_thought_that_no_render_shows_may_be_declared() -> None:
         "because\n</think>\n\ngoodday": "no end",
         "because\n\ngoodday<|im_end|>": "<think> is not closed",
         "because\n</think>\n      goodday<|im_end|>": "indentation",
-        "because\n</think>\n\nsurely goodday<|im_end|>": "more than the record and tags: '\\n\\n\\nsurely '",
+        "because\n</think>\n\nsurely goodday<|im_end|>": "more than the record and tags: ['surely ']",
     }
     for text, reason in wrong.items():
         assert explain_declared(model, verdict, chat[1], text, verdict.prompt) == reason
@@ -124,3 +129,15 @@ def test_what_no_render_shows_is_dropped() -> None:
 def test_a_conversation_that_the_template_raises_on_is_a_template_error() -> None:
     source = "{{ raise_exception('no') }}"
     assert [verdict.refusals for verdict in judge_all(source, GREETING)] == [{"template_error"}] * 2
+
+
+@pytest.mark.skipif(not (SHARED / "templates").is_dir(), reason=f"the templates are not at {SHARED}")
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_shared_template_obeys_the_law(step: int) -> None:
+    folders = [SHARED / "templates", SHARED / "tokenizers"]
+    cells = try_folder(folders, SHARED / "tokenizers" / "qwen2_5", 1, [*KINDS], step=step)
+    assert not [f"{cell.template} / {cell.kind}: {fault}" for cell in cells for fault in cell.faults]
+    # Most conversations are encoded: a refusal of everything would be within the law as well.
+    outcomes = Counter("refused" if "refused" in cell.outcome else cell.outcome for cell in cells)
+    assert outcomes["rule 1"] + outcomes["rule 2"] > len(cells) / 2
+    assert min(outcomes["rule 1"], outcomes["rule 2"], outcomes["rule 3"]) > 0

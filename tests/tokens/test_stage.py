@@ -18,7 +18,7 @@ from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.sequence import name_record
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.cache import read_pairs, read_sequences
-from pairwright.tokens.stage.stage import encode_source, folder_hash
+from pairwright.tokens.stage.stage import encode_source, folder_hash, holds_pairs
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 TEMPLATE = (
@@ -356,3 +356,16 @@ def test_weights_of_turns_reach_the_cache_and_parts_without_the_column_are_read(
         mapped.unlink()
     assert [sequence.weights for _, _, sequence in read_sequences(tmp_path / "out")] == [None, None]
     assert encode_source(tmp_path / "table", tmp_path / "out", options)["from_cache"] == 2
+
+
+def test_a_folder_whose_pairs_were_all_refused_still_holds_pairs(tokenizer, tmp_path):
+    """Was said to hold the sequences of runs."""
+    long, other = Message("assistant", "word " * 50), Message("assistant", "text " * 50)
+    pair = Pair(
+        id="p", prompt=(Message("user", "q"),), chosen=(long,), rejected=(other,), chosen_reward=1.0, rejected_reward=0.0,
+        chosen_eid=EID("b", "t", 0, 0, "s0"), rejected_eid=EID("b", "t", 1, 0, "s1"), gap=1.0, strategy="pairs",
+    )  # fmt: skip
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([pair])])
+    manifest = encode_source(tmp_path / "pairs", tmp_path / "out", TokensConfig(tokenizer=str(tokenizer), max_length=8))
+    assert manifest["refused"] == {"too_long": 1}
+    assert holds_pairs(tmp_path / "out")

@@ -105,6 +105,7 @@ def encode_into(
     write_items(output, keys)
     manifest = count_items(output, keys, num_cached) | {
         "source": str(source),
+        "is_pairs": read.is_pairs,
         "tokenizer": tokenizer_hash,
         "options": options.content(),
     }
@@ -415,7 +416,9 @@ def missing_table(tokens: Path, *, has_pairs: bool, has_experience: bool) -> dic
 
 def holds_pairs(tokens: Path) -> bool:
     """Whether the sequences are the sides of pairs, not runs."""
-    read_manifest(tokens)
+    manifest = read_manifest(tokens)
+    if "is_pairs" in manifest:  # pairs that were all refused have no sides
+        return bool(manifest["is_pairs"])
     keys = pl.scan_parquet(tokens / ITEMS)
     # Semi-join: the cache may hold rows of earlier runs, and only those of the last run count.
     sides = scan_cache(tokens).filter(pl.col("side") != "").select("key").join(keys, on="key", how="semi")
