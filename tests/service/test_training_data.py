@@ -89,7 +89,7 @@ def test_supervised_rows_are_experiences(tmp_path):
         ("dpo", {**ROW, "prompt": None}, "prompt: expected text or messages"),
         ("dpo", {**ROW, "rejected_response": " "}, "rejected_response: the answer is empty"),
         ("dpo", {**ROW, "chosen_response": ""}, "chosen_response: the answer is empty"),
-        ("dpo", {**ROW, "prompt": [{"role": "zzz", "content": "q"}]}, "role: got 'zzz', expected one of"),
+        ("dpo", {**ROW, "prompt": [{"role": "zzz", "content": "q"}]}, "role 'zzz': expected"),
         ("sft", {"messages": [{"role": "zzz", "content": "q"}, {"role": "assistant", "content": "a"}]}, "got 'zzz'"),
         ("dpo", "[1]\n", "expected an object"),
         ("dpo", "{torn\n", "not valid JSON"),
