@@ -136,7 +136,7 @@ def test_a_reward_that_no_record_has_is_exit_code_1_and_the_names_are_listed(tmp
     assert "did you mean 'score'?" in done.stderr
     assert "metadata.judge.style" in done.stderr
     assert Table(tmp_path / "e").count() == 0
-    assert [path.name for path in (tmp_path / "e").iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in (tmp_path / "e").iterdir() if path.name.startswith(".")] == [".lock"]
     assert run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--reward", "2*scroe").returncode == 1
 
 

@@ -78,7 +78,9 @@ def test_the_number_of_buckets_and_slices_changes_not_one_byte(tmp_path_factory,
         patch.setattr(fetch_texts, "_PIECE_BYTES", 500)
         build_pairs(tables[::-1], folder / "parted", asked)
     assert files_of(folder / "parted") == files_of(folder / "whole")
-    assert {path.name for path in (folder / "parted").iterdir()} == {*FILES, "lineage.json"}, "nothing is left behind"
+    assert {path.name for path in (folder / "parted").iterdir()} == {*FILES, "lineage.json", ".lock"}, (
+        "nothing else is left behind"
+    )
 
 
 def many_groups(num_groups=30):

@@ -167,7 +167,7 @@ def test_values_that_train_nothing_or_are_no_numbers_are_refused(client, knobs, 
         ({"prompt": "a"}, "expected the keys prompt"),
         (
             {"prompt": [{"role": "zzz", "content": "a"}], "chosen_response": "b", "rejected_response": "c"},
-            "role: got 'zzz'",
+            "role 'zzz': expected",
         ),
         ({"prompt": "a", "chosen_response": " ", "rejected_response": "c"}, "chosen_response: the answer is empty"),
     ],
