@@ -58,7 +58,9 @@ class Peer:
         ready = self.chat_tokenizer(**options)
         if is_prompt or not any(message["role"] == "assistant" for message in messages):
             return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
-        sequence = encode_turns(ready, messages, tools, options=EncodeOptions(allow_dropped=True))[-1]
+        sequence = encode_turns(
+            ready, messages, tools, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
+        )[-1]
         if tokenize is False:
             return _read_text(ready, sequence, messages, tools)
         ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
@@ -111,7 +113,9 @@ def is_prefix_preserving(peer: Peer) -> bool:
     if peer.chat_template == OURS:
         return all(
             trained_ids(sequence)
-            for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, options=EncodeOptions(allow_dropped=True))
+            for sequence in encode_turns(
+                peer.chat_tokenizer(), _CALLED, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
+            )
         )
     try:
         report = encode_chat(peer.chat_tokenizer(), _CALLED).report
