@@ -8,6 +8,7 @@ TRL itself catches nothing.
 import functools
 import sys
 import types
+from datetime import datetime
 from typing import Any
 
 import peer_models
@@ -93,6 +94,7 @@ def _build_tokenizer(name: str, template: str | None, variables: tuple[tuple[str
         special_tokens=tokens,
         stop_tokens=tokenizer.stop_tokens,
         variables=dict(variables),
+        clock=datetime.now,  # as transformers has it, whose text is compared
     )
 
 
