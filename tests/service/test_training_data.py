@@ -90,7 +90,7 @@ def test_supervised_rows_are_experiences(tmp_path):
         ("dpo", {**ROW, "rejected_response": " "}, "rejected_response: the answer is empty"),
         ("dpo", {**ROW, "chosen_response": ""}, "chosen_response: the answer is empty"),
         ("dpo", {**ROW, "prompt": [{"role": "zzz", "content": "q"}]}, "role 'zzz': expected"),
-        ("sft", {"messages": [{"role": "zzz", "content": "q"}, {"role": "assistant", "content": "a"}]}, "got 'zzz'"),
+        ("sft", {"messages": [{"role": "zzz", "content": "q"}, {"role": "assistant", "content": "a"}]}, "role 'zzz'"),
         ("dpo", "[1]\n", "expected an object"),
         ("dpo", "{torn\n", "not valid JSON"),
         ("sft", {"prompt": "q"}, "expected the keys prompt and completion, or messages"),
