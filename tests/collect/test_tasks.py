@@ -116,5 +116,5 @@ def test_functions_are_found_by_module_by_file_and_by_entry_point(tmp_path, monk
         load_function("no_such_module_here:play", group=WORKFLOWS)
     with pytest.raises(ConfigError, match="no such file"):
         load_function("none.py:play", group=WORKFLOWS)
-    with pytest.raises(ConfigError, match="no function 'OTHER'; it has play"):
+    with pytest.raises(ConfigError, match="OTHER: expected a function, got int"):
         load_function(f"{tmp_path}/flow.py:OTHER", group=WORKFLOWS)

@@ -204,8 +204,9 @@ def test_a_tokenizer_of_transformers_serves_and_its_template_is_followed():
         {"role": "tool", "content": "no such word"},
         {"role": "assistant", "content": turns[3]["content"]},
     ]
-    text = hf.apply_chat_template(chat, tokenize=False)
+    # The trace has no reasoning, so the law asks with thinking off.
+    text = hf.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True, enable_thinking=False)
     rows = [hf.decode(row[mask.bool()]) for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-    assert text.startswith(rows[0]) or rows[0].strip() in text
+    assert rows[0].startswith(text + "<tool_call>\n")
     valid = batch["student_response_idx"][0] >= 0
     assert "Sorry, I mean apple.<|im_end|>" in hf.decode(batch["input_ids"][0][batch["student_response_idx"][0][valid]])
