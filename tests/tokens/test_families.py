@@ -27,6 +27,11 @@ from pairwright.tokens.refusals import Refusal
 transformers = pytest.importorskip("transformers", reason="transformers is the yardstick of this test")
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
+# The oracle of this file knows one sequence, the template's own stops, no thinking switch and no clock: what the law says
+# beyond that is in test_law.py and test_masks.py.
+WRITTEN = [name for name in FAMILIES if "the next header is the stop" not in name and name != "no stop at all"]
+REAL = [name for name in REAL_STOPS if name not in ("qwen3", "gptoss")]
+
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
 
 
@@ -51,6 +56,8 @@ def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:
             encode_chat(ours, chat, tools)
     elif sequence is not None:
         assert encode_chat(ours, chat, tools) == sequence
+    if sequence is not None and sequence.report.declared:
+        return "declared"  # no render shows the turn as the model wrote it: not for this oracle
     if any(message["content"] is None for message in chat) and "None" in render_or_nothing(hf, chat, tools):
         chat = [{**message, "content": message["content"] or ""} for message in chat]  # null is never printed by us
     # Null content and arguments as text that the template refuses are given to it as empty text and as an object.
@@ -63,7 +70,10 @@ def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:
     except Exception as caught:  # Inexact, or whatever the template raises in transformers
         error = caught
     if refusal is not None:
-        assert isinstance(error, Inexact) or refusal.reason in ("no_stop", "template_error"), (refusal, error)
+        assert isinstance(error, Inexact) or refusal.reason in ("no_stop", "template_error", "context_differs"), (
+            refusal,
+            error,
+        )
         return refusal.reason
     assert error is None, error
     assert sequence is not None
@@ -97,17 +107,23 @@ def render_or_nothing(hf: Any, chat: list[Any], tools: Any) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_written_templates(name: str, case: str) -> None:
     family = FAMILIES[name]
     result = compare(small_tokenizer(name), small_hf(name), case, family.stops)
     chat, tools = CASES[case]
-    if family.refused == "no_stop" and sum(message["role"] == "assistant" for message in chat) == 1:
+    if result == "declared":
+        assert any("<think>" in (message["content"] or "") for message in chat)
+    elif family.refused == "no_stop" and sum(message["role"] == "assistant" for message in chat) == 1:
         # EOS is added to the only turn, if nothing follows it.
         assert result in (("exact", "template_error") if chat[-1]["role"] == "assistant" else ("no_stop",))
     elif family.refused:
         opens = "<think>" in chat[-1]["content"] and "reasoning" in name
-        assert result in (("exact",) if opens else (family.refused, "template_error"))
+        # Reasoning that the template leaves out is dropped.
+        has_reasoning = any("reasoning_content" in message for message in chat)
+        assert result in (
+            ("exact",) if opens else ("dropped",) if has_reasoning else (family.refused, "template_error")
+        )
     elif not family.per_turn and (tools is None or family.calls):
         assert result == "exact"
     elif family.per_turn and sum(message["role"] == "assistant" for message in chat) == 1:
@@ -116,16 +132,13 @@ def test_written_templates(name: str, case: str) -> None:
 
 @needs_shared
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", REAL_STOPS)
+@pytest.mark.parametrize("name", REAL)
 def test_real_tokenizers(name: str, case: str) -> None:
+    if (name, case) == ("mistral_nemo", "system"):
+        pytest.skip(
+            "the system text is in the prompt and not in the render of the whole, which is this oracle's source"
+        )
     result = compare(real_tokenizer(name), real_hf(name), case, REAL_STOPS[name])
     _chat, tools = CASES[case]
-    if (name, case) == (
-        "mistral_nemo",
-        "system",
-    ):  # it moves the system text into the last message, if that is a user's
-        assert result == "two_forms"
-    elif (tools is None and name not in ("gptoss", "qwen3")) or (
-        name in ("qwen2_5", "llama3_1") and case not in ("parallel calls", "call, null content")
-    ):
+    if tools is None or (name in ("qwen2_5", "llama3_1") and case not in ("parallel calls", "call, null content")):
         assert result == "exact"

@@ -153,6 +153,8 @@ def test_written_templates_with_marks(name: str) -> None:
     marked = put(FAMILIES[name].template, marks)
     assert BEGIN in marked
     cases = [case for case, (_, tools) in CASES.items() if tools is None or FAMILIES[name].calls]
+    # Its system text is in the prompt, and not in the render of the whole conversation.
+    cases = [case for case in cases if (name, case) != ("mistral_nemo", "system")]
     compared = [case for case in cases if compare(small_tokenizer(name), small_hf(name), marked, case)]
     assert len(compared) >= 14
 

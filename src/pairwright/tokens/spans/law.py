@@ -181,7 +181,15 @@ def _result_of(call: object) -> Json:
 
 
 def judge(case: Case, terms: Terms) -> Verdict | Fault:
-    """By the law, how a turn is trained."""
+    """By the law, how a turn is trained; by a text with something missing only where no other is to be had."""
+    if terms.allow_dropped:
+        complete = _judge(case, terms._replace(allow_dropped=False))
+        if isinstance(complete, Verdict):
+            return complete
+    return _judge(case, terms)
+
+
+def _judge(case: Case, terms: Terms) -> Verdict | Fault:
     try:
         prompt = case.prompt.text
         plain = case.renderer.text(case.chat[: case.turn], case.tools, prompt=True)
