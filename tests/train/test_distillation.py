@@ -48,7 +48,7 @@ def test_the_hints_are_those_of_the_function_that_the_configuration_names(model,
     data = load_distill_data(failed_runs, tmp_path / "taught", options, settings[0], lambda done, total: None)
     assert data.counts == {"without_hint": 0, "without_recovery": 0, "recorded": 0}
     assert all("[Hint: count again after 4 messages]" in tokenizer.decode(item.teacher.ids) for item in all_items(data))
-    with pytest.raises(DataError, match="'without_hint': 6"):  # the tool's message would only be said twice
+    with pytest.raises(DataError, match="6 × without_hint"):  # the tool's message would only be said twice
         load_distill_data(failed_runs, tmp_path / "taught", options, settings[1], lambda done, total: None)
     data = load_distill_data(failed_runs, tmp_path / "taught", options, settings[2], lambda done, total: None)
     assert all(
