@@ -20,6 +20,12 @@ def test_file_then_environment_then_overrides(tmp_path):
     assert (config.name, config.seed, config.sources.format, config.sources.paths) == ("a", 3, "atif", ("x",))
 
 
+@pytest.mark.parametrize("time", ["2025-07-01T12:00:00", "2025-07-01"])
+def test_a_time_needs_no_quotes(tmp_path, time):
+    assert load_config(written(tmp_path, f"tokens: {{clock: {time}}}\n"), environment={}).tokens.clock == time
+    assert load_config(None, overrides=[("tokens.clock", time)], environment={}).tokens.clock == time
+
+
 def test_references_are_filled_from_the_environment(tmp_path):
     path = written(tmp_path, 'seed: ${SEED}\nsources: {paths: ["${DIR}/a", b]}\n')
     config = load_config(path, environment={"SEED": "7", "DIR": "/d"})

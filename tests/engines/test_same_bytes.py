@@ -53,8 +53,9 @@ def table(tmp_path_factory):
 
 
 def digests(folder, *, pattern="*"):
-    """What the files of a folder hold, in the order of their names. Names of parts have the time in them."""
-    return [sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob(pattern)) if path.is_file()]
+    """What the visible files of a folder hold, in the order of their names. Names of parts have the time in them."""
+    files = [path for path in sorted(folder.glob(pattern)) if path.is_file() and not path.name.startswith(".")]
+    return [sha256(path.read_bytes()).hexdigest() for path in files]
 
 
 def slices(monkeypatch, number):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from hashlib import sha256
@@ -31,13 +32,15 @@ def trace_lines(start=0, stop=24, *, torn=True):
 
 def digests(folder, *, suffix="", names=True):
     """What the visible files of a folder hold, wherever it is; lineage.json says where that is. Names of parts have the
-    time in them."""
+    time in them, and table.json says when the table was created."""
     there = place(folder)
     if isinstance(there, Remote):
         files = {name: (there / name).read_bytes() for name in there.names()}
     else:
         files = {path.name: path.read_bytes() for path in sorted(there.iterdir()) if path.is_file()}
     files.pop("lineage.json", None)
+    if "table.json" in files:
+        files["table.json"] = re.sub(rb'"created": *"[^"]*"', b"", files["table.json"])
     shown = sorted((name, data) for name, data in files.items() if not name.startswith(".") and name.endswith(suffix))
     return [(name if names else "", sha256(data).hexdigest()) for name, data in shown]
 

@@ -48,7 +48,9 @@ class Renderer:
                 message_tool_names=names,
             )
         # Where the template rewrites history there are several: the last one has the whole conversation before it.
-        sequence = encode_turns(self.tokenizer, messages, tools, options=EncodeOptions(allow_dropped=True))[-1]
+        sequence = encode_turns(
+            self.tokenizer, messages, tools, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
+        )[-1]
         ids, mask = sequence.ids.tolist(), sequence.mask.tolist()
         owners = _with_headers(sequence.message_index.tolist())
         content = ((sequence.paint != Paint.TEMPLATE) | sequence.mask).tolist()

@@ -8,6 +8,7 @@ TRL itself catches nothing.
 import functools
 import sys
 import types
+from datetime import datetime
 from typing import Any
 
 import peer_models
@@ -58,7 +59,9 @@ class Peer:
         ready = self.chat_tokenizer(**options)
         if is_prompt or not any(message["role"] == "assistant" for message in messages):
             return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
-        sequence = encode_turns(ready, messages, tools, options=EncodeOptions(allow_dropped=True))[-1]
+        sequence = encode_turns(
+            ready, messages, tools, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
+        )[-1]
         if tokenize is False:
             return _read_text(ready, sequence, messages, tools)
         ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
@@ -91,6 +94,7 @@ def _build_tokenizer(name: str, template: str | None, variables: tuple[tuple[str
         special_tokens=tokens,
         stop_tokens=tokenizer.stop_tokens,
         variables=dict(variables),
+        clock=datetime.now,  # as transformers has it, whose text is compared
     )
 
 
@@ -111,7 +115,9 @@ def is_prefix_preserving(peer: Peer) -> bool:
     if peer.chat_template == OURS:
         return all(
             trained_ids(sequence)
-            for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, options=EncodeOptions(allow_dropped=True))
+            for sequence in encode_turns(
+                peer.chat_tokenizer(), _CALLED, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
+            )
         )
     try:
         report = encode_chat(peer.chat_tokenizer(), _CALLED).report

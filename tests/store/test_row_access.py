@@ -90,7 +90,7 @@ def test_pairs_are_a_sequence_with_views_that_can_be_used_like_a_folder(tmp_path
     assert len(held.save(str(tmp_path / "saved"))) == 2
     assert held.to_hf().column_names[:1] == ["prompt"]
     assert len(held.to_polars()) == len(held.to_pandas()) == 2
-    with pytest.raises(pw.ConfigError, match="expected one of trl"):
+    with pytest.raises(pw.ConfigError, match="did you mean 'trl'"):
         pairs.export("trll", tmp_path / "x")
     with pytest.raises(pw.ConfigError, match="expected among split"):
         pairs.export("trl", tmp_path / "x", splits="all")

@@ -7,7 +7,7 @@ from token_cases import TOOLS, assistant, call, system, tool, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 
 from pairwright.records.messages import Message, ToolCall
-from pairwright.tokens import EncodeOptions
+from pairwright.tokens import EncodeOptions, encode_turns
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_pairs import PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.refusals import Refusal
@@ -50,6 +50,18 @@ def test_a_token_that_would_merge_across_the_boundary_is_split_on_both_sides() -
     assert whole.report.merged == 1
     assert pair.chosen.report.merged == 0
     assert trained(tokenizer, pair.chosen) == "\n\nb<|im_end|>"
+
+
+def test_later_turns_of_a_side_are_split_from_their_prompts_too() -> None:
+    tokenizer = small_tokenizer("chatml")
+    answers = [assistant("b"), user("c"), assistant("\n\nd")]
+    (run,) = encode_turns(tokenizer, [user("a"), *answers])
+    pair = encode_pair(tokenizer, [user("a")], answers, [assistant("e")])
+    assert trained(tokenizer, pair.chosen) == "b<|im_end|>\n\nd<|im_end|>"
+    assert pair.chosen.report.merged == 0
+    assert pair.chosen.ids.tolist() == run.ids.tolist()
+    whole = encode_pair(tokenizer, [user("a")], answers, [assistant("e")], options=EncodeOptions(boundaries="whole"))
+    assert whole.chosen.report.merged == 1
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.refused])

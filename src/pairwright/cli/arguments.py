@@ -47,27 +47,6 @@ def complete_format(incomplete: str) -> list[str]:
     return [name for name in ("auto", *READERS) if name.startswith(incomplete)]
 
 
-def complete_loss(incomplete: str) -> list[str]:
-    """Names for `train --loss`, without loading torch."""
-    from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
-
-    return [name for name in PREFERENCE_LOSS_NAMES if name.startswith(incomplete)]
-
-
-def complete_strategy(incomplete: str) -> list[str]:
-    """Names for `pairs --strategy`."""
-    from pairwright.config.pairs_config import STRATEGY_NAMES
-
-    return [name for name in STRATEGY_NAMES if name.startswith(incomplete)]
-
-
-def complete_backend(incomplete: str) -> list[str]:
-    """Names for `--backend`."""
-    from pairwright.config.backend_config import BACKEND_NAMES
-
-    return [name for name in BACKEND_NAMES if name.startswith(incomplete)]
-
-
 def complete_names(*names: str) -> _Completer:
     """A completion of comma-separated names, each at most once."""
 
@@ -91,8 +70,16 @@ def complete_override(incomplete: str) -> list[str]:
 
 
 def _choices_of(key: str) -> list[str]:
-    """The literals that a key's type allows; none for numbers, free text and unknown keys."""
+    """The words that a key takes: literals of its type, or names of a registry; none for numbers and free text."""
+    from pairwright.config.backend_config import BACKEND_NAMES
     from pairwright.config.config_file import field_of
+    from pairwright.config.pairs_config import STRATEGY_NAMES
+    from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
+
+    # Keys that also take code of the user, so that their type is not a list of literals.
+    names = {"train.dpo.loss": PREFERENCE_LOSS_NAMES, "pairs.strategy": STRATEGY_NAMES, "backend.name": BACKEND_NAMES}
+    if key in names:
+        return list(names[key])
 
     try:
         annotation = field_of(key).annotation

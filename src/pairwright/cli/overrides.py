@@ -23,13 +23,10 @@ from typer.core import TyperCommand
 
 from pairwright.cli.arguments import (
     PLACE,
-    complete_backend,
     complete_choices,
     complete_format,
-    complete_loss,
     complete_names,
     complete_override,
-    complete_strategy,
     literals_of,
 )
 from pairwright.errors import ConfigError
@@ -191,8 +188,8 @@ _SPELLINGS = {
     "sources.map": Spelling(metavar="TARGET=FIELD,..."),
     "sources.compaction_prompt": Spelling(metavar="FILE"),
     "engine.name": Spelling("--engine"),
-    "backend.name": Spelling("--backend", complete=complete_backend),
-    "pairs.strategy": Spelling(complete=complete_strategy),
+    "backend.name": Spelling("--backend", complete=complete_choices("backend.name")),
+    "pairs.strategy": Spelling(complete=complete_choices("pairs.strategy")),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
     "pairs.teachers": Spelling(metavar=PLACE),
     "pairs.votes": Spelling(metavar=PLACE),
@@ -201,7 +198,7 @@ _SPELLINGS = {
     "tokens.chat_template_kwargs": Spelling(metavar="JSON"),
     "tokens.allow_dropped": Spelling("--allow-dropped/--refuse-dropped"),
     "tokens.allow_images": Spelling("--allow-images/--refuse-images"),
-    "train.dpo.loss": Spelling(complete=complete_loss),
+    "train.dpo.loss": Spelling(complete=complete_choices("train.dpo.loss")),
     "train.report_to": Spelling(
         metavar="NAME,NAME", is_joined=True, complete=complete_names("tensorboard", "wandb", "mlflow", "trackio")
     ),

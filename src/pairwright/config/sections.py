@@ -6,6 +6,7 @@ description. Classes named `*Terms` hold what functions of a later package take 
 """
 
 import json
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -179,6 +180,12 @@ class TokensConfig(SequenceTerms):
     lineage.json names."""
     workers: int | None = Field(default=None, ge=1)
     """Processes; by default one a core."""
+
+    @field_validator("clock", mode="before")
+    @classmethod
+    def _spell_time(cls, value: Any) -> Any:
+        # YAML reads a time without quotes as a date or datetime.
+        return value.isoformat() if isinstance(value, date) else value
 
     @field_validator("train_turns")
     @classmethod

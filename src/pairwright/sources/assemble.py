@@ -344,8 +344,9 @@ def _error_sites(draft: _Draft) -> list[ErrorSite]:
     sites = error_sites([*context.prompt, *draft.completion], known, parts.error_kind or result_error_kind)
     if not parts.errors:
         return sites
-    known_sites = {(site.index, site.kind) for site in parts.errors}
-    sites = [site for site in sites if (site.index, site.kind) not in known_sites]
+    # What the format says of a message counts for more than what its text looks like.
+    named = {site.index for site in parts.errors}
+    sites = [site for site in sites if site.index not in named]
     return sorted([*sites, *parts.errors], key=lambda site: site.index)
 
 

@@ -291,13 +291,17 @@ def _records(messages: Messages) -> list[Message]:
 
 
 def _split_parts(tokenizer: ChatTokenizer, located: Located, options: EncodeOptions) -> tuple[Part, Part]:
-    """The prompt and the rest, each with the control tokens that are meant as text."""
+    """The prompt and the rest, each with the control tokens that are meant as text; the rest with the edges of its
+    turns, where options ask for a split."""
     # The first region starts where the prompt ends; positions in the rest count from there.
     text, cut = located.rendered.text, located.regions[0].prompt
     escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, options.control_tokens)
     before = tuple((start, end) for start, end in escaped if start < cut)
     after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
-    return Part(text[:cut], before), Part(text[cut:], after)
+    edges: set[int] = set()
+    if options.boundaries == "split" or located.is_joined:
+        edges = {edge - cut for region in located.regions for edge in (region.start, region.end) if edge > cut}
+    return Part(text[:cut], before), Part(text[cut:], after, tuple(sorted(edges)))
 
 
 def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:

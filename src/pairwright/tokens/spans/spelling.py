@@ -35,10 +35,12 @@ class Encoded(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Text to encode; `escaped` are the places in it where a control token is meant as text."""
+    """Text to encode; `escaped` are the places in it where a control token is meant as text, and no token reaches
+    across `cuts`."""
 
     text: str
     escaped: tuple[tuple[int, int], ...] = ()
+    cuts: tuple[int, ...] = ()
 
 
 class _Cuts(NamedTuple):
@@ -285,8 +287,12 @@ def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: 
         encoded = tokenizer.encode_many([part.text for part in plain])
     known = dict(zip(plain, encoded, strict=True))
     for part in parts:
-        if part.escaped:
-            known[part] = _encode_in_parts(tokenizer, part.text, [], list(part.escaped), continues=continues)
+        cuts = list(part.cuts)
+        if cuts and not part.escaped:
+            tokens = index_tokens(tokenizer, *known[part], is_split=False)
+            cuts = [edge for edge in cuts if _is_inside(tokens, edge)]
+        if cuts or part.escaped:
+            known[part] = _encode_in_parts(tokenizer, part.text, cuts, list(part.escaped), continues=continues)
     return known
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ITEMS_PER_TASK = 256  # items that a worker encodes at a time
-_VERSION = 6  # of what is written for an item: a new one makes old rows unknown
+_VERSION = 7  # of what is written for an item: a new one makes old rows unknown
 
 
 def encode_source(
