@@ -1,5 +1,6 @@
 """Every turn is what inference saw: the quick verification against that of every prompt, and templates that count."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,8 +9,9 @@ from token_families import CHATML, FAMILIES, REAL_STOPS, SHARED, real_tokenizer,
 
 from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.sequence import Report, Sequence
 from pairwright.tokens.spans.regions import is_regular
 from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -113,3 +115,53 @@ def test_a_prompt_that_depends_on_what_a_text_says_is_refused_wherever_it_is_sai
     assert encode_chat(tokenizer, exchanges(40)).report.num_turns == 40
     with pytest.raises(Refusal, match="message 11: "):
         encode_chat(tokenizer, exchanges(40, question="be quick /no_think"))
+
+
+# The prompt opens a thought that the history does not have: every turn is joined to its prompt.
+OPENS = CHATML.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}{# </think> #}")
+# The same, with a history that changes: long ago, in the last messages, in a number that only a prompt has, in a message
+# with a tag that is no longer the last one, by a word in the sixth question.
+SHORTENS = OPENS.replace("m.content", "(m.content if loop.revindex < 9 else '...')")
+CLOSES = OPENS.replace("m.content", "(m.content if loop.revindex < 4 or m.role == 'user' else m.content + ' done')")
+COUNTS = OPENS.replace(
+    "m.content", "m.content + ((messages | length) | string if loop.last and m.role == 'user' else '')"
+)
+HIDES = OPENS.replace("m.content", "(m.content if loop.revindex < 3 or '<note>' not in m.content else 'gone')")
+LOOKS_FOR = OPENS.replace(
+    "m.content",
+    "m.content + ('!' if loop.index0 > 10 and m.role == 'assistant' and '/no_think' in messages[10].content else '')",
+)
+
+
+def encode_each(template: str, chat: list, verify: str) -> list[tuple[str, str, Report]] | tuple[str, int | None]:
+    """Text, trained text and report of every sequence, but for how many turns were judged on the whole."""
+    tokenizer = ChatTokenizer(small_backend(), template, special_tokens={"eos_token": "<|im_end|>"})
+    try:
+        sequences = encode_turns(tokenizer, chat, options=EncodeOptions(verify=verify))  # type: ignore[arg-type]
+    except Refusal as refusal:
+        return refusal.reason, refusal.message
+    return [
+        (tokenizer.decode(s.ids), tokenizer.decode(s.ids[s.mask]), msgspec.structs.replace(s.report, probed=0))
+        for s in sequences
+    ]
+
+
+@pytest.mark.parametrize("template", [OPENS, SHORTENS, CLOSES, COUNTS, HIDES, LOOKS_FOR])
+def test_turns_that_are_joined_to_their_prompts_are_those_of_the_whole_conversation(template: str) -> None:
+    for question in ("hello there", "be quick /no_think", "a <note> to you"):
+        chat = [{**message, "reasoning_content": "why"} for message in exchanges(20, question)]
+        quick, full = (encode_each(template, chat, verify) for verify in ("quick", "all"))
+        assert quick == full
+        assert len(quick) == 20
+
+
+@settings(max_examples=25, deadline=None)
+@given(long_chats(), st.sampled_from([OPENS, SHORTENS, CLOSES]))
+def test_joined_turns_of_any_text_are_those_of_the_whole_conversation(chat: list, template: str) -> None:
+    assert encode_each(template, chat, "quick") == encode_each(template, chat, "all")
+
+
+def test_joined_turns_of_a_long_conversation_are_judged_on_excerpts_but_for_the_last() -> None:
+    tokenizer = ChatTokenizer(small_backend(), OPENS, special_tokens={"eos_token": "<|im_end|>"})
+    chat = [{**message, "reasoning_content": "why"} for message in exchanges(20)]
+    assert [s.report.probed for s in encode_turns(tokenizer, chat)] == [*[0] * 19, 1]

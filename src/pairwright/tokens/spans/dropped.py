@@ -20,6 +20,7 @@ from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING, Chat
 
 Fields = tuple[tuple[int, str], ...]  # (message, name of the field)
+Missing = Mapping[int, Sequence[str]]  # message -> fields that are not rendered
 
 WHOLE = -1  # stands for the message where something concerns the conversation as a whole
 _MAX_NAMED = 5  # messages that a refusal names
@@ -39,9 +40,16 @@ class LeftOut(NamedTuple):
     num_images: int
 
 
-def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trained: Mapping[int, int]) -> LeftOut:
+def find_left_out(
+    rendered: Rendered,
+    chat: Chat,
+    tools: list[Json] | None,
+    trained: Mapping[int, int],
+    known: Missing | None = None,
+) -> LeftOut:
     """Compare a rendered conversation with its messages. `trained` has the turns, each with where it ends: what is
-    rendered of it after that (a call's name in the header of the result) the model did not generate."""
+    rendered of it after that (a call's name in the header of the result) the model did not generate. `known` has the
+    fields that are missing of other messages, where that is known."""
     own: dict[int, list[int]] = {}  # message -> numbers of its pieces
     for number, piece in enumerate(rendered.pieces):
         own.setdefault(piece.message, []).append(number)
@@ -61,6 +69,8 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
             block = [item for item in _block(own.get(number, [])) if rendered.pieces[item].start < trained[number]]
             names = find_dropped_fields(rendered, block, message, trained[number])
             dropped += [(number, name) for name in names]
+        elif known is not None and number in known:
+            prompt_dropped += [(number, name) for name in known[number]]
         else:
             prompt_dropped += [(number, name) for name in _find_dropped_context(rendered, own.get(number, []), message)]
     return LeftOut(tuple(dropped), tuple(prompt_dropped), num_images)

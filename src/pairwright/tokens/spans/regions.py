@@ -2,8 +2,8 @@
 
 Linear in the number of turns: each turn is judged by the law on a skeleton, once for each shape, and found in one
 render of the conversation by the literals around it; of some turns, the first and the last among them, the prompts are
-rendered and compared. A template that counts turns has all of them rendered. What does not match is judged on the
-conversation itself.
+rendered and compared. A template that counts turns has all of them rendered. A turn that no such render shows is judged
+on an excerpt, the messages around it. What does not match is judged on the conversation itself.
 
 Turns whose next prompt continues theirs (rule 1) share a sequence. A turn of another rule is the last of its sequence.
 """
@@ -16,9 +16,11 @@ import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError
-from pairwright.tokens.spans.dropped import Fields, find_left_out
+from pairwright.tokens.spans.dropped import Fields, Missing, find_left_out
+from pairwright.tokens.spans.grammar import try_render
+from pairwright.tokens.spans.history import History, move_turn, text_around
 from pairwright.tokens.spans.law import Case, Fault, Shown, Terms, Verdict, judge
-from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
+from pairwright.tokens.spans.skeletons import SMALL, Shapes, build_skeleton, find_constants
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_str import CALL, Chat
@@ -209,11 +211,14 @@ class Finder:
                     raise self._name_others(refusal, turns[number + 1 :]) from None
             plans[turn] = plan
         groups: list[Group] = []
-        for members in self._split(turns, plans):
+        parts = self._split(turns, plans)
+        apart = [part[-1] for part in parts if not _is_rendered(plans[part[-1]].verdict)]
+        history = self._find_history(apart, verify=verify)
+        for members in parts:
             last = members[-1]
             verdict = plans[last].verdict
-            if verdict.is_joined or verdict.source == "next":
-                groups.append((self._chat[: last + 1], self._locate_judged(members, plans)))
+            if not _is_rendered(verdict):
+                groups.append((self._chat[: last + 1], self._locate_judged(members, plans, history)))
                 continue
             # What follows the last turn of all stays, where the render of the whole conversation serves.
             size = len(self._chat) if last == turns[-1] and verdict.continues else last + 1
@@ -224,7 +229,7 @@ class Finder:
                 for turn in members
             ]
             groups.append((self._chat[:size], self.finish(rendered, regions, size)))
-        self._verify(groups, verify=verify)
+        self._verify(groups, verify=verify, joined=history is not None)
         return groups
 
     def _name_others(self, refusal: Refusal, turns: list[int]) -> Refusal:
@@ -270,23 +275,60 @@ class Finder:
             raise _UnlikeShape
         return _note(Region(turn, shown.prompt, shown.start, shown.end, shown.stop), verdict)
 
-    def _locate_judged(self, members: list[int], plans: dict[int, _Plan]) -> Located:
+    def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: History | None) -> Located:
         """A sequence whose last turn is not in the render of the conversation up to it."""
-        verdict = self.judge(members[-1])
+        last = members[-1]
+        verdict = self._judge_excerpt(last, plans[last].verdict, history) if history is not None else None
+        known = history.missing_before(last) if history is not None and verdict is not None else None
+        verdict = verdict or self.judge(last)
         rendered = verdict.shown.rendered
         own = _pieces_by_message(rendered)
         regions = [self._place(rendered, own, turn, plans[turn], is_inner=True) for turn in members[:-1]]
-        return self._finish_shown(verdict, members[-1], regions)
+        return self._finish_shown(verdict, last, regions, known)
 
-    def _finish_shown(self, verdict: Verdict, last: int, regions: list[Region]) -> Located:
-        """A sequence that ends with a turn that was judged on the conversation itself."""
+    def _find_history(self, turns: list[int], *, verify: Verify) -> History | None:
+        """The prompt before the last of these turns; None where excerpts may not stand in for the conversation."""
+        if verify == "all" or len(self._chat) <= SMALL or len(turns) < 2:
+            return None
+        try:
+            chat = self._chat[: turns[-1]]
+            history = History.of(self._renderer.render(chat, self._tools, prompt=True), chat, self._tools)
+        except (TemplateError, Refusal):
+            return None
+        text = history.rendered.text
+        is_alike = is_regular(self._tokenizer, self._renderer) and not has_tested_word(self._renderer, text)
+        return history if is_alike else None
+
+    def _judge_excerpt(self, turn: int, expected: Verdict, history: History) -> Verdict | None:
+        """By the law, on an excerpt: the messages around the turn. None where the verdict is not the expected one of
+        the skeleton, or where the history does not show the turn, and what stands before it, as the excerpt does."""
+        window = self._shapes.window(turn)
+        place, chat = window.index(turn), [self._chat[number] for number in window]
+        case = Case(self._tokenizer, self._renderer, chat, self._tools, place)
+        verdict = judge(case, self._terms)
+        if turn == history.turn or isinstance(verdict, Fault) or _forget_renders(verdict) != expected:
+            return None
+        before = [self._chat[number] for number in window if number < history.turn]
+        last = try_render(self._renderer, before, self._tools, prompt=True)
+        text, end = case.prompt.text, max((piece.end for piece in case.prompt.pieces), default=0)
+        if last is None or not last.text.startswith(text[:end]):
+            return None
+        if text_around(last, place) != text_around(history.rendered, turn):
+            return None
+        prompt = history.find_prompt(turn, text[end:])
+        return verdict._replace(shown=move_turn(verdict.shown, prompt, turn), following=None) if prompt else None
+
+    def _finish_shown(
+        self, verdict: Verdict, last: int, regions: list[Region], known: Missing | None = None
+    ) -> Located:
+        """A sequence that ends with a turn whose text the verdict has."""
         shown = verdict.shown
         region = Region(last, shown.prompt, shown.start, shown.end, shown.stop)
         rendered = shown.rendered
         if verdict.source == "next" and not verdict.is_joined:  # what follows the turn there is a probe
             pieces = [piece for piece in rendered.pieces if piece.end <= shown.end and piece.message <= last]
             rendered = Rendered(rendered.text[: shown.end], pieces)
-        located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1)
+        located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1, known)
         return located._replace(is_joined=verdict.is_joined)
 
     def locate_by_definition(self, turns: list[int]) -> list[Group]:
@@ -310,21 +352,24 @@ class Finder:
             members = []
         return groups
 
-    def finish(self, rendered: Rendered, regions: list[Region], size: int) -> Located:
+    def finish(self, rendered: Rendered, regions: list[Region], size: int, known: Missing | None = None) -> Located:
         """Regions in their order, with what the template leaves out of the first `size` messages."""
         for left, right in itertools.pairwise(regions):
             if right.prompt < left.end:
                 raise _UnlikeShape
         turns = {region.message: region.end for region in regions}
-        left_out = find_left_out(rendered, self._chat[:size], self._tools, turns)
+        left_out = find_left_out(rendered, self._chat[:size], self._tools, turns, known)
         return Located(rendered, regions, left_out.dropped, self._probed, left_out.prompt_dropped, left_out.num_images)
 
-    def _verify(self, groups: list[Group], *, verify: Verify) -> None:
-        """Compare prompts with what inference is given: of all turns, or of some."""
-        regions = [(located, region) for _, located in groups for region in located.regions if not located.is_joined]
+    def _verify(self, groups: list[Group], *, verify: Verify, joined: bool) -> None:
+        """Compare prompts with what inference is given: of all turns, or of some. `joined`: also of turns that are
+        joined to their prompts."""
+        compared = [located for _, located in groups if joined or not located.is_joined]
+        regions = [(located, region) for located in compared for region in located.regions]
         is_long = len(regions) > _VERIFIED
         every = verify == "all" or (is_long and has_tested_word(self._renderer, groups[-1][1].rendered.text))
         every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
+        every = every or (joined and self._probed > 1)  # not only the last turn was unlike its excerpt
         for located, region in reversed(regions if every else _sample(regions)):
             try:
                 prompt = self._renderer.text(self._chat[: region.message], self._tools, prompt=True)
@@ -333,6 +378,11 @@ class Finder:
                 raise Refusal("template_error", detail, message=region.message) from None
             if len(prompt) != region.prompt or not located.rendered.text.startswith(prompt):
                 raise _UnlikeShape
+
+
+def _is_rendered(verdict: Verdict) -> bool:
+    """Whether the render of the conversation up to a turn shows it as it is trained."""
+    return verdict.source == "last" and not verdict.is_joined
 
 
 def _note(region: Region, verdict: Verdict) -> Region:
