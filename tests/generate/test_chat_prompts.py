@@ -1,7 +1,7 @@
 """Prompts through chat templates: equal to transformers' own, and to those of the tokens stage."""
 
-from pathlib import re
-import Path
+import re
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
