@@ -208,5 +208,7 @@ def test_a_tokenizer_of_transformers_serves_and_its_template_is_followed():
     text = hf.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True, enable_thinking=False)
     rows = [hf.decode(row[mask.bool()]) for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
     assert rows[0].startswith(text + "<tool_call>\n")
-    valid = batch["student_response_idx"][0] >= 0
-    assert "Sorry, I mean apple.<|im_end|>" in hf.decode(batch["input_ids"][0][batch["student_response_idx"][0][valid]])
+    # The template writes the call without its empty thought once turns follow: the recovery has a sequence of its own.
+    assert batch["trace_index"].tolist() == [0, 0, 1]
+    index = batch["student_response_idx"][1][batch["student_response_valid"][1]]
+    assert hf.decode(batch["input_ids"][1][index]) == "Sorry, I mean apple.<|im_end|>"

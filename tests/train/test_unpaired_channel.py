@@ -144,7 +144,7 @@ def test_truncated_importance_sampling_starts_at_a_ratio_of_1(model, tmp_path):
     [
         ({"dpo": {"reference_sync": 2}, "finetuning_type": "lora"}, "averages of adapters"),
         ({"dpo": {"mixture": {"sft": 1.0}}}, "train.channels.sft=1"),
-        ({"dpo": {"mixture": {"dpoo": 1.0}}}, "got dpoo, expected one of sigmoid"),
+        ({"dpo": {"mixture": {"dpoo": 1.0}}}, "mixture\n  Value error, expected one of sigmoid"),
         ({"dpo": {"loss_type": ["sigmoid", "ipo"], "loss_weights": [1.0]}}, "got 1 weights for 2 losses"),
         ({"grpo": {"max_sampling_ratio": 2.0}, "reference": "models/other"}, "the old policy is the initial model"),
     ],

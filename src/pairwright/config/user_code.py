@@ -72,7 +72,7 @@ def check_name(name: str, known: Collection[str], group: str) -> str:
     """Return a name of a registry or of the user; raise ValueError for any other."""
     if name in known or is_own(name, group):
         return name
-    raise ValueError(f"got {name}, expected one of {', '.join(known)}, or your own as path/file.py:NAME or module:NAME")
+    raise ValueError(f"expected one of {', '.join(known)}, or your own as path/file.py:NAME or module:NAME")
 
 
 def _load_entry_point(name: str, group: str) -> Any:
