@@ -438,7 +438,7 @@ def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
         content, calls, call_id = message.content, message.tool_calls, message.tool_call_id
         if type(content) is not str:
             content = canonical_content(content)
-        form = [message.role, content, message.reasoning or "", message.name]
+        form: list[Any] = [message.role, content, message.reasoning or "", message.name]
         if calls or call_id is not None:
             listed = []
             for call in calls:

@@ -85,17 +85,12 @@ from pairwright.sources.sessions import (
     session_lines,
 )
 from pairwright.sources.tracing import (
-    agents_sdk_traces,
     claude_stream,
     langfuse,
     langsmith,
-    litellm_logs,
-    mlflow_traces,
     nat,
-    nat_atof,
     otel,
-    span_exports,
-    weave_calls,
+    span_formats,
 )
 
 # The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first,
@@ -124,13 +119,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
-    "mlflow": (mlflow_traces.FORMAT,),
-    "weave": (weave_calls.FORMAT,),
-    "braintrust": (span_exports.BRAINTRUST_FORMAT,),
-    "opik": (span_exports.OPIK_FORMAT,),
-    "openai-agents": (agents_sdk_traces.FORMAT,),
-    "litellm": (litellm_logs.FORMAT,),
-    "nat-atof": (nat_atof.FORMAT,),
+    **{name: (own,) for name, own in span_formats.DECLARED.items()},
     "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
     "gemini-cli": (gemini_cli.FORMAT,),

@@ -51,6 +51,16 @@ def optional_text(value: Any, where: str) -> str | None:
     return None if value is None else text(value, where)
 
 
+def filled_text(value: Any) -> str | None:
+    """Return text that is not empty, else None."""
+    return value if isinstance(value, str) and value else None
+
+
+def object_or_empty(value: Any) -> Json:
+    """Return an object, or {} for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
 def identifier(value: Any) -> int | str | None:
     """Return the value if it is a valid id (non-empty text or an integer), else None."""
     # bool is a subclass of int in Python, and never an id.

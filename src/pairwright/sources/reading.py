@@ -119,7 +119,7 @@ def read_units(
     assembler = assembler or Assembler(options)
     read = layout.reader.read.parts
     for unit in units:
-        if type(unit) is not tuple:  # an experience of a binary file, or what could not be decoded
+        if isinstance(unit, Experience | Rejected):  # an experience of a binary file, or what could not be decoded
             source = unit.source if isinstance(unit, Experience) else None
             assembler.add(Origin("a payload" if source is None else source.file), unit, None)
             continue
