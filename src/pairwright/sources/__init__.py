@@ -6,7 +6,6 @@ bytes, and so are pairwright's own binary files and Parquet files, which store/i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from pairwright.sources.agents import (
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.inspect_log import read_eval
-from pairwright.sources.assemble import Parts, Reader
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
@@ -181,9 +180,7 @@ def find_format(name: str) -> tuple[Format, ...]:
     if name in READERS:
         return READERS[name]
     if is_own(name, FORMATS):
-        own: Format = load_own(name, Format, group=FORMATS)
-        read: Any = own.read  # the user's may be a plain function
-        return (own if isinstance(read, Reader) else replace(own, read=Reader(read)),)
+        return (load_own(name, Format, group=FORMATS),)
     raise ConfigError(f"--format {name!r}: expected auto, file.py:FORMAT or one of {', '.join(sorted(READERS))}")
 
 

@@ -123,9 +123,6 @@ class Reader:
             raise BadRecord(f"a value that JSON cannot hold: {error}") from None
 
 
-guarded = Reader
-
-
 class _Draft(msgspec.Struct, gc=False):
     """Parts with their conversation in the usual form."""
 
@@ -484,9 +481,6 @@ def _side_body(side: Side | None) -> list[Any] | None:
 
 def _refuse(error: Exception) -> BadRecord:
     return BadRecord(f"a value that cannot be written as JSON: {error}")
-
-
-# Splitting conversations.
 
 
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:

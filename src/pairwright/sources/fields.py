@@ -137,8 +137,6 @@ def json_value(value: Any, where: str) -> Any:
         raise BadRecord(f"{where}: text that is no JSON ({error})") from None
 
 
-# Remaining fields of a row: kept in `info` if they are small.
-
 _NUMBERS = (float, int, bool)
 _SMALL_BYTES = 2_000
 

@@ -7,7 +7,7 @@ first units. Reading is streaming; unusable records are yielded as Rejected and 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -15,7 +15,7 @@ from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.paths import Place, local_copy
 from pairwright.records.experience import Experience
 from pairwright.sources import BINARY_READERS, OWN_PREFIXES, all_formats, find_format
-from pairwright.sources.assemble import Assembler, raw_text
+from pairwright.sources.assemble import Assembler, Reader, raw_text
 from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
@@ -117,7 +117,7 @@ def read_units(
 ) -> Iterator[Experience | Rejected | PartOfAnother]:
     """Read the records of units, many at a time; what cannot be used is yielded as Rejected."""
     assembler = assembler or Assembler(options)
-    read = layout.reader.read.parts
+    read = cast(Reader, layout.reader.read).parts
     for unit in units:
         if isinstance(unit, Experience | Rejected):  # an experience of a binary file, or what could not be decoded
             source = unit.source if isinstance(unit, Experience) else None

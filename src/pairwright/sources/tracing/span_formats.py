@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
@@ -126,7 +126,7 @@ class SpanFormat:
 
     @property
     def format(self) -> Format:
-        return Format(self.name, self.unit, self.matches, guarded(self.read), self.summary)
+        return Format(self.name, self.unit, self.matches, self.read, self.summary)
 
 
 def _has(*alternatives: str) -> Callable[[Any], bool]:
@@ -150,8 +150,6 @@ def _decoded(value: Any) -> Any:
 def _object(value: Any) -> Json:
     return object_or_empty(decode_json_text(value))
 
-
-# LiteLLM
 
 _REDACTED = "redacted-by-litellm"
 
@@ -205,8 +203,6 @@ LITELLM = SpanFormat(
     hook=_litellm,
     roles={"call": "call"},
 )
-
-# Weave
 
 # The ends of names of ops that are model calls, without their version.
 _CALL_OPS = (
@@ -281,8 +277,6 @@ WEAVE = SpanFormat(
     hook=_weave,
     roles={"llm": "call", "tool": "tool", "agent": "agent"},
 )
-
-# MLflow
 
 _RATINGS = {"yes": 1.0, "no": 0.0}
 
@@ -364,8 +358,6 @@ MLFLOW = SpanFormat(
     unit="record",
 )
 
-# OpenAI Agents SDK
-
 
 def _agents_spans(value: Any) -> list[Any]:
     """Return the spans of a file, out of the requests that may hold them; the traces are left to `_describe_agents`."""
@@ -419,8 +411,6 @@ OPENAI_AGENTS = SpanFormat(
     roles={"generation": "call", "response": "call", "function": "tool"},
     rows=_agents_spans,
 )
-
-# NeMo Agent Toolkit's ATOF
 
 
 def _scopes(value: Any) -> list[Any]:
@@ -490,8 +480,6 @@ NAT_ATOF = SpanFormat(
     rows=_scopes,
     failure="tool_error",
 )
-
-# Braintrust and Opik
 
 
 def _logged(row: Json) -> Json:
