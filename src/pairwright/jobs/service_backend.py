@@ -176,7 +176,7 @@ class Dialect(ServiceClient, ABC):
             except Unreachable as error:
                 answer = api.find_job(job.details)
                 if answer is None:
-                    again = f"no job of {job.id} was created. Try again with: pairwright jobs submit"
+                    again = f"no job named {job.id} was created. Try again with: pairwright jobs submit"
                     raise Unreachable(f"{error}; {again}") from error
             assert answer is not None
             job = api.write_created(folder, job, answer)
