@@ -27,6 +27,7 @@ from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachC
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_config import PairsConfig, own_names
 from pairwright.config.plain_yaml import parse_yaml, read_yaml
+from pairwright.config.score_config import ScoreConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
@@ -58,6 +59,7 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     collect: CollectConfig = CollectConfig()
     teach: TeachConfig = TeachConfig()
+    score: ScoreConfig = ScoreConfig()
     pairs: PairsConfig = PairsConfig()
     tokens: TokensConfig = TokensConfig()
     train: TrainConfig = TrainConfig()
