@@ -323,7 +323,7 @@ def is_json_lines(path: Place) -> bool:
     True if the first non-empty line is a JSON object or list and more lines follow, or if it is an object and the file
     is named .jsonl or .ndjson. An invalid first line passes if it and the second line look like objects.
     """
-    is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(path.suffixes)  # also x.jsonl.gz
+    is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(Path(path.name).suffixes)  # also x.jsonl.gz
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
         # Until there is more than one line: a large file of one line is read only up to the limit of a line.
