@@ -64,7 +64,7 @@ def test_commands_are_in_the_order_of_the_flow_and_in_groups(run):
         "Options",
         "Data", "import", "collect", "record", "teach", "experience", "pairs", "export", "push", "pull",
         "Training", "tokens", "train", "jobs",
-        "Proof and deployment", "evaluate", "explain", "report", "view", "serve",
+        "Proof and deployment", "evaluate", "compare", "explain", "report", "view", "serve",
         "Project", "init", "run", "demo", "model", "doctor", "config",
     ]  # fmt: skip
 
