@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pairwright.config import Config, load_config
-from pairwright.config.config_file import describe_problems, read_yaml
+from pairwright.config.config_file import describe_problems, read_tree
 from pairwright.config.sections import Section
 from pairwright.errors import ConfigError
 
@@ -82,7 +82,7 @@ class Recipes(Section):
 def read_recipes(path: Path) -> Recipes:
     """Read and check a recipe file."""
     try:
-        return Recipes.model_validate(read_yaml(path))
+        return Recipes.model_validate(read_tree(path))
     except ValidationError as error:
         raise ConfigError(f"{path}: {'; '.join(describe_problems(error, Recipes))}") from None
 
