@@ -323,4 +323,14 @@ def test_the_configuration_of_the_page_loads(tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     loaded = load_config(tmp_path / "config.yaml", environment={"NMP_API_TOKEN": "secret"}).backend.nemo_platform
     assert loaded.api_token.get_secret_value() == "secret"
-    assert (loaded.training.batch_size, loaded.training.ref_policy_kl_penalty, loaded.tool_calls) == (16, 0.1, "refuse")
+    assert (loaded.training, loaded.tool_calls) == (
+        {
+            "epochs": 1,
+            "batch_size": 16,
+            "learning_rate": 5e-6,
+            "max_seq_length": 4096,
+            "ref_policy_kl_penalty": 0.1,
+            "parallelism": {"num_gpus_per_node": 1},
+        },
+        "refuse",
+    )
