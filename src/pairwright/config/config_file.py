@@ -444,8 +444,8 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
 
 
 def _with_code_files(config: Config, folder: Path) -> Config:
-    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`) count from here, then from the
-    folder of the configuration."""
+    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`, `tokens.credit.function`) count
+    from here, then from the folder of the configuration."""
 
     def find(name: str | None) -> str | None:
         place, _, function = (name or "").rpartition(":")
@@ -457,6 +457,8 @@ def _with_code_files(config: Config, folder: Path) -> Config:
         train = train.model_copy(update={"sdpo": train.sdpo.model_copy(update={"hint": hint})})
     if (rule := find(tokens.train_turns)) != tokens.train_turns:
         tokens = tokens.model_copy(update={"train_turns": rule})
+    if (credit := find(tokens.credit.function)) != tokens.credit.function:
+        tokens = tokens.model_copy(update={"credit": tokens.credit.model_copy(update={"function": credit})})
     return (
         config
         if (train, tokens) == (config.train, config.tokens)
