@@ -353,7 +353,7 @@ def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
-    tree = {} if path is None else _read_yaml(Path(path))
+    tree = {} if path is None else read_tree(Path(path))
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX):
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
@@ -371,7 +371,8 @@ def config_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_tree(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file; ConfigError if it has others."""
     value = read_yaml(path)
     if value is None:
         return {}
