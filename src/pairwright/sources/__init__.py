@@ -86,7 +86,6 @@ from pairwright.sources.sessions import (
 from pairwright.sources.tracing import (
     claude_stream,
     langfuse,
-    langsmith,
     nat,
     otel,
     span_formats,
@@ -117,7 +116,6 @@ READERS: dict[str, tuple[Format, ...]] = {
     "smolagents": (smolagents_memory.FORMAT,),
     "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
-    "langsmith": (langsmith.FORMAT,),
     **{name: (own,) for name, own in span_formats.DECLARED.items()},
     "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
