@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from pairwright.errors import ConfigError
-from pairwright.models.convert_gguf import ConvertError, convert_gguf
+from pairwright.models.convert_gguf import convert_gguf
+from pairwright.models.gguf_tables import ConvertError
 from pairwright.models.gguf_tokenizer import build_tokenizer, stop_ids
 from pairwright.paths import ModelFolderError, find_model
 from pairwright.tokens import TokensError
