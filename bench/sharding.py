@@ -86,7 +86,7 @@ def work(folder: Path, sharding: str, pairs: int) -> None:
     import transformers  # noqa: F401
 
     from pairwright.config import Config
-    from pairwright.train import train
+    from pairwright.training import train
 
     torch.set_num_threads(1)
     before = megabytes("VmRSS")

@@ -71,7 +71,7 @@ def measure_ours(model: Path, pairs: list[dict[str, list[int]]], batch: int, wor
     from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
     from pairwright.records.experience import EID, Pair
     from pairwright.records.messages import Message
-    from pairwright.train import train
+    from pairwright.training import train
 
     def made(number: int, pair: dict[str, list[int]]) -> Pair:
         def said(role: str, ids: list[int]) -> tuple[Message, ...]:

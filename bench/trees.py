@@ -102,7 +102,7 @@ def read_items(folder: Path) -> list[tuple[str, Any]]:
 
 def measure_ours(folder: Path, shape: str, work: Path) -> dict[str, Any]:
     from pairwright.config import Config
-    from pairwright.train import loop, train
+    from pairwright.training import loop, train
 
     channel, batch, _, at_once, *_ = SHAPES[shape]
     settings = {
@@ -138,8 +138,8 @@ def share_less(side: str) -> None:
     from msgspec.structs import replace
 
     from pairwright.tokens.batch.collate import Tree
-    from pairwright.train import batch_schedule
-    from pairwright.train.model import policy_model
+    from pairwright.training import batch_schedule
+    from pairwright.training.model import policy_model
 
     def part_below_prompts(trees: list[Any]) -> list[Any]:
         prompts = sorted({tree.prompt.tobytes() for tree in trees}, key=len)

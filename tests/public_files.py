@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pairwright as pw
-from train.made_runs import make_model
+from training.made_runs import make_model
 
 COLOURS = ("red", "green", "blue", "yes")
 

@@ -15,10 +15,10 @@ from typing import Any
 from prepare import prepare
 
 import pairwright as pw
-from pairwright.collect.runner import collect
+from pairwright.collection.runner import collect
 from pairwright.config import Config, load_config
-from pairwright.evaluate.held_out_runs import holdout_scores, play_holdout
-from pairwright.evaluate.scores import Scores
+from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
+from pairwright.evaluation.scores import Scores
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
 from pairwright.paths import write_json

@@ -14,9 +14,10 @@ from typing import Any
 
 import pairwright as pw
 from pairwright.config import Config, load_config
-from pairwright.evaluate.comparison import CompareOptions, Metric, compare
-from pairwright.evaluate.held_out_runs import holdout_scores, play_holdout
-from pairwright.evaluate.scores import Scores
+from pairwright.evaluation.comparison import CompareOptions, Metric, compare
+from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
+from pairwright.evaluation.scores import Scores
+from pairwright.ledger.run_status import read_status
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
 from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     words = parser.parse_args()
     config = load_config(words.run / "config.yaml")
-    num_steps = pw.train.read_status(words.run / "round-1" / "train").step
+    num_steps = read_status(words.run / "round-1" / "train").step
     before = holdout_scores(config, words.run / "round-1" / "evaluation" / "before")
     exams: dict[str, Scores] = {"both": holdout_scores(config, words.run / "round-1" / "evaluation" / "after")}
     for name in words.arms.split(","):

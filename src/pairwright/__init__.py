@@ -11,15 +11,12 @@
 The names are loaded when first used, so that `import pairwright` and `pairwright --help` stay fast.
 """
 
-import sys
-from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pairwright import losses as losses
-    from pairwright.collect.collecting import collect
+    from pairwright.collection.collecting import collect
     from pairwright.config import Config, load_config
     from pairwright.errors import (
         CodecError,
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
         SourceError,
         TableError,
     )
-    from pairwright.evaluate.evaluating import evaluate
+    from pairwright.evaluation.evaluating import evaluate
     from pairwright.export import ExportSummary, HubSummary, export_pairs, pull, push
     from pairwright.pairs.container import Pairs, make_pairs
     from pairwright.records.experience import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
@@ -50,13 +47,15 @@ if TYPE_CHECKING:
     from pairwright.store.importing import import_traces
     from pairwright.store.table import Table
     from pairwright.tokens.stage.stage import Encoded, encode
-    from pairwright.train.training import train
+    from pairwright.training.training import train
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "collection.collecting": ["collect"],
     "config": ["Config", "load_config"],
     "errors": ["CodecError", "ConfigError", "PairwrightError", "RecordError", "SourceError", "TableError"],
+    "evaluation.evaluating": ["evaluate"],
     "records.grouping": ["group_by", "split_preference", "split_preferences"],
     "records.rectangles": [
         "gather_action_masks",
@@ -77,10 +76,9 @@ _HOMES = {
     "store.importing": ["import_traces"],
     "store.table": ["Table"],
     "tokens.stage.stage": ["Encoded", "encode"],
+    "training.training": ["train"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-# Packages of the flow that are used as they are: `losses.dpo(...)`; the others can be called, too: `train(...)`.
-_PACKAGES = ("collect", "evaluate", "losses", "train")
 
 __all__ = [
     "EID",
@@ -140,16 +138,9 @@ __all__ = [
 ]
 
 
-def make_callable(module: str, function: Callable[..., Any]) -> None:
-    """Let a package be called: `pairwright.train` is a package with submodules, and `pairwright.train(...)` trains."""
-    package = sys.modules[module]
-    package.__class__ = type("CallableModule", (ModuleType,), {"__call__": staticmethod(function)})
-    package.__doc__ = f"{function.__doc__}\n\nThe package: {package.__doc__}"  # help(pairwright.train) answers, too
-
-
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"pairwright.{name}")
+    if name == "losses":  # a package that is used as it is: losses.dpo(...)
+        return import_module("pairwright.losses")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pairwright' has no attribute {name!r}")
     return getattr(import_module(f"pairwright.{_HOME_OF[name]}"), name)

@@ -96,7 +96,7 @@ def test_engine_options_replace_the_short_form_and_the_address_of_another_engine
 def test_options_of_functions_are_those_of_the_configuration():
     """Losses, comparison and collator inherit their options: there is no second declaration to compare."""
     from pairwright.config.sections import CompareTerms, EvaluateConfig, SequenceTerms, TokensConfig
-    from pairwright.evaluate import CompareOptions
+    from pairwright.evaluation import CompareOptions
     from pairwright.tokens import CombineOptions
 
     for options, section, terms in (

@@ -18,7 +18,7 @@ from pairwright.config.sections import TokensConfig
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.store.table import Table
 from pairwright.tokens.stage.stage import encode_source
-from train.made_runs import make_model, make_runs
+from training.made_runs import make_model, make_runs
 
 # Every command, with what it writes as OUT and what it reads as IN; a word of the fixture's stands for a good input.
 # "-" where a command does not write, or reads nothing.

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pairwright import Pairs, Table
 from pairwright.cli.main import app
-from train.made_runs import make_model
+from training.made_runs import make_model
 
 pytestmark = pytest.mark.stress
 

@@ -13,7 +13,7 @@ import pytest
 from flow.test_flow import written
 from pairwright import EID, Experience, Message, Table
 from pairwright.cli.output import describe_stop
-from train.made_runs import make_model, make_pairs
+from training.made_runs import make_model, make_pairs
 
 pytestmark = pytest.mark.stress
 

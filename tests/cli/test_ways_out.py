@@ -61,7 +61,7 @@ def test_a_tokenizer_may_be_named_by_its_file_and_one_that_is_not_there_is_no_fo
 )
 def test_losses_and_reporters_are_checked_before_any_work(tables, monkeypatch, capsys, words, expected):
     if words[1] == "wandb":
-        monkeypatch.setattr("pairwright.train.metrics.find_spec", lambda name: None)
+        monkeypatch.setattr("pairwright.training.metrics.find_spec", lambda name: None)
     model, run_folder = tables / "model", tables / "run"
     arguments = ("train", "--pairs", tables / "pairs", "--model", model, "-o", run_folder, *words)
     code, message = run(monkeypatch, capsys, *arguments)

@@ -16,7 +16,7 @@ from pairwright.pairs.options import Threshold
 from pairwright.store.importing import import_files
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.stage import encode_source
-from train.made_runs import make_tokenizer
+from training.made_runs import make_tokenizer
 
 OPTIONS = {
     "best and worst, split": PairOptions(strategy="best-worst", validation=0.3),

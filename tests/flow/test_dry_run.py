@@ -12,7 +12,7 @@ from pairwright.config import load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed
 from pairwright.flow.dry_run import plan_rows
-from train.made_runs import make_model
+from training.made_runs import make_model
 
 STAGES = ("collect", "pairs", "tokens", "train", "evaluate")
 

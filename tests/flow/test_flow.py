@@ -24,7 +24,7 @@ from pairwright.records.experience import EID, Pair
 from pairwright.records.messages import Message, ToolCall
 from pairwright.store.table import Table
 from serve.served_models import served
-from train.made_runs import make_model
+from training.made_runs import make_model
 
 HERE = Path(__file__).parent
 CALL = Message("assistant", "", tool_calls=(ToolCall("look", '{"at": "left"}', "call00000"),))

@@ -12,9 +12,9 @@ import pytest
 from flow.test_flow import run, written
 from pairwright.config import Config
 from pairwright.paths.writing import FolderInUse, lock_folder
-from pairwright.train import read_status, train
-from pairwright.train.loop import Stop, Stopped
-from train.made_runs import make_model, make_pairs
+from pairwright.training import read_status, train
+from pairwright.training.loop import Stop, Stopped
+from training.made_runs import make_model, make_pairs
 
 pytestmark = pytest.mark.stress
 

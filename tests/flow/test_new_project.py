@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from generate.tiny_models import save_model
 from pairwright.cli.main import app
-from pairwright.collect import collect
+from pairwright.collection import collect
 from pairwright.config import load_config
 from pairwright.errors import ConfigError
 from pairwright.flow import Flow

@@ -4,10 +4,10 @@ import json
 
 from pairwright.cli.commands.run import live_view
 from pairwright.cli.output import CollectView, figures
-from pairwright.collect import Completion, collect
-from pairwright.collect.counters import Status
+from pairwright.collection import Completion, collect
+from pairwright.collection.counters import Status
 from pairwright.config import Config, base_folder, load_config, printable_config
-from pairwright.evaluate.held_out_runs import holdout_config
+from pairwright.evaluation.held_out_runs import holdout_config
 from pairwright.flow import Flow
 from pairwright.flow.example import EXAMPLES, prepare
 from pairwright.flow.stages import View

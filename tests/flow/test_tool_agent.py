@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from pairwright import EID, Experience, Message, Table
-from pairwright.collect import collect
+from pairwright.collection import collect
 from pairwright.config import load_config
-from pairwright.evaluate.held_out_runs import holdout_scores, play_holdout
+from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
 from pairwright.pairs.pair_table import read_pairs
-from train.made_runs import make_model
+from training.made_runs import make_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tool_agent"
 sys.path.insert(0, str(EXAMPLE))

@@ -16,9 +16,9 @@ from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.jobs import BACKENDS, JobRequest, JobState, read_job
 from pairwright.jobs.ray_training import train_on_ray
-from pairwright.train import train
-from pairwright.train.run_dir import RunError
-from train.made_runs import make_model, make_pairs
+from pairwright.training import train
+from pairwright.training.run_dir import RunError
+from training.made_runs import make_model, make_pairs
 
 # what Ray warns of is its own
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning")]

@@ -13,7 +13,7 @@ from pairwright.pairs.pair_table import read_pairs
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import ErrorSite, Message
 from pairwright.store.table import Table
-from pairwright.train import train
+from pairwright.training import train
 from tokens.token_families import FAMILIES, small_backend, special_tokens
 
 BACKEND = small_backend()

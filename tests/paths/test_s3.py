@@ -28,7 +28,7 @@ from pairwright.store.table_stats import table_statistics
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.stage import encode_source
 from paths.made_traces import digests, trace_lines
-from train.made_runs import make_tokenizer
+from training.made_runs import make_tokenizer
 
 pytestmark = pytest.mark.stress
 

@@ -10,7 +10,7 @@ from pairwright.errors import PairwrightError
 from pairwright.paths import place
 from pairwright.tokens.tokenizer import ChatTokenizer
 from paths.made_traces import command, digests, trace_lines
-from train.made_runs import make_model, make_tokenizer
+from training.made_runs import make_model, make_tokenizer
 
 SECRETS = ("testing-secret", "in-the-address")
 
@@ -169,7 +169,7 @@ def test_votes_at_an_address_are_refused_on_the_command_line_and_in_a_configurat
 @pytest.mark.slow
 def test_training_fetches_pairs_from_s3_and_gives_the_weights_of_local_ones(run, bucket, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from train.made_runs import make_pairs
+    from training.made_runs import make_pairs
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -14,7 +14,7 @@ from pairwright.store.importing import import_files
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.stage import encode_source
 from paths.made_traces import command, digests, in_environment, trace_lines
-from train.made_runs import make_tokenizer
+from training.made_runs import make_tokenizer
 
 pytestmark = pytest.mark.slow
 OPTIONS = PairOptions(max_pairs_per_task=4, max_pairs=60, weight="gap", validation=0.3)

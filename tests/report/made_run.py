@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pairwright import EID, Experience, Message, Table
 from pairwright.config import TokensConfig
-from pairwright.evaluate import Gate, Metric, evaluate, scores_of, write_evaluation
+from pairwright.evaluation import Gate, Metric, evaluate, scores_of, write_evaluation
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.tokens.stage.stage import encode_source
 

@@ -16,8 +16,8 @@ from pairwright.composer import CollatorConfig, ComposerDataCollator, TokenizerL
 from pairwright.config import Config
 from pairwright.pairs.pair_table import read_pairs
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.train import train
-from train.made_runs import make_model
+from pairwright.training import train
+from training.made_runs import make_model
 
 torch = pytest.importorskip("torch")
 

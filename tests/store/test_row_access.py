@@ -4,7 +4,7 @@ import pytest
 
 import pairwright as pw
 from pairwright.store.table import Table
-from train.made_runs import make_pairs
+from training.made_runs import make_pairs
 
 
 def run(number, reward, text="hi"):

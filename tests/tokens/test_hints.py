@@ -11,7 +11,7 @@ from starlette.routing import Route
 from token_families import FAMILIES, small_tokenizer
 
 import pairwright.sources
-from collect.upstream import serving
+from collection.upstream import serving
 from pairwright.config import load_config
 from pairwright.config.train_config import DistillConfig
 from pairwright.errors import PairwrightError

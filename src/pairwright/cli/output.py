@@ -20,7 +20,7 @@ from pairwright.interrupts import is_interrupt
 from pairwright.records.json_text import encode, to_json
 
 if TYPE_CHECKING:
-    from pairwright.collect import Status
+    from pairwright.collection import Status
 
 # Results and messages.
 

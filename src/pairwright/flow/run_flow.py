@@ -419,7 +419,7 @@ def write_config(folder: Path, config: Json) -> None:
 
 def _model_key(model: Path | None) -> str:
     """The key of a model: the hash of its weights, or "endpoint"."""
-    from pairwright.train.model.load_model import model_hash
+    from pairwright.training.model.load_model import model_hash
 
     if model is None:
         return "endpoint"

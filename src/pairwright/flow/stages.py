@@ -35,7 +35,7 @@ class View:
 
 def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Run the workflow over the tasks, resuming a collection that was interrupted."""
-    from pairwright.collect import collect
+    from pairwright.collection import collect
 
     collected = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
     status = collected.status
@@ -58,7 +58,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 def check_collection(config: Config, folder: Path) -> None:
     """Raise if the folder has a collection with another workflow, model or seed, as `collect_stage` would."""
-    from pairwright.collect.collection_identity import check_resumable
+    from pairwright.collection.collection_identity import check_resumable
 
     check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
 
@@ -139,7 +139,7 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
 
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     """Train locally, or submit a job to a backend and wait for it. `model` in the result is the trained folder."""
-    from pairwright.collect.nat_files import add_training
+    from pairwright.collection.nat_files import add_training
 
     result = _train(config, model, folder, inputs, view)
     training = {
@@ -156,7 +156,7 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
 def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     if config.backend.name == "local":
         from pairwright.jobs.ray_training import train_on_ray
-        from pairwright.train import train
+        from pairwright.training import train
 
         run = train_on_ray if config.engine.name == "ray" else train
         channels = config.train.channels
@@ -236,8 +236,8 @@ def _describe_job(folder: Path) -> Json:
 
 def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
     """Evaluate both models on the held-out tasks with the same seeds; writes evaluation.json."""
-    from pairwright.evaluate import write_evaluation
-    from pairwright.evaluate.held_out_runs import evaluate_models
+    from pairwright.evaluation import write_evaluation
+    from pairwright.evaluation.held_out_runs import evaluate_models
 
     evaluation, runs = evaluate_models(
         config, before=str(before), after=str(after), output=folder, resume=True, base=base, watch=view.collecting

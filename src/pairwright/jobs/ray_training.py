@@ -1,4 +1,4 @@
-"""Training on a Ray cluster: Ray Train starts the workers, each of which runs the regular training loop (train/).
+"""Training on a Ray cluster: Ray Train starts the workers, each of which runs the regular training loop (training/).
 
 The run folder must be on storage shared by all nodes. It holds the whole state of the run: when a worker is lost, all
 workers restart and resume from the last checkpoint. Errors raised by pairwright would recur on every restart, so the
@@ -23,7 +23,7 @@ from pairwright.ledger.run_status import read_status
 from pairwright.paths import write_bytes
 
 if TYPE_CHECKING:
-    from pairwright.train import TrainResult
+    from pairwright.training import TrainResult
 
 Progress = Callable[[dict[str, Any]], None]
 STORAGE = "ray"  # what Ray Train itself keeps, below the run's folder
@@ -50,8 +50,8 @@ def train_on_ray(
     progress: Progress = lambda event: None,
 ) -> "TrainResult":
     """Train as `train` does, on a Ray cluster. `config.engine` selects the cluster and the number of workers."""
-    from pairwright.train.channels.channels import use_tokens
-    from pairwright.train.run_dir import RunFolder
+    from pairwright.training.channels.channels import use_tokens
+    from pairwright.training.run_dir import RunFolder
 
     if tokens is not None:
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
@@ -121,7 +121,7 @@ def _workers(engine: EngineConfig) -> tuple[int, bool]:
 
 def _work(task: dict[str, Any]) -> None:
     """Train in a worker, in the process group set up by Ray Train. Resumes if there is a checkpoint."""
-    from pairwright.train import train
+    from pairwright.training import train
 
     paths: dict[str, Any] = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
     output: Path = paths["output"]
@@ -153,7 +153,7 @@ def _read_failure(output: Path) -> _Failure | None:
 
 def _result(output: Path) -> "TrainResult":
     """Read the result of a completed run from its folder."""
-    from pairwright.train import TrainResult
+    from pairwright.training import TrainResult
 
     status = read_status(output)
     if status is None or status.state != "completed" or status.model is None:

@@ -1,6 +1,6 @@
 """`train.json`, the state of a training run, and the newest losses of its `metrics.jsonl`: the one reader of both.
 
-The trainer (train/run_dir.py) replaces train.json whole at each change and appends to metrics.jsonl while others read.
+The trainer (training/run_dir.py) replaces train.json at each change and appends to metrics.jsonl while others read.
 """
 
 import math

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
+from pairwright.evaluation.evaluation import TASKS_NAME, read_evaluation
 from pairwright.records.experience import Experience
 from pairwright.records.grouping import conversation_of
 from pairwright.report.page_sections import Line, Section, Span, interval_chart, line_chart

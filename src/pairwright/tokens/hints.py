@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from pairwright.collect.policies import Ask
-from pairwright.collect.run_failures import one_line
-from pairwright.collect.run_policy import make_policy
+from pairwright.collection.policies import Ask
+from pairwright.collection.run_failures import one_line
+from pairwright.collection.run_policy import make_policy
 from pairwright.config import PolicyConfig
 from pairwright.config.user_code import load_function
 from pairwright.errors import PairwrightError

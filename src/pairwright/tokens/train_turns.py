@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pairwright.collect.run_failures import one_line
+from pairwright.collection.run_failures import one_line
 from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError
 from pairwright.records.messages import ErrorSite, Message, content_hash

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pairwright.errors import PairwrightError
-from pairwright.evaluate.evaluation import FILE_NAME as EVALUATION_NAME
-from pairwright.evaluate.held_out_runs import SIDES
+from pairwright.evaluation.evaluation import FILE_NAME as EVALUATION_NAME
+from pairwright.evaluation.held_out_runs import SIDES
 from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.report.run_folder import RunFolder, open_run

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import PairwrightError
-from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
-from pairwright.evaluate.held_out_runs import SIDES
+from pairwright.evaluation.evaluation import TASKS_NAME, read_evaluation
+from pairwright.evaluation.held_out_runs import SIDES
 from pairwright.ledger.run_status import read_status
 from pairwright.pairs.funnel import read_funnel
 from pairwright.report.run_folder import RunFolder, find_side, open_run, read_json

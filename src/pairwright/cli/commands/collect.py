@@ -11,7 +11,7 @@ from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
-    from pairwright.collect import Collected
+    from pairwright.collection import Collected
 
 _MOST_ERRORS = 5
 
@@ -30,7 +30,7 @@ def collect_runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Run a workflow over tasks, and record every candidate with its score."""
-    from pairwright.collect import collect
+    from pairwright.collection import collect
     from pairwright.config import base_folder, load_config
 
     settings = load_config(config, overrides=parse_overrides(override))
@@ -117,7 +117,7 @@ def record(
     if host not in _LOOPBACK and not allow_remote:
         raise ConfigError(f"--host {host}: anybody who reaches it could use it; add --allow-remote if that is meant")
     try:
-        from pairwright.collect.proxy.proxy import Proxy
+        from pairwright.collection.proxy.proxy import Proxy
         from pairwright.engines.listening import listen, serve_app, url_of
     except ImportError as error:
         raise ConfigError(

@@ -10,7 +10,7 @@ from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
 
 if TYPE_CHECKING:
-    from pairwright.evaluate import Comparison, Evaluation
+    from pairwright.evaluation import Comparison, Evaluation
 
 
 app = typer.Typer(
@@ -41,8 +41,8 @@ def compare(
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
     from pairwright.cli.commands.experience_table import _condition
     from pairwright.config import load_config
-    from pairwright.evaluate import evaluate, read_scores
-    from pairwright.evaluate.evaluate_options import evaluate_settings
+    from pairwright.evaluation import evaluate, read_scores
+    from pairwright.evaluation.evaluate_options import evaluate_settings
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     section = settings.evaluate
@@ -69,7 +69,7 @@ def run(
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
     from pairwright.cli.output import CollectView
     from pairwright.config import base_folder, load_config
-    from pairwright.evaluate.held_out_runs import evaluate_models
+    from pairwright.evaluation.held_out_runs import evaluate_models
 
     settings = load_config(config, overrides=parse_overrides(override))
     folder = output or Path("runs") / settings.name
@@ -92,7 +92,7 @@ def run(
 
 def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: bool) -> None:
     """Print an evaluation, write it where asked, and end with exit code 2 if the gate stays closed."""
-    from pairwright.evaluate import evaluation_json, write_evaluation
+    from pairwright.evaluation import evaluation_json, write_evaluation
 
     path = None if output is None else write_evaluation(output, evaluation)
     if as_json:

@@ -11,8 +11,8 @@ from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
-    from pairwright.collect.runner import Collected
-    from pairwright.collect.teaching import States
+    from pairwright.collection.runner import Collected
+    from pairwright.collection.teaching import States
     from pairwright.config import PolicyConfig
 
 _MOST_ERRORS = 5
@@ -45,7 +45,7 @@ def ask_teachers(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Ask teachers for one action at every decision of a student; the same command again asks only what is missing."""
-    from pairwright.collect.teaching import read_states, teach
+    from pairwright.collection.teaching import read_states, teach
     from pairwright.config import PolicyConfig, base_folder, load_config
     from pairwright.paths import place
     from pairwright.store.table import Table

@@ -125,7 +125,7 @@ def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Pat
 
 def _run(config: Any, *, as_json: bool, model: Path, output: Path, **sources: Any) -> None:
     try:
-        from pairwright.train.loop import train
+        from pairwright.training.loop import train
 
         if config.engine.name == "ray":
             from pairwright.jobs.ray_training import train_on_ray as train

@@ -53,7 +53,7 @@ def check_sources(patient: Patient) -> Iterator[Finding]:
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
     """Check that the tasks and the workflow can be loaded."""
-    from pairwright.collect.tasks import load_tasks
+    from pairwright.collection.tasks import load_tasks
     from pairwright.config.user_code import WORKFLOWS, load_function
 
     collect = patient.config.collect

@@ -67,7 +67,7 @@ def main() -> None:
     try:
         arguments = prepare(Path(sys.argv[1]))
         try:
-            from pairwright.train import train
+            from pairwright.training import train
         except ImportError as error:
             raise PairwrightError(
                 f"training needs torch and transformers ({error}): pip install 'pairwright[train]'"

@@ -1,0 +1,83 @@
+"""Chat completion responses as completions: messages, finish reasons, token ids, log-probabilities."""
+
+from typing import Any
+
+from pairwright.collection.policies import Completion
+from pairwright.collection.run_failures import PolicyError
+from pairwright.errors import PairwrightError
+from pairwright.records.messages import Json
+from pairwright.sources.shapes.chat_messages import message_from_chat
+
+_ID_PREFIX = "token_id:"  # vLLM's return_tokens_as_token_ids writes ids as token texts
+
+
+def completions_of_chat(response: Any) -> list[Completion]:
+    """The choices of a decoded response, in order; PolicyError if there are none."""
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise PolicyError("bad_response", f"the endpoint's answer has no choices: {str(response)[:200]}")
+    return [_completion(response, choice, f"choices[{number}]") for number, choice in enumerate(choices)]
+
+
+def _completion(response: Json, choice: Any, where: str) -> Completion:
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+        raise PolicyError("bad_response", f"{where} of the endpoint's answer has no message")
+    # servers write unset fields as null or []
+    fields = {key: item for key, item in choice["message"].items() if item is not None and item != []}
+    try:
+        message = message_from_chat({"role": "assistant", **fields}, f"{where}.message")
+    except PairwrightError as error:
+        raise PolicyError("bad_response", f"the endpoint's answer cannot be read: {error}") from None
+    texts, logprobs = token_logprobs(choice.get("logprobs"))
+    token_ids = ids_of(choice.get("token_ids")) or _ids_of_texts(texts)
+    usage = response.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    choices = response["choices"]
+    # usage counts all choices together: without ids or log-probabilities each gets an equal share
+    num_tokens = len(token_ids or logprobs or ()) or _share(usage.get("completion_tokens"), len(choices))
+    return Completion(
+        message=message,
+        finish_reason=_text(choice.get("finish_reason")),
+        model=_text(response.get("model")),
+        response_id=_text(response.get("id")),
+        prompt_ids=ids_of(choice.get("prompt_token_ids")) or ids_of(response.get("prompt_token_ids")),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        token_texts=None if token_ids is not None and len(token_ids) == len(texts or ()) else texts,
+        num_prompt_tokens=_share(usage.get("prompt_tokens"), 1),
+        num_tokens=num_tokens,
+    )
+
+
+def token_logprobs(value: Any) -> tuple[list[str] | None, list[float] | None]:
+    """Texts and log-probabilities of `logprobs.content`; None if there are none, or if any token lacks one."""
+    content = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(content, list) or not content:
+        return None, None
+    texts, logprobs = [], []
+    for item in content:
+        logprob = item.get("logprob") if isinstance(item, dict) else None
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not isinstance(item.get("token"), str):
+            return None, None
+        texts.append(item["token"])
+        logprobs.append(float(logprob))
+    return texts, logprobs
+
+
+def ids_of(value: Any) -> list[int] | None:
+    good = isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value)
+    return value if good else None
+
+
+def _ids_of_texts(texts: list[str] | None) -> list[int] | None:
+    if not texts or not all(text.startswith(_ID_PREFIX) and text[len(_ID_PREFIX) :].isdecimal() for text in texts):
+        return None
+    return ids_of([int(text[len(_ID_PREFIX) :]) for text in texts])
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _share(value: Any, count: int) -> int:
+    return value // count if type(value) is int and value > 0 else 0

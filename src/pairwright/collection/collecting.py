@@ -1,0 +1,99 @@
+"""`pairwright.collect`: the Python interface of a collection. A workflow and tasks in, an experience table out."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pairwright.collection import runner
+from pairwright.collection.counters import Status
+from pairwright.collection.policies import Policy
+from pairwright.collection.runner import Collected, Watch, Workflow
+from pairwright.config import Config
+from pairwright.config.config_file import adjust_config
+from pairwright.records.messages import Json
+
+PathLike = str | os.PathLike[str]
+
+
+def collect(
+    play: Workflow | str | Config | None = None,
+    tasks: Iterable[Json] | PathLike | int | None = None,
+    *,
+    output: PathLike,
+    workflow: Workflow | None = None,
+    model: PathLike | None = None,
+    policy: Policy | Json | None = None,
+    config: Config | PathLike | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    progress: bool = False,
+    base: PathLike | None = None,
+    **options: Any,
+) -> Collected:
+    """Run a workflow over tasks and record it in an experience table. Works in scripts and in notebooks.
+
+    Args:
+        play: The workflow: an `async def` function of (task, policy, recorder), or its name: "module:function",
+            "path/file.py:function". A configuration here is the same as `config`.
+        tasks: Rows (dicts), a file of them, or the number of tasks, which then have only an id.
+        output: Folder of the run; the table is in `experience/`.
+        workflow: The workflow, if it is not `play`.
+        model: Folder of a local model, or the name of one at the endpoint of `policy`.
+        policy: Options of the `policy` section as a dict, e.g. {"base_url": ..., "num_candidates": 4}, or an object
+            with `name`, `complete` and `close`.
+        config: A configuration or its YAML file; the other arguments override it.
+        seed: Seed of all runs.
+        resume: Continue a collection: run only what is not done yet.
+        watch: A function that is called with the status twice a second.
+        progress: True prints the status to stderr.
+        base: Second folder to resolve relative paths of the configuration from.
+        **options: Every other option of the `collect` section: `num_runs`, `max_concurrency`, `scorer`, ...
+
+    Returns:
+        How it ended; its `table` holds what was recorded.
+
+    >>> import pairwright as pw
+    >>> async def play(task, policy, recorder):
+    ...     async with recorder.step(f"task {task.id}") as step:
+    ...         for answer in await policy.complete(step.prompt, n=2, max_tokens=4):
+    ...             step.candidate(answer, score=len(set(answer.text)))
+    >>> collected = pw.collect(play, 3, output="runs/played", model="models/tiny")
+    >>> collected.status.num_done, len(collected.table)
+    (3, 6)
+    """
+    # `values` are overrides of the configuration by section; objects that have no place in it are passed on as they are
+    values: dict[str, Any] = {"collect": dict(options)}
+    if isinstance(play, Config):
+        config = play
+    elif isinstance(play, str):
+        values["collect"]["workflow"] = play
+    elif play is not None:
+        workflow = play
+    rows: Iterable[Json] | None = None
+    if isinstance(tasks, int):  # a number of tasks replaces a configured dataset
+        values["collect"] |= {"num_tasks": tasks, "dataset": None}
+    elif isinstance(tasks, str | os.PathLike):
+        values["collect"]["dataset"] = os.fspath(tasks)
+    else:
+        rows = tasks
+    values |= {"policy": policy} if isinstance(policy, dict) else {}
+    if model is not None:
+        values["policy"] = {**values.get("policy", {}), "model": os.fspath(model)}
+    values |= {} if seed is None else {"seed": seed}
+    return runner.collect(
+        adjust_config(config, **values),
+        output=output if isinstance(output, str) else Path(output),
+        resume=resume,
+        watch=_print_status if watch is None and progress else watch,
+        workflow=workflow,
+        policy=None if isinstance(policy, dict) else policy,
+        tasks=rows,
+        base=None if base is None else Path(base),
+    )
+
+
+def _print_status(status: Status) -> None:
+    print(f"{status.num_done:,} of {status.num_runs:,} runs, {status.num_running:,} under way", file=sys.stderr)

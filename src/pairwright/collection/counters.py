@@ -1,0 +1,154 @@
+"""Progress counters of a collection and of one run, updated in constant time per candidate."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pairwright.collection.run_failures import FailureKind
+from pairwright.collection.sampled_tokens import WITHOUT_IDS
+from pairwright.records.experience import Experience
+
+_ENOUGH = 40  # scored candidates before equal rewards are worth a word
+
+
+class PairCount:
+    """Counts pairs of comparable candidates with different rewards: same group, finite scores."""
+
+    def __init__(self) -> None:
+        # (task, step, prompt hash) of a group: how often each reward occurred in it
+        self._groups: dict[tuple[str, int, str], Counter[float]] = {}
+        self.total = 0
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: tuple[str, int, str], reward: float | None) -> None:
+        """Count a candidate.
+
+        >>> pairs = PairCount()
+        >>> for reward in (1.0, 0.0, 1.0, None): pairs.add(("t", 0, "prompt"), reward)
+        >>> pairs.total
+        2
+        """
+        if reward is None or not math.isfinite(reward):
+            return
+        # the new candidate forms a pair with each earlier one of its group that has another reward
+        rewards = self._groups.setdefault(group, Counter())
+        self.total += rewards.total() - rewards[reward]
+        rewards[reward] += 1
+
+
+def reasons_of(experiences: Iterable[Experience]) -> list[str]:
+    """The reasons why experiences have no token ids, one per such experience."""
+    return [str(item.info.get("without_ids", "no_ids")) for item in experiences if item.tokens is None]
+
+
+@dataclass
+class RunTally:
+    """Counters of one run."""
+
+    num_candidates: int = 0
+    num_scored: int = 0
+    num_tokens: int = 0
+    reward_sum: float = 0.0
+    reward_min: float | None = None
+    reward_max: float | None = None
+    pairs: PairCount = field(default_factory=PairCount)
+    without_ids: Counter[str] = field(default_factory=Counter)  # by reason
+
+    def add(self, experience: Experience, prompt_hash: str) -> float | None:
+        """Count a candidate; returns its reward if it is finite."""
+        self.num_candidates += 1
+        self.without_ids.update(reasons_of([experience]))
+        # within one run the step and the prompt identify the group; the task is the same
+        self.pairs.add(("", experience.eid.step, prompt_hash), experience.reward)
+        reward = experience.reward
+        if reward is None or not math.isfinite(reward):
+            return None
+        self.num_scored += 1
+        self.reward_sum += reward
+        self.reward_min = reward if self.reward_min is None else min(self.reward_min, reward)
+        self.reward_max = reward if self.reward_max is None else max(self.reward_max, reward)
+        return reward
+
+
+@dataclass
+class Status:
+    """Live figures of a collection. Runs finished by an earlier process count as done."""
+
+    num_tasks: int = 0
+    num_runs: int = 0
+    num_done: int = 0
+    num_before: int = 0
+    num_running: int = 0
+    num_candidates: int = 0
+    num_scored: int = 0
+    num_pairs: int = 0
+    reward_sum: float = 0.0
+    num_tokens: int = 0
+    num_asked: int = 0  # requests that wait for their answer
+    tokens_in_flight: int = 0  # of answers that are not finished, where the policy knows them
+    reward_min: float | None = None
+    reward_max: float | None = None
+    is_compared: bool = False  # several candidates of a task are collected, to be compared
+    failures: dict[FailureKind, int] = field(default_factory=dict)
+    retries: dict[str, int] = field(default_factory=dict)
+    without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
+    ignored: Counter[str] = field(default_factory=Counter)  # parameters of agents' requests that had no effect, by runs
+    num_silent: int = 0  # runs that are done and recorded nothing
+    started: float = field(default_factory=time.monotonic)
+
+    def lines_without_ids(self) -> list[str]:
+        """One line for each reason why candidates have no token ids."""
+        which = f"of {self.num_candidates:,} candidates without token ids"
+        return [
+            f"{count:,} {which}: {reason}, {WITHOUT_IDS.get(reason, '')}"
+            for reason, count in self.without_ids.most_common()
+        ]
+
+    def why_no_signal(self) -> str | None:
+        """Why the rewards so far teach nothing, and what to try; None while they do, or while there are few.
+
+        >>> Status(num_scored=40, reward_min=0.0, reward_max=0.0, is_compared=True).why_no_signal()[:53]
+        'of 40 candidates none has a reward above 0: there is '
+        """
+        is_over = self.num_done + self.num_failed >= self.num_runs
+        if not self.is_compared or self.num_scored < (2 if is_over else _ENOUGH) or self.reward_min != self.reward_max:
+            return None
+        if self.reward_max is not None and self.reward_max <= 0:
+            return (
+                f"of {self.num_scored:,} candidates none has a reward above {self.reward_max:g}: there is nothing to "
+                "prefer. Lower policy.temperature (0.5 to 0.8 for a small model), show examples in the prompt, or give "
+                "partial credit"
+            )
+        return (
+            f"all {self.num_scored:,} candidates have the reward {self.reward_max:g}: there is nothing to prefer. Take "
+            "harder tasks, raise policy.temperature, or score more finely"
+        )
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.failures.values())
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self.reward_sum / self.num_scored if self.num_scored else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (self.num_tokens + self.tokens_in_flight) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate from the runs that ended since this process started; None before the first."""
+        # runs of an earlier process took none of the time of this one
+        ended = self.num_done - self.num_before + self.num_failed
+        left = self.num_runs - self.num_done - self.num_failed
+        return None if ended <= 0 else self.seconds / ended * left

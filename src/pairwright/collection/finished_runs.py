@@ -1,0 +1,87 @@
+"""The ledger of a collection (which runs are done, which failed and why), and the writer of its table and ledger.
+
+    ledger.jsonl    a line per ended run: {"task", "run", "state": "done" | "failed", ...}; the last one of a run counts
+
+A line says "done" only after all records of the run are durable, so a run that is done never has to be repeated.
+"""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pairwright.collection.run_failures import CollectError, FailureKind
+
+RunKey = tuple[int | str, int]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a run ended, and what it recorded."""
+
+    task: int | str
+    run: int
+    state: Literal["done", "failed"]
+    kind: FailureKind | None = None
+    message: str = ""
+    seconds: float = 0.0
+    num_steps: int = 0
+    num_candidates: int = 0
+    num_pairs: int = 0
+    num_scored: int = 0
+    reward_sum: float = 0.0
+    reward_min: float | None = None
+    reward_max: float | None = None
+    reward: float | None = None  # the final reward of the run, if any
+    num_tokens: int = 0
+    without_ids: dict[str, int] = {}  # candidates without token ids, by reason (sampled_tokens.py)
+
+    @property
+    def key(self) -> RunKey:
+        return self.task, self.run
+
+
+class Ledger:
+    """An open ledger; only one process may have it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
+        try:  # the lock ends with the process, also if it is killed
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise CollectError(f"{path.parent}: another process is collecting here; wait for it, or end it") from None
+        self.entries: dict[RunKey, Entry] = {}
+        self._read()
+
+    def is_done(self, task: int | str, run: int) -> bool:
+        entry = self.entries.get((task, run))
+        return entry is not None and entry.state == "done"
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write lines and sync them. Called from one thread at a time."""
+        line = memoryview(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        while line:  # os.write may write only a part
+            line = line[os.write(self._fd, line) :]
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # an incomplete last line, cut by a crash, was never acknowledged
+            os.ftruncate(self._fd, whole)
+        decoder = msgspec.json.Decoder(Entry)
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            try:
+                entry = decoder.decode(line)
+            except ValueError as error:
+                raise CollectError(f"{self.path}:{number}: not a line of this ledger: {error}") from None
+            self.entries[entry.key] = entry

@@ -1,0 +1,115 @@
+"""Progress files in the format of NAT's trainer, and the identity file that decides whether a run can be resumed.
+
+    data_collection_progress.jsonl   one line each time that all tasks of a run number have ended
+    collection_history.json          the last such line of each run number
+    final_metrics.json               the whole collection; `job_metadata` says what trained on it
+
+NAT counts a trajectory for each pair; here `num_trajectories` is the number of runs done. The files are derived from
+the ledger, so they are complete after a resume, too.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.collection.finished_runs import Entry, RunKey
+from pairwright.paths import append_synced, write_json
+from pairwright.records.messages import Json
+
+PROGRESS = "data_collection_progress.jsonl"
+HISTORY = "collection_history.json"
+FINAL = "final_metrics.json"
+
+
+class History:
+    """The progress of a collection, by run number."""
+
+    def __init__(self, folder: Path, run_id: str, *, num_tasks: int, num_runs: int) -> None:
+        self._folder, self._run_id = folder, run_id
+        self._num_tasks, self._num_runs = num_tasks, num_runs
+        # figures of each run number, as they were last written
+        self._reported: dict[int, Json] = {}
+        if (folder / HISTORY).exists():
+            listed = msgspec.json.decode((folder / HISTORY).read_bytes(), type=list[Json])
+            # another run id means that the folder was used for an earlier collection
+            self._reported = {int(item["run_number"]): item for item in listed if item.get("run_id") == run_id}
+
+    def update(self, entries: Mapping[RunKey, Entry]) -> None:
+        """Write new lines: for run numbers whose tasks have all ended, or whose figures changed after a resume."""
+        by_run: dict[int, list[Entry]] = {}
+        for entry in entries.values():
+            by_run.setdefault(entry.run, []).append(entry)
+        news = []
+        for number in range(self._num_runs):
+            ended = by_run.get(number, [])
+            if len(ended) < self._num_tasks:
+                continue
+            # figures without the timestamp: an unchanged run number gets no second line
+            figures = _figures(number, ended)
+            known = self._reported.get(number, {})
+            if any(known.get(key) != value for key, value in figures.items()):
+                self._reported[number] = {**figures, "run_id": self._run_id, "timestamp": _now()}
+                news.append(self._reported[number])
+        if news:
+            append_synced(self._folder / PROGRESS, b"".join(msgspec.json.encode(item) + b"\n" for item in news))
+            write_json(self._folder / HISTORY, [self._reported[number] for number in sorted(self._reported)])
+
+    def finish(self, *, status: str, message: str, num_groups: int) -> None:
+        runs = [self._reported[number] for number in sorted(self._reported)]
+        # the mean of the means: each run number counts the same, however many scores it has
+        means = [run["avg_reward"] for run in runs]
+        final = {
+            "run_id": self._run_id,
+            "timestamp": _now(),
+            "status": status,
+            "message": message,
+            "progress": 100.0 * len(runs) / self._num_runs,
+            "num_collection_runs": len(runs),
+            "total_trajectory_groups": num_groups,
+            "collection_summary": {
+                "total_trajectories": sum(run["num_trajectories"] for run in runs),
+                "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
+                "avg_reward": sum(means) / len(means) if means else 0.0,
+            },
+            "job_metadata": None,
+        }
+        write_json(self._folder / FINAL, final)
+
+
+def add_training(folder: Path, training: Json) -> None:
+    """Write what became of the pairs of a collection into its final_metrics.json, as NAT's trainer does.
+
+    Args:
+        folder: Output folder of the collection; nothing is done where it has no final_metrics.json.
+        training: Job id, output model, dataset and status.
+    """
+    path = folder / FINAL
+    if path.exists():
+        final = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        write_json(path, {**final, "job_metadata": training})
+
+
+def _figures(number: int, ended: Iterable[Entry]) -> Json:
+    listed = list(ended)
+    done = [entry for entry in listed if entry.state == "done"]
+    scored = sum(entry.num_scored for entry in done)
+    lowest = [entry.reward_min for entry in done if entry.reward_min is not None]
+    highest = [entry.reward_max for entry in done if entry.reward_max is not None]
+    return {
+        "run_number": number,
+        "num_trajectories": len(done),
+        "num_dpo_pairs": sum(entry.num_pairs for entry in done),
+        "avg_reward": sum(entry.reward_sum for entry in done) / scored if scored else 0.0,
+        "min_reward": min(lowest, default=0.0),
+        "max_reward": max(highest, default=0.0),
+        "num_candidates": sum(entry.num_candidates for entry in done),
+        "num_scored": scored,
+        "num_failed": len(listed) - len(done),
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

@@ -1,0 +1,117 @@
+"""The policy of a configuration, and the policy object that a workflow gets.
+
+Requests of a run are numbered per content: the n-th time that the run makes the same request. That number and the
+run's seed give the seed of the answer, and the key under which an interrupted run finds its answer again on resume.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pairwright.collection.call_log import CallLog
+from pairwright.collection.local_policy import LocalPolicy, local_folder
+from pairwright.collection.policies import Ask, Completion, Policy, Prompt, as_messages
+from pairwright.collection.tasks import Task
+from pairwright.config import PolicyConfig
+from pairwright.records.messages import Json, content_hash
+
+
+def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
+    """Create the policy of a configuration; a local folder is resolved from the working directory, then from `base`."""
+    if config.base_url is not None:
+        from pairwright.collection.endpoint_policy import EndpointPolicy
+
+        return EndpointPolicy(config)
+
+    folder = local_folder(config)
+    if base is not None and not folder.exists() and (base / folder).exists():
+        folder = base / folder
+    return LocalPolicy.load(config, folder)
+
+
+class RunPolicy:
+    """The policy of one run: `await policy.complete(prompt, n=8)`. Settings default to the configuration."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: PolicyConfig,
+        task: Task,
+        *,
+        calls: CallLog | None = None,
+        on_answer: Callable[[list[Completion]], None] | None = None,
+        on_call: Callable[[Ask, list[Completion]], None] | None = None,
+        on_ask: Callable[[int], None] | None = None,
+    ) -> None:
+        self._policy, self._config, self._task = policy, config, task
+        self._calls, self._on_answer, self._on_call, self._on_ask = calls, on_answer, on_call, on_ask
+        # without a log nothing is recorded for a resume, and every request is sent
+        self._known = {} if calls is None else calls.take(task)
+        self._asked: dict[str, int] = {}  # requests so far, by content
+
+    @property
+    def name(self) -> str | int:
+        return self._policy.name
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        *,
+        n: int | None = None,
+        tools: Sequence[Json] = (),
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+        seed: int | None = None,
+        chat_template_kwargs: Json | None = None,
+        extra: Json | None = None,
+    ) -> list[Completion]:
+        """Return `n` answers to a prompt (text, messages, or chat messages as dicts).
+
+        `chat_template_kwargs` are variables of the chat template, over those of the configuration; `extra` are more
+        keys of a request to an endpoint.
+        `on_answer` is called with new answers only, `on_call` with those from the log, too.
+        """
+        config = self._config
+        ask = Ask(
+            messages=as_messages(prompt, "prompt", role="user"),
+            tools=tuple(tools),
+            n=config.num_candidates if n is None else n,
+            temperature=config.temperature if temperature is None else temperature,
+            top_p=config.top_p if top_p is None else top_p,
+            max_tokens=config.max_tokens if max_tokens is None else max_tokens,
+            stop=config.stop if stop is None else tuple(stop),
+            seed=0 if seed is None else seed,
+            chat_template_kwargs={**config.chat_template_kwargs, **(chat_template_kwargs or {})},
+            extra=extra or {},
+        )
+        answers = await self._answer(ask, seed)
+        if self._on_call is not None:
+            self._on_call(ask, answers)
+        return answers
+
+    async def _answer(self, ask: Ask, seed: int | None) -> list[Completion]:
+        # an explicit seed is part of the key, a derived one follows from the number
+        key = content_hash(ask.key(), seed)
+        number = self._asked[key] = self._asked.get(key, -1) + 1
+        known = self._known.pop((key, number), None)
+        if known is not None:
+            return known
+        if seed is None:
+            # 31 bits, which every server accepts: a model gives the same answers locally and behind an endpoint
+            drawn = int(content_hash("call", self._task.seed, key, number)[:8], 16) >> 1
+            ask = msgspec.structs.replace(ask, seed=drawn)
+        if self._on_ask is not None:
+            self._on_ask(1)
+        try:
+            answers = await self._policy.complete(ask)
+        finally:
+            if self._on_ask is not None:
+                self._on_ask(-1)
+        if self._calls is not None:
+            self._calls.add(self._task, key, number, answers)
+        if self._on_answer is not None:
+            self._on_answer(answers)
+        return answers

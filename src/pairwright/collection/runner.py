@@ -1,0 +1,452 @@
+"""The runner: runs a workflow over all tasks, with bounded concurrency, time limits, recording and resume.
+
+    RUN/experience/                  the table of all records
+    RUN/collection/collection.json   identity of the collection       ledger.jsonl   runs that ended, and how
+    RUN/collection/calls.jsonl       answers of unfinished runs
+
+A run ends as done, once its records are durable, or as failed, with a kind and a message. On resume, runs that are
+done are skipped and the others are repeated with the same seed: their logged answers are reused, and records that
+exist already are recognised by their ids.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import pairwright
+from pairwright.collection.agent_calls import AgentCalls
+from pairwright.collection.call_log import CallLog
+from pairwright.collection.collection_identity import begin_or_resume
+from pairwright.collection.counters import PairCount, RunTally, Status, reasons_of
+from pairwright.collection.finished_runs import Entry, Ledger
+from pairwright.collection.nat_files import History
+from pairwright.collection.policies import Completion, Policy
+from pairwright.collection.proxy.agent_endpoint import AgentEndpoint, RunAddress
+from pairwright.collection.record_writer import Writer
+from pairwright.collection.recording import Recorder, Step, recording
+from pairwright.collection.run_failures import CollectError, FailureKind, PolicyError, ScorerError, one_line
+from pairwright.collection.run_policy import RunPolicy, make_policy
+from pairwright.collection.scoring import FinishedRun, Scorer, make_scorer
+from pairwright.collection.tasks import Task, load_tasks, run_seed
+from pairwright.config import Config
+from pairwright.config.user_code import WORKFLOWS, load_function
+from pairwright.engines.event_loops import run_to_end
+from pairwright.errors import ConfigError, RecordError
+from pairwright.records.experience import EID, Experience
+from pairwright.records.messages import Json
+from pairwright.store.table import Table
+
+# Failures: an exception as a ledger entry, with its kind and the line of the user's code
+
+_OURS = str(Path(pairwright.__file__).parent)
+
+
+def describe_failure(task: Task, error: Exception, *, expired: float | None = None) -> Entry:
+    """The ledger entry of a run that raised; `expired` is the time limit if the run exceeded it."""
+    if expired is not None:
+        return _entry(task, "timeout", f"took longer than {expired:g} s")
+    cause = _first_cause(error)
+    if isinstance(cause, PolicyError):
+        return _entry(task, cause.kind, str(cause))
+    if isinstance(cause, ScorerError):
+        return _entry(task, "scorer", str(cause))
+    kind: FailureKind = "record" if isinstance(cause, RecordError) else "workflow"
+    return _entry(task, kind, f"{one_line(cause)}{_place(cause)}")
+
+
+def _entry(task: Task, kind: FailureKind, message: str) -> Entry:
+    return Entry(task=task.id, run=task.run, state="failed", kind=kind, message=" ".join(message.split())[:1000])
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The first exception of a group, as asyncio.TaskGroup raises them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _place(error: BaseException) -> str:
+    # the innermost frame outside of this package is the user's line
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+Watch = Callable[[Status], None]
+Workflow = Callable[..., Any]  # async, or plain
+_WATCH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The result of a collection."""
+
+    status: Status
+    experience: Path
+    seconds: float
+    errors: list[Entry]
+
+    @property
+    def table(self) -> Table:
+        """The table of all records."""
+        return Table(self.experience, create=False)
+
+    def why_empty(self) -> str | None:
+        """Why the collection has no result (every run failed, or none recorded a candidate); None if it has one."""
+        status, ledger = self.status, self.experience.parent / "collection" / "ledger.jsonl"
+        if status.num_runs and not status.num_done:
+            return f"all {status.num_runs:,} runs failed: look at {ledger}, then add --resume"
+        if not status.num_candidates:
+            return (
+                f"{status.num_done:,} runs are done and recorded nothing: the workflow must record what the policy "
+                "does, with step(prompt) and its candidate(answer), or with recorder.trajectory(prompt, messages); "
+                "then collect into another folder"
+            )
+        return None
+
+
+def collect(
+    config: Config,
+    *,
+    output: str | Path,
+    resume: bool = False,
+    watch: Watch | None = None,
+    workflow: Workflow | None = None,
+    policy: Policy | None = None,
+    tasks: Iterable[Json] | None = None,
+    base: Path | None = None,
+) -> Collected:
+    """Run a workflow over tasks and record it in `output`; returns when all runs have ended.
+
+    `workflow`, `policy` and `tasks` override the configuration. Its relative paths are resolved from the working
+    directory, then from `base`.
+    """
+    if config.policy.model is None and config.policy.base_url is None and config.model is not None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.model})})
+    settings = config.collect
+    if settings.dataset is not None and base is not None and not Path(settings.dataset).exists():
+        settings = settings.model_copy(update={"dataset": str(base / settings.dataset)})
+    listed = load_tasks(settings, tasks)
+    if workflow is None:
+        if settings.workflow is None:
+            raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
+        workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
+    if len(_required(workflow)) > 3:
+        raise ConfigError(
+            f"{_name(workflow)}: a workflow is a function of (task, policy, recorder), or of fewer of them"
+        )
+    folder = Path(output) / "collection"
+    workflow_name = settings.workflow or _name(workflow)
+    run_id = begin_or_resume(folder, config, resume=resume, workflow=workflow_name)
+
+    async def run() -> Collected:
+        scorer = make_scorer(settings.scorer, base=base)
+        answering = make_policy(config.policy, base=base) if policy is None else policy
+        collection = Collection(config, Path(output), run_id, listed, workflow, answering, scorer, watch)
+        try:
+            return await collection.run()
+        finally:
+            collection.close_agents()
+            if policy is None:
+                await answering.close()
+            await scorer.close()
+
+    return run_to_end(run())
+
+
+class Collection:
+    """One process's part of a collection: from the state of the ledger to the end of the last run."""
+
+    def __init__(
+        self,
+        config: Config,
+        output: Path,
+        run_id: str,
+        tasks: list[Task],
+        workflow: Workflow,
+        policy: Policy,
+        scorer: Scorer,
+        watch: Watch | None,
+    ) -> None:
+        self._config, self._output, self._tasks = config, output, tasks
+        self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
+        # a workflow may take fewer than three parameters: see `_call`
+        self._num_parameters = len(inspect.signature(workflow).parameters)
+        is_async = inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(type(workflow).__call__)
+        # a plain function may block, so it gets a thread; as many as there are runs at once
+        self._threads = None if is_async else ThreadPoolExecutor(config.collect.max_concurrency, "pairwright-workflow")
+        self._endpoint = AgentEndpoint(policy.name)
+        self._ledger = Ledger(output / "collection" / "ledger.jsonl")
+        self._table = Table(output / "experience")
+        self._writer = Writer(self._table, self._ledger)
+        self._calls = CallLog(output / "collection" / "calls.jsonl", is_done=self._ledger.is_done)
+        num_runs = config.collect.num_runs
+        self._history = History(output, run_id, num_tasks=len(tasks), num_runs=num_runs)
+        # (task, run) of this collection; the ledger may have more, from a larger one
+        self._wanted = {(task.id, run) for run in range(num_runs) for task in tasks}
+        self._left = [len(tasks)] * num_runs  # tasks that have not ended, by run number
+        self._pairs = PairCount()
+        self._known: set[str] = set()  # uids that unfinished runs of an earlier process recorded
+        is_compared = num_runs * config.policy.num_candidates > 1
+        self.status = Status(num_tasks=len(tasks), num_runs=len(self._wanted), is_compared=is_compared)
+        self._take_stock()
+
+    async def run(self) -> Collected:
+        """Run what is not done yet; the table is complete and closed when this returns or raises."""
+        watcher = asyncio.create_task(self._watch_loop()) if self._watch is not None else None
+        problem: CollectError | None = None
+        try:
+            await self._play_all()
+        except CollectError as error:
+            problem = error
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            await self._writer.flush()
+            self._close(problem)
+        if problem is not None:
+            raise problem
+        errors = [entry for entry in self._entries() if entry.state == "failed"]
+        return Collected(self.status, self._table.folder, self.status.seconds, errors)
+
+    async def _play_all(self) -> None:
+        todo = self._todo()  # one iterator shared by all workers: each takes the next task
+        count = min(self._config.collect.max_concurrency, self.status.num_runs - self.status.num_done)
+
+        async def work() -> None:
+            for task in todo:
+                await self._play(task)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:  # the first error cancelled the other workers
+            raise errors.exceptions[0] from None
+
+    def _todo(self) -> Iterator[Task]:
+        """All tasks of run 0, then of run 1, and so on, except those that are done."""
+        config = self._config
+        for run in range(config.collect.num_runs):
+            for task in self._tasks:
+                if not self._ledger.is_done(task.id, run):
+                    seed = run_seed(config.seed, config.collect.batch, task.id, run)
+                    yield replace(task, batch=config.collect.batch, run=run, seed=seed)
+
+    async def _play(self, task: Task) -> None:
+        """Execute one run up to its entry in the ledger."""
+        # counters of this run only; those of the collection are in `self.status`
+        tally, started = RunTally(), time.monotonic()
+        recorder = Recorder(
+            task,
+            lambda prompt_hash, experiences: self._emit(tally, prompt_hash, experiences),
+            model_version=self._policy.name,
+            score_step=self._step_scorer(task),
+        )
+        limit = self._config.collect.task_timeout_seconds
+        failure: Entry | None = None
+        agent = self._agent(task, recorder, tally)
+        task = replace(task, endpoint=agent)
+        self.status.num_running += 1
+        try:
+            async with asyncio.timeout(limit) as scope:
+                await self._call(task, recorder, agent)
+        except Exception as error:  # any exception of the user's code fails this run only
+            cause = agent.calls.failure
+            error = cause if cause is not None and str(cause) in str(error) else error
+            failure = describe_failure(task, error, expired=limit if scope.expired() else None)
+        finally:
+            self.status.num_running -= 1
+            self.status.ignored.update(agent.calls.ignored)
+            await agent.close()
+        entry = Entry(
+            task=task.id,
+            run=task.run,
+            state="done" if failure is None else "failed",
+            kind=None if failure is None else failure.kind,
+            message="" if failure is None else failure.message,
+            seconds=round(time.monotonic() - started, 3),
+            num_steps=len(recorder.steps),
+            num_candidates=tally.num_candidates,
+            num_pairs=tally.pairs.total,
+            num_scored=tally.num_scored,
+            reward_sum=tally.reward_sum,
+            reward_min=tally.reward_min,
+            reward_max=tally.reward_max,
+            reward=recorder.final_reward,
+            num_tokens=tally.num_tokens,
+            without_ids=dict(tally.without_ids),
+        )
+        # returns when the records are durable: only then does the run count as done
+        await self._writer.finish(entry)
+        self._finish_run(entry)
+
+    def _agent(self, task: Task, recorder: Recorder, tally: RunTally) -> RunAddress:
+        """The policy of a run, and the endpoint at which an agent may ask it."""
+
+        def count(answers: list[Completion]) -> None:
+            num_tokens = sum(answer.num_tokens for answer in answers)
+            tally.num_tokens += num_tokens
+            self.status.num_tokens += num_tokens
+
+        def count_asked(change: int) -> None:
+            self.status.num_asked += change
+
+        policy = RunPolicy(
+            self._policy,
+            self._config.policy,
+            task,
+            calls=self._calls,
+            on_answer=count,
+            on_call=recorder.calls.add,
+            on_ask=count_asked,
+        )
+        takes_extra = bool(getattr(self._policy, "takes_extra", False))
+        return RunAddress(self._endpoint, AgentCalls(policy, recorder, takes_extra))
+
+    async def _call(self, task: Task, recorder: Recorder, agent: RunAddress) -> None:
+        # a workflow may take fewer parameters: (task, policy), or only (task)
+        arguments = (task, agent.calls.policy, recorder)[: self._num_parameters]
+        with recording(recorder):
+            if self._threads is None:
+                output = await self._workflow(*arguments)
+            else:
+                # the thread has the context of this run, so that `step` finds its recorder
+                call = partial(contextvars.copy_context().run, self._workflow, *arguments)
+                output = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        agent.calls.record()
+        if (
+            agent.calls.num_calls
+            and recorder.final_reward is None
+            and self._scorer.run is None
+            and self._scorer.step is None
+        ):
+            recorder.reward_from(output)
+        unscored = any(step.unscored for step in recorder.steps)
+        if self._scorer.run is not None and recorder.final_reward is None and unscored:
+            final = await self._scorer.run(FinishedRun(task, output, recorder.steps))
+            if final is not None:
+                recorder.reward(final)
+        await recorder.close()
+
+    def close_agents(self) -> None:
+        """Close the endpoint, and leave threads of runs that have timed out behind."""
+        self._endpoint.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _step_scorer(self, task: Task) -> Callable[[Step], Awaitable[None]] | None:
+        score = self._scorer.step
+        return None if score is None else lambda step: score(task, step)
+
+    def _emit(self, tally: RunTally, prompt_hash: str, experiences: list[Experience]) -> None:
+        for experience in experiences:
+            self._pairs.add((experience.eid.tid, experience.eid.step, prompt_hash), experience.reward)
+            reward = tally.add(experience, prompt_hash)
+            if reward is not None:
+                self.status.num_scored += 1
+                self.status.reward_sum += reward
+                self._count_range(reward, reward)
+        self.status.without_ids.update(reasons_of(experiences))
+        self.status.num_candidates += len(experiences)
+        self.status.num_pairs = self._pairs.total
+        # a repeated run records the same ids again: skip those that the table has
+        self._writer.add(
+            [item for item in experiences if item.eid.uid not in self._known] if self._known else experiences
+        )
+
+    def _count_range(self, low: float | None, high: float | None) -> None:
+        status = self.status
+        if low is not None and high is not None:
+            status.reward_min = low if status.reward_min is None else min(status.reward_min, low)
+            status.reward_max = high if status.reward_max is None else max(status.reward_max, high)
+
+    def _finish_run(self, entry: Entry) -> None:
+        self._ledger.entries[entry.key] = entry
+        status = self.status
+        if entry.state == "done":
+            status.num_done += 1
+            status.num_silent += not entry.num_candidates
+        elif entry.kind is not None:
+            status.failures[entry.kind] = status.failures.get(entry.kind, 0) + 1
+        # only endpoint policies count retries
+        status.retries = getattr(self._policy, "retries", {})
+        self._left[entry.run] -= 1
+        if not self._left[entry.run]:
+            self._history.update({item.key: item for item in self._entries()})
+        if entry.state == "failed" and not self._config.collect.continue_on_collection_error:
+            raise CollectError(
+                f"task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}; "
+                "collect.continue_on_collection_error goes on after failures, --resume tries again"
+            )
+
+    def _entries(self) -> list[Entry]:
+        return [entry for key, entry in self._ledger.entries.items() if key in self._wanted]
+
+    def _take_stock(self) -> None:
+        """Restore the counters from the ledger, and load the ids that unfinished runs have recorded already."""
+        done = {entry.key: entry for entry in self._entries() if entry.state == "done"}
+        for entry in done.values():
+            self._left[entry.run] -= 1
+            self.status.num_candidates += entry.num_candidates
+            self.status.num_scored += entry.num_scored
+            self.status.reward_sum += entry.reward_sum
+            self._count_range(entry.reward_min, entry.reward_max)
+            self.status.without_ids.update(entry.without_ids)
+            self.status.num_silent += not entry.num_candidates
+        self.status.num_done = self.status.num_before = len(done)
+        # rows in the table: those of finished runs count towards pairs, those of others are skipped when recorded again
+        batch = self._config.collect.batch
+        tids = {EID(batch, task.id).tid: task.id for task in self._tasks}
+        columns = ["uid", "tid", "run", "step", "prompt_hash", "reward"]
+        for rows in self._table.scan(where=pl.col("batch") == str(batch), columns=[*columns]):
+            for uid, tid, run, step, prompt_hash, reward in zip(*rows.to_pydict().values(), strict=True):
+                if (tids.get(tid), run) in done:
+                    self._pairs.add((tid, step, prompt_hash), reward)
+                else:
+                    self._known.add(uid)
+        self.status.num_pairs = self._pairs.total
+
+    async def _watch_loop(self) -> None:
+        assert self._watch is not None
+        while True:
+            self.status.tokens_in_flight = int(getattr(self._policy, "tokens_in_flight", 0))
+            self._watch(self.status)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _close(self, problem: CollectError | None) -> None:
+        entries = {entry.key: entry for entry in self._entries()}
+        self._history.update(entries)
+        num_done = self.status.num_done
+        whole = num_done == self.status.num_runs
+        failed = problem is not None or num_done == 0
+        message = str(problem) if problem else f"{num_done} of {self.status.num_runs} runs done"
+        # stopped: some runs have no entry in the ledger
+        state = "failed" if failed else "completed" if len(entries) == self.status.num_runs else "stopped"
+        self._history.finish(status=state, message=message, num_groups=self._pairs.num_groups)
+        self._calls.close(all_done=whole)
+        self._table.close()
+        self._ledger.close()
+        self.status.tokens_in_flight = 0
+        if self._watch is not None:
+            self._watch(self.status)
+
+
+def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a call has to give."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return [item for item in parameters if item.kind in kinds and item.default is inspect.Parameter.empty]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', 'value')}:{getattr(function, '__qualname__', type(function).__name__)}"

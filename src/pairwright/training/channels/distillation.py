@@ -1,0 +1,219 @@
+"""The distillation channel: the student learns, in its own context, the distribution that the teacher has in another.
+
+    K  tokens of turns that are taught      V  vocabulary
+
+Student and teacher stand on different contexts, or are different models, and have the same completion; rows are
+aligned by index (tokens/teacher_sequences.py). Logits are made at those rows only, a few hundred at a time, and made
+again in the backward pass.
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pairwright.config.train_config import DistillConfig, TrainConfig
+from pairwright.ledger.trained import Held
+from pairwright.losses.distill import DistillLosses, distill_loss
+from pairwright.paths.model_folders import find_model
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import Tree, count_distinct, tree_of
+from pairwright.tokens.sequence import Origin
+from pairwright.tokens.teacher_sequences import Distillation
+from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.training.batch_schedule import Order
+from pairwright.training.channels.channel import Channel
+from pairwright.training.distill_data import DistillData
+from pairwright.training.metrics import Sums
+from pairwright.training.micro_batches import Limits
+from pairwright.training.model.load_model import trainable
+from pairwright.training.model.policy_model import Policy, follow, open_policy
+from pairwright.training.model.ranks import Ranks
+from pairwright.training.table_signals import DataError
+
+ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
+
+
+class DistillChannel(Channel):
+    name = "sdpo"
+    data: DistillData
+
+    def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Limits) -> None:
+        self.options, self._ema_rate = options, options.ema_rate
+        self.data, self.weight, self.order, self._limits = data, weight, order, limits
+        self.counts, self.notes = data.counts, [_describe(data, options)]
+        self._kind = options.teacher
+        self.teacher: Policy | None = None  # a second model, where `open_teacher` has one
+
+    def total(self, items: Array) -> float:
+        """Rows of the batch, by weight."""
+        return float(sum(_get_weights(self.data.items[item]).sum() for item in items))
+
+    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
+        chosen = [self.data.items[item] for item in items]
+        students, teachers = [_student_tree(item) for item in chosen], [_teacher_tree(item) for item in chosen]
+        teacher = policy if self.teacher is None else self.teacher
+
+        # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
+        def bare() -> Any:
+            is_adapter_off = self._kind == "initial" and self.teacher is None
+            return policy.without_adapter() if is_adapter_off else nullcontext()
+
+        # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
+        if self._kind == "same" and policy.can_share and _is_cheaper_together(students, teachers):
+            both_H, both, _, _ = policy.compute_hidden([*students, *teachers])
+            # Students come first; both halves have K rows.
+            student_KH, teacher_KH = both_H.chunk(2)
+            teacher_KH, target_K = teacher_KH.detach(), both[: len(student_KH)]
+        else:
+            student_KH, target_K, _, _ = policy.compute_hidden(students)
+            with torch.no_grad(), bare():
+                teacher_KH, _, _, _ = teacher.compute_hidden(teachers)
+        # (K,) log-probabilities recorded when the tokens were sampled, NaN where there are none.
+        recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
+        weights_K = torch.from_numpy(np.concatenate([_get_weights(item) for item in chosen])).to(policy.device)
+        sums = dict.fromkeys(("loss", "divergence", "clipped"), torch.zeros((), device=policy.device))
+        for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # once at least: all processes use the head
+            rows = slice(start, start + ROWS_AT_ONCE)
+            with torch.no_grad(), bare():
+                teacher_KV = teacher.logits(teacher_KH[rows])
+            # Logits (rows, V) are not kept: the backward pass computes them again.
+            known = target_K[rows], recorded_K[rows], weights_K[rows]
+            losses: DistillLosses = checkpoint(
+                self._rows, policy, student_KH[rows], teacher_KV, *known, use_reentrant=False
+            )
+            sums["loss"] = sums["loss"] + losses.loss_K.sum()
+            sums["divergence"] = sums["divergence"] + losses.divergence_K.sum()
+            sums["clipped"] = sums["clipped"] + losses.num_clipped
+        num = float(len(target_K))
+        tokens = sum(tree.num_tokens for tree in (*students, *teachers))
+        measured: Sums = {
+            "sdpo/divergence": (float(sums["divergence"]), num),
+            "sdpo/clipped": (float(sums["clipped"]), num),
+            "num_tokens": (float(tokens), 0.0),
+            "trained_tokens": (num, 0.0),
+        }
+        return sums["loss"] / max(total, 1e-12), measured
+
+    def after_update(self, policy: Policy, num_updates: int) -> None:
+        if self.teacher is not None:
+            self.teacher.settle()
+        if self._kind == "ema" and self.teacher is not None:
+            follow(self.teacher, policy, self._ema_rate)
+
+    def followers(self) -> dict[str, Any]:
+        """The weights of a teacher that follows the policy."""
+        if self._kind != "ema" or self.teacher is None:
+            return {}
+        return {f"teacher.{name}": tensor for name, tensor in trainable(self.teacher.model).items()}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.items)
+
+    def list_held(self, item: int) -> list[Held]:
+        one = self.data.items[item]
+        return [Held(self.data.ids[item], "", one.student.ids, one.student_mask, one.student.message_index)]
+
+    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
+        return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
+
+    def teacher_trees(self, items: Array) -> list[Tree]:
+        return [_teacher_tree(self.data.items[item]) for item in items]
+
+    def item_weights(self, items: Array) -> Array:
+        return np.ones(len(items), np.float32)
+
+    def trees_in_memory(self, item: int) -> list[Tree]:
+        return [_student_tree(self.data.items[item]), _teacher_tree(self.data.items[item])]
+
+    def _rows(
+        self,
+        policy: Policy,
+        student_KH: Tensor,
+        teacher_KV: Tensor,
+        target_K: Tensor,
+        recorded_K: Tensor,
+        weights_K: Tensor,
+    ) -> DistillLosses:
+        # Models of one vocabulary may have more rows of embeddings than tokens, and not the same number of them.
+        student_KV = policy.logits(student_KH)
+        size = min(student_KV.shape[-1], teacher_KV.shape[-1])
+        return distill_loss(
+            student_KV[:, :size],
+            teacher_KV[:, :size],
+            self.options,
+            targets_K=target_K,
+            old_logps_K=recorded_K,
+            weights_K=weights_K,
+        )
+
+
+OWN_TEACHERS = ("initial", "same", "ema")
+
+
+def _describe(data: DistillData, options: DistillConfig) -> str:
+    what = "hinted turns" if "hints" in options.context else "sequences"
+    reads = f", which reads {' and '.join(options.context)}" if options.context else ""
+    return f"sdpo: {len(data.items)} {what}, teacher {options.teacher}{reads}"
+
+
+def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Ranks) -> Policy | None:
+    """A second model where the teacher is not the policy's own weights: none where the adapter can be switched off."""
+    kind, is_adapter = settings.sdpo.teacher, policy.model is not policy.plain
+    if kind == "same" or (kind == "initial" and is_adapter):
+        return None
+    # Any other word is the folder or the Hub id of a model.
+    folder = model if kind in OWN_TEACHERS else find_model(kind)
+    if folder is not model:
+        _check_same_tokens(model, folder)
+    teacher = open_policy(folder, settings, ranks, is_trained=kind == "ema")
+    teacher.model.eval()
+    if kind == "ema":
+        follow(teacher, policy, 1.0)  # adapters begin at random: at the policy's own
+    return teacher
+
+
+def _check_same_tokens(model: Path, teacher: Path) -> None:
+    """A distribution over other tokens cannot be compared."""
+    ours, theirs = (ChatTokenizer.from_folder(folder).backend.get_vocab() for folder in (model, teacher))
+    if ours != theirs:
+        # One token that only one of them has, or that has two numbers.
+        differ = sorted(ours.items() ^ theirs.items())[:1]
+        example = f"{differ[0][0]!r} is {ours.get(differ[0][0])} and {theirs.get(differ[0][0])}"
+        raise DataError(
+            f"train.sdpo.teacher: {teacher} has other tokens than {model} ({example}): "
+            "a teacher needs the vocabulary of the student"
+        )
+
+
+def _is_cheaper_together(students: list[Tree], teachers: list[Tree]) -> bool:
+    """Whether one pass over both costs less than two: what they share, up to the hints, is computed once, but the
+    backward pass, about as much as two forward passes, goes over the teacher's tokens, too."""
+    alone, others = count_distinct(students), count_distinct(teachers)
+    # In forward passes: 3 a token with gradients, 1 without.
+    return 3 * count_distinct([*students, *teachers]) < 3 * alone + others
+
+
+def _student_tree(item: Distillation) -> Tree:
+    return tree_of(item.student.ids, item.student_mask, (Origin(item.student.report.uid, tuple(item.targets)),))
+
+
+def _teacher_tree(item: Distillation) -> Tree:
+    return tree_of(item.teacher.ids, item.teacher_mask)
+
+
+def _get_logps(item: Distillation) -> Array:
+    if item.student.logprobs is None:
+        return np.full(len(item.student_index), np.nan, np.float32)
+    return item.student.logprobs[item.student_index].astype(np.float32)
+
+
+def _get_weights(item: Distillation) -> Array:
+    if item.student.weights is None:
+        return np.ones(len(item.student_index), np.float32)
+    return item.student.weights[item.student_index]

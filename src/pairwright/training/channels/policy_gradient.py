@@ -1,0 +1,177 @@
+"""The policy channel: scored runs, trained by how much better each was than the others of its group.
+
+Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
+are counted and never drawn. Where tokens have recorded advantages, or rewards of their own, these take the place of the
+run's (token_signals.py). Where a run has recorded log-probabilities the ratio is to them; else it is 1, and a note
+says how many.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairwright.config.train_config import PolicyConfig
+from pairwright.errors import PairwrightError
+from pairwright.ledger.trained import Held
+from pairwright.losses.advantages import group_advantages
+from pairwright.losses.policy import PolicyTokens, policy_loss
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import Tree
+from pairwright.training.batch_schedule import Order
+from pairwright.training.channels.channel import Channel
+from pairwright.training.channels.likelihood import weigh_tokens
+from pairwright.training.data import PolicyData
+from pairwright.training.metrics import Sums
+from pairwright.training.micro_batches import Limits
+from pairwright.training.model.policy_model import Policy
+from pairwright.training.run_dir import Signals
+
+
+class PolicyChannel(Channel):
+    name = "grpo"
+    data: PolicyData
+
+    def __init__(
+        self,
+        data: PolicyData,
+        options: PolicyConfig,
+        weight: float,
+        order: Callable[[Array], Order],
+        limits: Limits,
+        *,
+        run_weight: str = "sequence",
+    ) -> None:
+        self.options = options
+        self.data, self.weight, self._limits = data, weight, limits
+        self._weights = data.weigh(run_weight)
+        # Over all runs of the data: the runs of a group may be in different batches. By "run", a run of several
+        # sequences has one reward in its group: that of its first sequence, and `parts` leads from sequences to runs.
+        firsts = parts = np.arange(len(data.ids))
+        if run_weight == "run":
+            _, firsts, parts = np.unique(data.ids, return_index=True, return_inverse=True)
+        grouped = group_advantages(
+            torch.from_numpy(data.rewards[firsts]), torch.from_numpy(data.groups[firsts]), kind=options.advantage
+        )
+        self._advantages = grouped.values_S.numpy()[parts]
+        self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
+        # Runs to train on: those of groups with spread, or with an advantage of their own at a trained token.
+        is_active = grouped.is_active_S.numpy()[parts]
+        for item in self._by_token:
+            trained = self._advantage(item)
+            is_active[item] = trained.any()
+            self._advantages[item] = trained.mean() if len(trained) else 0.0
+        active = np.flatnonzero(is_active)
+        self._active = set(active.tolist())  # for `list_held`, which asks item by item
+        if not len(active):
+            problem = f"{grouped.num_groups} groups, and in none do the rewards differ"
+            raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
+        self.order = order(active)
+        self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
+        if self._by_token:
+            self.counts["runs_by_token"] = len(self._by_token)
+        # Runs with rewards of their tokens that do not count, since others of their group have none.
+        left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
+        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for the rewards of their tokens, which do not count
+        for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
+            if num:
+                self.counts[name] = self.counts.get(name, 0) + num
+        missing = sum(data.sequences[int(item)].logprobs is None for item in active)
+        note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
+        self.notes = [note] if missing else []
+
+    @property
+    def needs_reference(self) -> bool:
+        # Truncated importance sampling takes the initial policy, which the reference then is, as the old one.
+        return self.options.kl_weight > 0 or self.options.max_sampling_ratio is not None
+
+    def reference_trees(self) -> list[Any]:
+        # `item=item` binds the item of this iteration.
+        return [(int(self.data.lengths[item]), lambda item=item: self.data.tree(item)) for item in self.order.items]
+
+    def total(self, items: Array) -> float:
+        """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
+        # Trained tokens of each sequence, by weight.
+        counts = np.array([self.data.num_counted(item) for item in items])
+        weights = self._weights[items]
+        if self.options.aggregation == "token":
+            return float((weights * counts).sum())
+        scale = self.options.constant_length if self.options.aggregation == "constant" else 1
+        return float((weights * (counts > 0)).sum() * scale)
+
+    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
+        trees = [self.data.tree(item) for item in items]
+        scored = policy.score(trees)
+        reference_N = None
+        if self.reference is not None:
+            reference_N = torch.from_numpy(self.reference.of(trees)).to(policy.device)
+        recorded_N = torch.from_numpy(np.concatenate([self._get_logps(item) for item in items])).to(policy.device)
+        is_truncated = self.options.max_sampling_ratio is not None
+        tokens = PolicyTokens(
+            logps_N=scored.logps_N,
+            advantages_N=torch.from_numpy(np.concatenate([self._advantage(item) for item in items])).to(policy.device),
+            sequence_N=scored.branch_N,
+            num_sequences=scored.num_branches,
+            old_logps_N=reference_N if is_truncated else recorded_N,
+            sampling_logps_N=recorded_N if is_truncated else None,
+            ref_logps_N=reference_N if self.options.kl_weight else None,
+            weights_S=torch.from_numpy(self._weights[items]).to(policy.device),
+            weights_N=weigh_tokens(self.data, items, policy),
+        )
+        losses = policy_loss(tokens, self.options)
+        num, rewards = float(losses.num_tokens), self.data.rewards[items]
+        sums: Sums = {
+            "grpo/ratio": (float(losses.ratio_sum), num),
+            "grpo/clipped": (float(losses.num_clipped_low + losses.num_clipped_high), num),
+            "grpo/unrecorded": (float(losses.num_unrecorded), num),
+            "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
+            # NaN where a run is trained by the rewards of its tokens and has none itself.
+            "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
+            "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
+            "trained_tokens": (float(len(scored.logps_N)), 0.0),
+        }
+        if is_truncated:
+            sums["grpo/truncated"] = (float(losses.num_truncated), num)
+        if self.options.kl_weight:
+            sums["grpo/kl"] = (float(losses.kl_sum), num)
+        return losses.total / max(total, 1e-12), sums
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.ids)
+
+    def list_held(self, item: int) -> list[Held]:
+        sequence, unused = self.data.sequences[item], None
+        if item not in self._active:
+            is_scored = bool(np.isfinite(self.data.rewards[item]))
+            unused = "no advantage: equal rewards" if is_scored else "unscored"
+        arrays, left_out = (sequence.ids, sequence.mask, sequence.message_index), sequence.report.not_selected
+        return [Held(self.data.ids[item], "", *arrays, unused, left_out)]
+
+    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
+        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
+
+    def item_weights(self, items: Array) -> Array:
+        return self._weights[items]
+
+    def signals(self, item: int) -> Signals:
+        return {"logprobs": self._get_logps(item), "advantages": self._advantage(item)}
+
+    def _advantage(self, item: int) -> Array:
+        """The advantage of each trained token of the run."""
+        tree = self.data.tree(item)
+        mask = tree.masks[0]
+        if item in self._by_token:
+            return self._by_token[item][len(tree.prompt) :][mask]
+        return np.full(int(mask.sum()), self._advantages[item], np.float32)
+
+    def _get_logps(self, item: int) -> Array:
+        """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
+        # Arrays are of the whole sequence; the tree's mask is of what follows its prompt.
+        tree, known = self.data.tree(item), self.data.sequences[item].logprobs
+        mask = tree.masks[0]
+        if known is None:
+            return np.full(int(mask.sum()), np.nan, np.float32)
+        return known[len(tree.prompt) :][mask].astype(np.float32)

@@ -1,0 +1,160 @@
+"""Checkpoints: everything that a run needs to resume as if it had not stopped.
+
+    checkpoints/step-00000040/   weights.safetensors     what is trained, and a teacher that follows it
+                                 optimizer.safetensors   the optimizer's tensors, and the random state
+                                 state.json              step, counts, best metric, fingerprint, checksums
+
+Invariant: a folder with this name is complete. It is written under a hidden name, synced, and renamed; if that fails,
+the ones before are as they were. No pickle: tensors are safetensors, the rest is JSON. Tensors are whole: a run in
+shards and one without, or with another number of processes, resume from each other's.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from safetensors import safe_open
+
+from pairwright.errors import PairwrightError
+from pairwright.paths import write_atomic
+from pairwright.training.model.sharded_tensors import like, put, write_tensors
+
+
+class CheckpointError(PairwrightError):
+    """A checkpoint that cannot be written, or does not fit the run."""
+
+
+class State(msgspec.Struct, kw_only=True):
+    """Where a run is; updated by the loop, saved with each checkpoint."""
+
+    step: int = 0
+    num_tokens: int = 0
+    trained_tokens: dict[str, int] = {}
+    best_metric: float | None = None
+    best_step: int | None = None
+    num_bad_validations: int = 0
+    metrics: dict[int, float] = {}  # step -> value of the metric when it was validated
+    fingerprint: str = ""
+    checksums: dict[str, str] = {}
+
+
+def join_checkpoint(weights: dict[str, Any], optimizer: Any) -> None:
+    """What the processes that do not write do while `save_checkpoint` runs in the first: hand over their shards."""
+    # The same gathers in the same order as in the first process: each of them is a collective.
+    write_tensors(Path(), weights, is_writer=False)
+    write_tensors(Path(), _flat(optimizer.state_dict())[0], is_writer=False)
+
+
+def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
+    """Write the checkpoint of a step; returns its folder."""
+    place = folder / f"step-{state.step:08}"
+    try:
+        with write_atomic(place) as temporary:
+            temporary.mkdir()
+            write_tensors(temporary / "weights.safetensors", weights)
+            tensors, others = _flat(optimizer.state_dict())
+            tensors |= {f"random.{name}": value for name, value in _random_state().items()}
+            # safetensors holds tensors only: the rest of the optimizer's state is JSON in the file's metadata.
+            metadata = {"others": msgspec.json.encode(others).decode()}
+            write_tensors(temporary / "optimizer.safetensors", tensors, metadata=metadata)
+            # state.json is written last, with the checksums of all other files.
+            sums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+            saved = msgspec.structs.replace(state, checksums=sums)
+            (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(
+            f"{place}: {reason}: the checkpoint was not saved; those before it are intact. "
+            "Make room, then go on with --resume"
+        ) from error
+    return place
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    # Step numbers are padded with zeros: the order of names is the order of steps.
+    return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
+
+
+def read_state(place: Path) -> State:
+    """The state of a checkpoint, after its files were checked against their checksums."""
+    try:
+        state = msgspec.json.decode((place / "state.json").read_bytes(), type=State)
+        bad = [name for name, checksum in state.checksums.items() if _checksum(place / name) != checksum]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{place}: cannot be read: {error}. {_way_out(place)}") from error
+    if bad:
+        raise CheckpointError(f"{place / bad[0]}: damaged: its checksum is another. {_way_out(place)}")
+    return state
+
+
+def load_weights(place: Path, weights: dict[str, Any]) -> None:
+    """Copy a checkpoint's weights into the tensors of the same names."""
+    with safe_open(place / "weights.safetensors", framework="pt") as file:
+        names = set(file.keys())
+        if names != weights.keys():
+            raise CheckpointError(f"{place}: holds {len(names)} weights that are not those of this model")
+        for name, tensor in weights.items():
+            put(file.get_tensor(name), tensor)
+
+
+def load_optimizer(place: Path, optimizer: Any) -> None:
+    """Restore the optimizer and the random state."""
+    with safe_open(place / "optimizer.safetensors", framework="pt") as file:
+        others = msgspec.json.decode(file.metadata()["others"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    # Random state of the CPU and of each GPU, so that dropout continues as well.
+    torch.set_rng_state(tensors.pop("random.cpu"))
+    for name in [name for name in tensors if name.startswith("random.cuda.")]:
+        torch.cuda.set_rng_state(tensors.pop(name), int(name.rsplit(".", 1)[1]))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # Names are "<number of the parameter>.<name of the state>", in the order of the optimizer's groups.
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in [*tensors.items(), *others["state"].items()]:
+        number, key = name.split(".", 1)
+        value = like(value, parameters[int(number)]) if isinstance(value, torch.Tensor) else value
+        state.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": others["param_groups"]})
+
+
+def remove_old(folder: Path, *, keep: set[int]) -> None:
+    """Remove checkpoints, but those of these steps and the newest."""
+    # The newest always stays, since a run resumes from it.
+    for place in checkpoints(folder)[:-1]:
+        if int(place.name.split("-")[1]) not in keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An optimizer's state as tensors by `parameter.name`, and the rest as JSON values."""
+    tensors: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{number}.{name}"] = value
+            else:
+                others[f"{number}.{name}"] = value
+    return tensors, {"state": others, "param_groups": state["param_groups"]}
+
+
+def _random_state() -> dict[str, Any]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{number}": value for number, value in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):  # 4 MiB at a time
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _way_out(place: Path) -> str:
+    return f"Remove {place.name} and resume from the one before it, or start anew with another -o"

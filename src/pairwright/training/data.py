@@ -1,0 +1,400 @@
+"""What is trained on: encoded pairs and scored sequences, each with what its loss needs. Tokens lie in mapped files.
+
+Nothing is left out silently: what was refused by the tokens stage, or is unscored, is in `counts`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from pairwright.config.sections import TokensConfig
+from pairwright.config.train_config import PolicyConfig
+from pairwright.ledger.trained import Held
+from pairwright.pairs.curriculum import Curriculum, read_curriculum
+from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
+from pairwright.paths import Place
+from pairwright.records.arrays import Array
+from pairwright.records.messages import content_hash
+from pairwright.store.conditions import parse_where
+from pairwright.store.table import Table
+from pairwright.tokens.batch.collate import Tree, as_tree
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
+from pairwright.tokens.stage.stage import encode_into, read_encoded
+from pairwright.training.table_signals import DataError, read_token_signals
+from pairwright.training.token_signals import TokenSignals
+
+Show = Callable[[int, int], None]
+NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
+FILTERED = "filtered by --where"  # rows for which `train.where` does not hold
+# Field of a sequence's report -> its name in `counts`.
+LOSSES = {
+    "dropped": "with_dropped_content",
+    "prompt_dropped": "with_dropped_prompt_content",
+    "images": "with_images_left_out",
+    "left_out": "with_turns_left_out",
+    "added_tokens": "with_added_tokens",
+    "declared": "with_declared_turns",
+}
+# Values recorded with a run that training does not use, and how to use them where one can.
+UNUSED = {
+    "teacher_logprobs": ": train.grpo.teacher_weight distils from them, where logprobs are recorded, too",
+    "returns": "",
+    "custom_fields": "",
+}
+
+
+Looked = tuple[Tree, Array | None]  # a tree, and the weights of its trained tokens
+
+
+def find_weights(sequences: Items[Sequence], start: int) -> Array | None:
+    """The weights of the trained tokens from `start` on, end to end; None where no sequence has some."""
+    if all(sequence.weights is None for sequence in sequences):
+        return None
+    return np.concatenate(
+        [
+            np.ones(int(sequence.mask[start:].sum()), np.float32)
+            if sequence.weights is None
+            else sequence.weights[start:][sequence.mask[start:]]
+            for sequence in sequences
+        ]
+    )
+
+
+def join_weights(weights: Items[Array | None], counts: Items[int]) -> torch.Tensor | None:
+    """Weights of the trained tokens of several items, of which each has so many; None where no item has some."""
+    if all(one is None for one in weights):
+        return None
+    # Items without weights count as if all of theirs were 1.
+    filled = [np.ones(num, np.float32) if one is None else one for one, num in zip(weights, counts, strict=True)]
+    return torch.from_numpy(np.concatenate(filled))
+
+
+@dataclass(frozen=True)
+class PairData:
+    """Encoded pairs with their weights and gaps; `train` and `validation` are positions."""
+
+    pairs: CachedPairs
+    weights: Array
+    gaps: Array
+    train: Array
+    validation: Array
+    counts: dict[str, int]
+    refusals: dict[str, str] = field(default_factory=dict)
+    curriculum: Curriculum | None = None
+    tasks: Array | None = None  # the number of each pair's task
+    _recent: dict[int, Looked] = field(default_factory=dict)
+
+    @cached_property
+    def _outside(self) -> set[int]:
+        # Neither trained nor held out: `where` excluded them.
+        return set(range(len(self.pairs))).difference(self.train.tolist(), self.validation.tolist())
+
+    def tree(self, position: int) -> Tree:
+        """The pair at a position."""
+        return self._look(position)[0]
+
+    def token_weights(self, position: int) -> Array | None:
+        """How much each trained token counts, first those of the chosen side; None where all count alike."""
+        return self._look(position)[1]
+
+    def _look(self, position: int) -> Looked:
+        # What an update has looked at is kept for its next looks.
+        if position not in self._recent:
+            if len(self._recent) >= NUM_RECENT:
+                self._recent.clear()
+            pair = self.pairs[position]
+            weights = find_weights([pair.chosen, pair.rejected], pair.prompt_length)
+            self._recent[position] = as_tree(pair), weights
+        return self._recent[position]
+
+    def list_held(self, position: int) -> list[Held]:
+        """Both sides, for the ledger."""
+        pair, name = self.pairs[position], self.pairs.ids[position]
+        unused = None if self.weights[position] > 0 else "the pair has weight 0"
+        unused = FILTERED if position in self._outside else unused
+        sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
+        return [
+            Held(name, side, one.ids, one.mask, one.message_index, unused, one.report.not_selected)
+            for side, one in sides
+        ]
+
+    def is_full(self, position: int) -> bool:
+        """Whether something that counts is trained on both sides."""
+        tree, weights = self._look(position)
+        counts = [int(mask.sum()) for mask in tree.masks]
+        if weights is None or not all(counts):
+            return all(counts)
+        return bool(weights[: counts[0]].any() and weights[counts[0] :].any())
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
+        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
+
+    def num_tokens(self, position: int) -> int:
+        """Tokens of the pair's row when its prompt is shared."""
+        return int(self.pairs.lengths[position].sum() - self.pairs.prompt_lengths[position])
+
+
+@dataclass(frozen=True)
+class PolicyData:
+    """Runs of an experience table: sequences with reward and group. Unscored ones only where they are asked for.
+
+    `signals` is what was recorded for single tokens.
+    """
+
+    ids: list[str]
+    sequences: Items[Sequence]
+    lengths: Array  # (N,) tokens of each
+    rewards: Array
+    groups: Array
+    counts: dict[str, int]
+    refusals: dict[str, str] = field(default_factory=dict)
+    signals: TokenSignals = field(default_factory=TokenSignals)
+    curriculum: Curriculum | None = None
+    _recent: dict[int, Looked] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> str:
+        """What became of runs that are not here, before any word about those that are; empty where there are none."""
+        reasons = {FILTERED, Reason.EXCLUDED.value, "unscored"}
+        counts = {name: num for name, num in self.counts.items() if name.startswith("refused: ") or name in reasons}
+        num_runs = len(set(self.ids))
+        if not any(counts.values()):
+            return ""
+        return f"{sum(counts.values())} runs were left out ({list_reasons(counts)}); of the {num_runs} others, "
+
+    def tree(self, position: int) -> Tree:
+        """The run at a position."""
+        return self._look(position)[0]
+
+    def token_weights(self, position: int) -> Array | None:
+        """How much each trained token counts; None where all count alike."""
+        return self._look(position)[1]
+
+    def num_counted(self, position: int) -> float:
+        """Trained tokens, each by its weight."""
+        tree, weights = self._look(position)
+        return float(tree.masks[0].sum() if weights is None else weights.sum())
+
+    def _look(self, position: int) -> Looked:
+        # What an update has looked at is kept for its next looks.
+        if position not in self._recent:
+            if len(self._recent) >= NUM_RECENT:
+                self._recent.clear()
+            sequence = self.sequences[position]
+            tree = as_tree(sequence)
+            self._recent[position] = tree, find_weights([sequence], len(tree.prompt))
+        return self._recent[position]
+
+    def weigh(self, by: str) -> Array:
+        """The weight (N,) of each sequence: 1, or by "run" its share of the run that it is a part of."""
+        num_parts = Counter(self.ids if by == "run" else ())
+        return np.array([1 / num_parts.get(uid, 1) for uid in self.ids], np.float32)
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [self.ids, self.lengths.tolist(), self.rewards.tolist(), self.signals.fingerprint]
+        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
+
+
+class _Chosen(Items[Sequence]):
+    """Some of the sequences of a folder, read from its mapped file when they are asked for."""
+
+    def __init__(self, cached: CachedSequences, places: list[int]) -> None:
+        self._cached, self._places = cached, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._cached[self._places[position]]
+
+
+def load_pairs(
+    source: Path, tokens: Path, options: TokensConfig, show: Show, *, where: str | None = None, is_encoded: bool = False
+) -> PairData:
+    """Encode the pairs of a table (what is cached is not encoded again) and read those for which `where` holds.
+
+    What `is_encoded` already is read as it is, or refused: nothing is encoded.
+    """
+    manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
+    pairs = read_pairs(tokens)
+    path = source / FILE_NAME if source.is_dir() else source
+    # One row for each pair id, joined in the order of the cache; `row` is the place in the table.
+    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage", "tid"]).with_row_index(
+        "row"
+    )
+    narrow = narrow.unique("id", keep="first")
+    rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
+        narrow, on="id", how="left", maintain_order="left"
+    )
+    # (N,) over the encoded pairs: held out for validation, and wanted by `where`.
+    held = (rows["split"] == "validation").to_numpy()
+    counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
+    wanted = match_pairs(source, where, pairs.ids)
+    if where is not None:
+        counts[FILTERED] = int((~wanted).sum())
+    if not (wanted & ~held).any():
+        why = list_reasons(counts)
+        way_out = f"see pairwright tokens check --tokenizer {options.tokenizer}"
+        if not why:
+            why = "all are in the validation split" if len(pairs.ids) else "the table is empty"
+            way_out = f"build them again with other options: {source}/funnel.json says what became of the candidates"
+        raise DataError(f"{source}: no pair to train on ({why}); {way_out}")
+    in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # of the table, whatever the cache's order is
+    return PairData(
+        pairs=pairs,
+        weights=rows["weight"].to_numpy().astype(np.float32),
+        gaps=rows["gap"].to_numpy().astype(np.float32),
+        train=in_order[(wanted & ~held)[in_order]],
+        validation=in_order[(wanted & held)[in_order]],
+        counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
+        refusals=read_refusals(tokens),
+        curriculum=read_curriculum(source, rows["curriculum_stage"]),
+        tasks=rows["tid"].rank("dense").to_numpy(),
+    )
+
+
+def load_policy_data(
+    source: Path,
+    tokens: Path,
+    options: TokensConfig,
+    show: Show,
+    *,
+    scored: bool = True,
+    where: str | None = None,
+    is_encoded: bool = False,
+    policy: PolicyConfig | None = None,
+) -> PolicyData:
+    """The experiences of a table as sequences, with their groups: same task, step and prompt."""
+    manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
+    table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
+    rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
+    for batch in table.scan(columns=columns):
+        for row in batch.to_pylist():
+            rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
+    counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
+    left_out = find_left_out(table, where)
+    counts.update(left_out.values())
+    cached = CachedSequences(tokens)  # those with a side belong to preferences
+    encoded = [(place, uid) for place, uid in enumerate(cached.ids) if uid not in left_out]
+    signals = TokenSignals()
+    if scored:
+        last = {uid: place for place, uid in encoded}
+        signals = read_token_signals(
+            table, _Chosen(cached, list(range(len(cached)))), last, policy or PolicyConfig(), tokens
+        )
+    places, values, groups = [], [], []
+    number_of: dict[str, int] = {}  # groups are numbered as they come
+    for place, uid in encoded:
+        group, reward = rewards[uid]
+        if reward is None and not signals.has(uid):
+            counts["unscored"] += 1
+            if scored:
+                continue
+        places.append(place)
+        values.append(np.nan if reward is None else reward)
+        groups.append(number_of.setdefault(group, len(number_of)))
+    if not places:
+        what = "scored run" if scored else "run"
+        raise DataError(
+            f"{source}: no {what} to train on ({list_reasons(counts) or 'the table is empty'}); see pairwright tokens "
+            f"check --tokenizer {options.tokenizer}"
+        )
+    return PolicyData(
+        ids=[cached.ids[place] for place in places],
+        sequences=_Chosen(cached, places),
+        lengths=cached.lengths[places],
+        rewards=np.array(values, np.float32),
+        groups=np.array(groups, np.int64),
+        counts={**counts, **signals.counts, **_losses(manifest)},
+        refusals=read_refusals(tokens),
+        signals=signals,
+    )
+
+
+def list_reasons(counts: Mapping[str, int]) -> str:
+    """Reasons with their counts, for a message; those that refused nothing are left out."""
+    return ", ".join(f"{count} × {reason}" for reason, count in counts.items() if count)
+
+
+def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is_encoded: bool) -> dict[str, Any]:
+    """The manifest of the sequences of a table, which are encoded unless they are already."""
+    if is_encoded:
+        return read_encoded(source, tokens, options)
+    manifest = encode_into(source, tokens, options, progress=show)
+    stop_for_inputs(source, manifest["refused"])
+    return manifest
+
+
+def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:
+    """Recorded inputs beside the tokens are half of what the model was given: no channel uses them, so none trains."""
+    if num := refused.get("multi_modal_inputs"):
+        raise DataError(
+            f"{source}: {num:,} records have multi_modal_inputs, which no channel uses: train on the tokens alone with "
+            "tokens.allow_images (--allow-images), or leave the records out with --where"
+        )
+
+
+def _losses(manifest: dict[str, Any]) -> dict[str, int]:
+    """Sequences that lack something, by what they lack."""
+    return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
+
+
+def find_stages(source: Path, ids: list[str], conditions: Items[str], epochs: int, *, has_pairs: bool) -> Curriculum:
+    """The curriculum of conditions: the stage of each id is the first condition that holds for its row."""
+    match = match_pairs if has_pairs else _match_runs
+    # From the last condition to the first, so that the first one that holds stays.
+    stages = np.full(len(ids), len(conditions))
+    for number in reversed(range(len(conditions))):
+        condition = conditions[number]
+        # "true" names no column, which a condition has to.
+        is_met = slice(None) if condition == "true" else match(source, condition, ids, option="train.stages")
+        stages[is_met] = number
+    if num_outside := int((stages == len(conditions)).sum()):
+        raise DataError(
+            f"train.stages: {num_outside:,} of {len(ids):,} rows of {source} meet none of the conditions: add a "
+            "last one that all meet, such as 'true', or leave them out with train.where"
+        )
+    return Curriculum("stages", stages, epochs)
+
+
+def _match_runs(source: Path, where: str, ids: list[str], *, option: str) -> Array:
+    condition = parse_where(where, option=option)
+    wanted = {uid for batch in Table(source, create=False).scan(condition, ["uid"]) for uid in batch[0].to_pylist()}
+    return np.array([uid in wanted for uid in ids], np.bool_)
+
+
+def match_pairs(source: Path, where: str | None, ids: list[str], *, option: str = "train.where") -> Array:
+    """For each of the ids of a pairs table, whether the condition holds for its first row."""
+    if where is None:
+        return np.ones(len(ids), np.bool_)
+    condition = parse_where(where, PAIR_SCHEMA, option=option)
+    path = source / FILE_NAME if source.is_dir() else source
+    # Only the columns that the condition names are read.
+    columns = list(dict.fromkeys(["id", *condition.meta.root_names()]))
+    rows = pl.read_parquet(path, columns=columns).unique("id", keep="first", maintain_order=True)
+    wanted = set(rows.filter(condition)["id"])
+    return np.array([name in wanted for name in ids], np.bool_)
+
+
+def find_left_out(table: Table, where: str | None) -> dict[str, str]:
+    """The ids of the experiences that a person has excluded or that the condition leaves out, with the reason."""
+    check_exclusions([table])
+    left_out: dict[str, str] = {}
+    if where is not None:
+        condition = parse_where(where, option="train.where").not_()
+        left_out = {uid: FILTERED for batch in table.scan(condition, ["uid"]) for uid in batch.column(0).to_pylist()}
+    return left_out | dict.fromkeys(read_exclusions(table.path), Reason.EXCLUDED.value)

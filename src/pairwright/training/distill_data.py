@@ -1,0 +1,238 @@
+"""What a teacher is asked about: turns or runs of a table, as the student read them and as the teacher does.
+
+    hints                the turns after an error, with a hint before them (tokens/hints.py)
+    sibling, feedback    whole runs, with a run of the same group that succeeded, and what the environment said
+    nothing              whole runs as they are, for a teacher that is another model
+
+What the teacher reads more is text at the end of a message, rendered by the chat template as any other. Sequences lie
+in a mapped file, as those of pairs do. Nothing is left out silently: `counts` has everything that is not taught.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from pairwright.config.sections import TokensConfig
+from pairwright.config.train_config import DistillConfig
+from pairwright.pairs.curriculum import Curriculum
+from pairwright.paths import write_json
+from pairwright.records.arrays import Array
+from pairwright.records.messages import Json, content_hash
+from pairwright.store.table import Table
+from pairwright.tokens.encode_options import EncodeOptions
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
+from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
+from pairwright.tokens.tokenizer import load_tokenizer
+from pairwright.training.data import LOSSES, PolicyData, Show, find_left_out, list_reasons, stop_for_inputs
+from pairwright.training.table_signals import DataError
+from pairwright.training.teacher_context import HintAids, RunAids
+
+MANIFEST = "taught.json"
+NUM_AT_ONCE = 1024  # runs that are in memory while they are encoded
+SIDES = ("student", "teacher")
+
+
+class Taught(Protocol):
+    """Items by position, made when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, position: int) -> Distillation: ...
+
+
+@dataclass(frozen=True)
+class DistillData:
+    """The student's sequences, the teacher's, and which tokens are the same."""
+
+    ids: list[str]
+    items: Taught
+    num_tokens: Array  # (N,) of both sides together
+    counts: dict[str, int]
+    refusals: dict[str, str] = field(default_factory=dict)
+    curriculum: Curriculum | None = None
+
+    def token_weights(self, position: int) -> Array | None:
+        """How much each taught token counts; None where all count alike."""
+        item = self.items[position]
+        return None if item.student.weights is None else item.student.weights[item.student_index]
+
+    @property
+    def fingerprint(self) -> str:
+        stages = [] if self.curriculum is None else [self.curriculum.as_json()]
+        return content_hash(self.ids, self.num_tokens.tolist(), *stages)
+
+
+def load_distill_data(
+    source: Path,
+    output: Path,
+    options: TokensConfig,
+    settings: DistillConfig,
+    show: Show,
+    *,
+    where: str | None = None,
+    is_ready: bool = False,
+) -> DistillData:
+    """Encode what is taught of a table into a folder, and read it from there.
+
+    Where it `is_ready`, since another process has just written it for the same table and options, it is only read.
+    """
+    if options.tools_as_text != "off":
+        raise DataError("tokens.tools_as_text: hints are not written into such text: leave out the channel sdpo")
+    table = Table(source, create=False)
+    # What the sequences depend on, but for the user's own hint function and the judge: these run again each time.
+    key = content_hash(
+        options.content(),
+        options.tokenizer,
+        settings.model_dump(mode="json"),
+        where,
+        sorted(table.segments()),
+        table.count(),
+    )
+    if not (is_ready and _read_manifest(output).get("key") == key):
+        _encode(table, output, options, settings, show, where=where, key=key)
+    manifest = _read_manifest(output)
+    if not manifest["num_items"]:
+        what = "error turn with a hint and a recovery" if "hints" in settings.context else "run with something to read"
+        raise DataError(f"{source}: no {what} to distil ({list_reasons(manifest['counts'])})")
+    items = _Mapped(output)
+    return DistillData(items.ids, items, items.num_tokens, manifest["counts"], manifest["refusals"])
+
+
+def distill_runs(runs: PolicyData) -> DistillData:
+    """Runs whose teacher reads what the student read."""
+    items = _Same(runs.sequences)
+    # Twice the length: both sides are computed, although they are one sequence.
+    return DistillData(runs.ids, items, 2 * runs.lengths, runs.counts, runs.refusals)
+
+
+class _Same:
+    def __init__(self, sequences: Items[Sequence]) -> None:
+        self._sequences = sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __getitem__(self, position: int) -> Distillation:
+        sequence = self._sequences[position]
+        # The first token of all is predicted by nothing.
+        index = np.flatnonzero(sequence.mask[1:]).astype(np.int32) + 1
+        return Distillation(student=sequence, teacher=sequence, student_index=index, teacher_index=index)
+
+
+class _Mapped:
+    """Both sides of each item from the mapped file; their masks are of what is taught."""
+
+    def __init__(self, output: Path) -> None:
+        self._sides = [CachedSequences(output, side) for side in SIDES]
+        self.ids = self._sides[0].ids
+        self.num_tokens: Array = self._sides[0].lengths + self._sides[1].lengths
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> Distillation:
+        student, teacher = (side[position] for side in self._sides)
+        # (K,) positions of the taught tokens: the k-th is the same token on both sides.
+        index = [np.flatnonzero(side.mask).astype(np.int32) for side in (student, teacher)]
+        return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
+
+
+# Encoding: the runs of the table, some at a time.
+
+
+def _encode(
+    table: Table,
+    output: Path,
+    options: TokensConfig,
+    settings: DistillConfig,
+    show: Show,
+    *,
+    where: str | None,
+    key: str,
+) -> None:
+    tokenizer = load_tokenizer(options)
+    counts: Counter[str] = Counter()
+    refused: dict[str, str] = {}
+    left_out = find_left_out(table, where)
+    counts.update(left_out.values())
+    # Parts of an earlier run have the same keys; the manifest is written last, so a run that is cut off leaves none.
+    (output / MANIFEST).unlink(missing_ok=True)
+    for old in output.glob("*.parquet"):
+        old.unlink()
+    output.mkdir(parents=True, exist_ok=True)
+    total, done, num_items = table.count(), 0, 0
+    aids = (
+        HintAids(settings, counts) if "hints" in settings.context else RunAids(table, settings, counts, set(left_out))
+    )
+    encode = partial(distill_experience, tokenizer, options=EncodeOptions.of(options))
+    # Only so many runs, and their rows, are in memory at a time.
+    records = table.records()
+    while part := list(islice(records, NUM_AT_ONCE)):
+        rows: list[Json] = []
+        wanted = [run for run in part if run.eid.uid not in left_out]
+        for run, aid in aids.find(wanted):
+            uid = run.eid.uid
+            try:
+                items = encode(run, aid)
+                if options.max_length is not None:
+                    cut = partial(truncate_distillation, keep_first=options.keep_first)
+                    items = [cut(item, options.max_length, options.truncation) for item in items]
+            except Refusal as refusal:
+                stop_for_inputs(table.path, {refusal.reason: 1})
+                counts[f"refused: {refusal.reason}"] += 1
+                refused[uid] = refusal.reason
+                continue
+            for name, counted in LOSSES.items():
+                if num_lacking := sum(bool(getattr(item.student.report, name)) for item in items):
+                    counts[counted] += num_lacking
+            counts["recorded"] += sum(item.student.report.source == "recorded" for item in items)
+            # A template that rewrites history gives several items a run; each has a number of its own.
+            for item in items:
+                rows += _rows(item, uid, num_items)
+                num_items += 1
+        if rows:
+            write_part(output, rows)
+        done += len(part)
+        show(done, total)
+    aids.close()
+    write_items(output, [str(number) for number in range(num_items)])
+    write_json(
+        output / MANIFEST, {"key": key, "num_items": num_items, "counts": dict(counts), "refusals": dict(refused)}
+    )
+
+
+def _rows(item: Distillation, uid: str, number: int) -> Iterator[Json]:
+    # The masks of what is taught, not of what was generated: they are the alignment, so no index is stored.
+    masks = item.student_mask, item.teacher_mask
+    for name, side, mask in zip(SIDES, (item.student, item.teacher), masks, strict=True):
+        yield {
+            "key": str(number),
+            "id": uid,
+            "side": name,
+            "number": 0,
+            "prompt_length": 0,
+            "num_tokens": len(side),
+            "num_trained": int(mask.sum()),
+            "ids": side.ids,
+            "mask": mask,
+            "message_index": side.message_index,
+            "paint": side.paint,
+            "logprobs": side.logprobs,
+            "weights": side.weights,
+            "report": msgspec.json.encode(side.report).decode(),
+        }
+
+
+def _read_manifest(output: Path) -> dict[str, Any]:
+    path = output / MANIFEST
+    manifest: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    return manifest

@@ -1,0 +1,465 @@
+"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish; or stop on a signal.
+
+The update of a step is a pure function of the weights, the optimizer's state and the step's number. Which items it
+takes comes from `Order`; how they are cut into parts changes nothing, since every normaliser is the whole batch's. So
+a resumed run ends with the same weights, bit for bit on a CPU.
+"""
+
+import os
+import signal
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+
+from pairwright.config import Config
+from pairwright.errors import PairwrightError
+from pairwright.interrupts import interrupt
+from pairwright.ledger.trained import write_trained
+from pairwright.paths import claim_folder
+from pairwright.records.messages import content_hash
+from pairwright.tokens.tokenizer import choose_template
+from pairwright.training.best_steps import best_steps, judge
+from pairwright.training.channels.channel import Channel
+from pairwright.training.channels.channels import load_channels, token_options, use_tokens
+from pairwright.training.checkpoint import (
+    CheckpointError,
+    State,
+    join_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_state,
+    remove_old,
+    save_checkpoint,
+)
+from pairwright.training.data import LOSSES, UNUSED
+from pairwright.training.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
+from pairwright.training.micro_batches import even_parts
+from pairwright.training.model.load_model import model_hash, save_model, trainable
+from pairwright.training.model.policy_model import open_policy
+from pairwright.training.model.ranks import Ranks
+from pairwright.training.model.reference import ReferenceCache
+from pairwright.training.model.sharding import gather_model
+from pairwright.training.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from pairwright.training.run_dir import RunFolder
+from pairwright.training.table_signals import DataError
+
+# Signals: the update that is running is finished, a checkpoint is saved.
+
+
+class Stopped(PairwrightError):
+    """Asked to stop; a checkpoint was saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class Stop:
+    """SIGTERM and Ctrl-C. While `is_updating`, they finish the step that is running, and a second one ends at once.
+    Before, they end at once; where other processes wait for this one, at the next `check`."""
+
+    def __init__(self, *, is_alone: bool = True) -> None:
+        self.signal_number: int | None = None
+        self.is_updating = not is_alone
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        # Python accepts signal handlers in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        is_second, self.signal_number = self.signal_number is not None, number
+        if is_second and number == signal.SIGTERM:
+            # The default action ends the process with the status that a supervisor expects of SIGTERM.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif is_second:
+            raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
+        elif not self.is_updating:
+            interrupt(frame)
+
+    def check(self) -> None:
+        """Called between batches of the reference: end here if a signal has come."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+
+    def explain(self) -> Stopped:
+        """The error of a run that ended at once."""
+        if self.is_updating:
+            message = "stopped in the middle of a step; --resume goes on from the newest checkpoint"
+        else:
+            message = "stopped before the first update of this start; the same command begins again"
+        return Stopped(message, self.signal_number or signal.SIGINT)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+# The run.
+
+# What may change between a run and its resumption: it does not change the update
+_HARMLESS = {
+    "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
+    "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
+    "sharding",
+}  # fmt: skip
+
+
+class BadLoss(PairwrightError):
+    """The loss or the gradient is no number, or far too large."""
+
+
+class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the model is, how many updates it had, and the last metrics."""
+
+    model: Path
+    num_steps: int
+    metrics: dict[str, float]
+    best_step: int | None = None
+
+
+def train(
+    config: Config,
+    *,
+    model: Path,
+    output: Path,
+    pairs: Path | None = None,
+    experience: Path | None = None,
+    validation: Path | None = None,
+    tokens: Path | None = None,
+    reference_cache: Path | None = None,
+    resume: bool = False,
+    progress: Progress = lambda event: None,
+) -> TrainResult:
+    """Train the model of a folder on pairs and experiences; the result is in `output`.
+
+    `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
+    `pairwright tokens` wrote: its sequences are read as they are, and refused where they are not those of the table,
+    the tokenizer or the configuration. The table is the one they were made of, unless `pairs` or `experience` names it.
+    `reference_cache` is the folder in which the reference's values are kept, by default one in `output`: a run with
+    other settings on the same model and sequences finds them there. One process at a time trains in `output`.
+    """
+    check_reporters(config.train.report_to)
+    if tokens is not None:
+        config, pairs, experience = use_tokens(config, tokens, pairs, experience)
+    ranks = Ranks.here(sharding=config.train.sharding == "full")
+    stop = Stop(is_alone=ranks.size == 1)
+    # only the first process writes, so only it locks
+    with claim_folder(output, "train.json", work="training") if ranks.is_first else nullcontext():
+        folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
+        try:
+            with stop:
+                data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+                folder.write_status(inputs=folder.references({**data, "tokenizer": config.tokens.tokenizer or model}))
+                cache = ReferenceCache(reference_cache or output / "reference", stop.check)
+                training = Training(config, model, folder, ranks, data, progress, cache)
+                stop.is_updating = True
+                return training.run(stop)
+        except Stopped:
+            folder.write_status(state="stopped")
+            raise
+        except KeyboardInterrupt as error:
+            folder.write_status(state="stopped")
+            if stop.signal_number is None:  # not our signal handler
+                raise
+            raise stop.explain() from error
+        except Exception as error:
+            folder.write_status(state="failed", error=str(error) or type(error).__name__)
+            raise
+
+
+class Training:
+    """One run, from its folder to its model."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        folder: RunFolder,
+        ranks: Ranks,
+        data: Any,
+        progress: Progress,
+        cache: ReferenceCache,
+    ) -> None:
+        self.config, self.settings, self.base = config, config.train, base
+        self.folder, self.ranks, self.progress = folder, ranks, progress
+        settings = self.settings
+        torch.set_num_threads(self._num_threads())
+        torch.manual_seed(config.seed)
+        folder.write_status(state="running", epochs=settings.epochs, threads=torch.get_num_threads())
+
+        # the model, the data, and the reference while the weights are still the initial ones
+        self.policy = open_policy(base, settings, ranks)
+        initial = model_hash(base)
+        self.channels: list[Channel] = load_channels(
+            config, self.policy, base, initial, folder.path, ranks, progress=progress, cache=cache, **data
+        )
+        self.order = self.channels[0].order
+        # 1 << 62 stands for no limit.
+        self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
+        if not self.num_steps and len(self.order.items):
+            raise DataError(
+                f"train.epochs: nothing is trained in {settings.epochs}: the first stages of the curriculum have no "
+                f"pair for training; the first update is in epoch {self.order.locate(0)[0] + 1}: ask for as many"
+            )
+        self.weights = trainable(self.policy.model)
+        # What a checkpoint holds: the trained weights, and those of a teacher that follows them.
+        self.saved = self.weights | {name: tensor for one in self.channels for name, tensor in one.followers().items()}
+        self.optimizer = make_optimizer(self.weights, settings)
+        self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
+        if folder.checkpoints:
+            self.state = _resume(folder, self.state, self.saved, self.optimizer)
+        else:
+            folder.cut_metrics(0)  # of a run that ended before its first checkpoint
+        self._tell()
+
+    def _num_threads(self) -> int:
+        """`train.threads`; else the number that the run began with; else the idle cores."""
+        # With other threads, matrix products are split at other places, and sums differ in their last bits.
+        wanted = self.settings.threads or self.folder.status.threads or idle_cores()
+        # All processes take the number of the first: it is the one that train.json keeps.
+        agreed, _ = self.ranks.sum_values({"threads": (float(wanted if self.ranks.is_first else 0), 0.0)})["threads"]
+        return int(agreed)
+
+    def run(self, stop: Stop) -> TrainResult:
+        """Update, log, validate and save until the last step, or until asked to stop."""
+        settings, state = self.settings, self.state
+        reporters = (
+            open_reporters(settings.report_to, self.folder.path, self.config.name) if self.ranks.is_first else []
+        )
+        log = Log(self.folder, reporters, state, self.order, self.progress, self.num_steps)
+        can_validate = any(channel.has_validation for channel in self.channels)
+        last: dict[str, float] = {}
+        while state.step < self.num_steps:
+            rate = learning_rate(state.step, self.num_steps, settings)
+            log.add(self.update(rate), rate)
+            state.step += 1  # from here on the number of finished updates
+            is_last = state.step == self.num_steps
+            if is_last or state.step % settings.log_every_n_steps == 0:
+                last = log.write()
+            is_better = False
+            is_due = self.order.ends_period(state.step, settings.val_check_interval)
+            if can_validate and (is_last or is_due):
+                last |= log.write_validation(self.validate())
+                is_better = judge(state, last, settings)
+            # All processes decide alike: a signal to one of them stops all.
+            is_asked = self.ranks.any(stop.signal_number is not None)
+            if settings.save_every is not None:
+                is_due = state.step % settings.save_every == 0
+            if is_last or is_asked or is_better or is_due:
+                self.save()
+            if is_asked and not is_last:
+                message = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
+                raise Stopped(message, stop.signal_number or signal.SIGTERM)
+            if state.num_bad_validations >= (settings.early_stopping_patience or 1 << 62):
+                note = f"stopped early: no better {settings.metric} since step {state.best_step}"
+                self.progress({"kind": "note", "note": note})
+                break
+        for reporter in reporters:
+            reporter.close()
+        return self.finish(last)
+
+    def update(self, rate: float) -> Sums:
+        """One update: gradients of every part of every channel add up, then the weights move."""
+        policy, step, weights = self.policy, self.state.step, self.weights.values()
+        if self.settings.dump_batches > step:
+            self.dump("step")
+        policy.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        # Parts of the loss are divided by the total of the whole batch already: they add up, and need no count.
+        sums: Sums = {"loss": (0.0, 0.0)}
+        for channel in self.channels:
+            items = channel.order.batch(step)
+            total = channel.total(items)
+            channel.prepare(policy, items, self.ranks)
+            for part, is_mine in even_parts(channel, items, self.ranks):
+                loss, measured = channel.loss(policy, part, total)
+                # A part that only fills up has a backward pass, too, with weight 0: in shards it is a collective.
+                if loss.requires_grad:
+                    ((channel.weight if is_mine else 0.0) * loss).backward()
+                measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
+                if is_mine:
+                    add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
+        # Every process has the gradient of its share; the sum is the gradient of the batch.
+        self.ranks.sum_gradients(weights)
+        sums = self._count_trained(self.ranks.sum_values(sums))
+        loss_value = sums["loss"][0]
+        norm = clip_gradients(weights, self.settings.max_grad_norm)
+        # Written so that NaN fails, too.
+        if not (loss_value <= self.settings.max_loss and norm < float("inf")):
+            raise BadLoss(
+                f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
+                f"the batch is in {self.dump('bad')}. Try a lower learning rate, or look at the batch"
+            )
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        for channel in self.channels:
+            channel.after_update(policy, step + 1)
+        return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
+
+    def _count_trained(self, sums: Sums) -> Sums:
+        """Add what the losses were computed on to the run's count, for the ledger."""
+        trained = self.state.trained_tokens
+        for channel in self.channels:
+            count, _ = sums.pop(f"trained_tokens/{channel.name}", (0.0, 0.0))
+            trained[channel.name] = trained.get(channel.name, 0) + round(count)
+        return sums
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Loss and metrics of everything held out, by the names that training has, with `eval_` before them."""
+        self.policy.model.eval()
+        sums: Sums = {}
+        loss = 0.0
+        for channel in self.channels:
+            items = channel.validation
+            total = channel.total(items)
+            channel.prepare(self.policy, items, self.ranks)
+            channel_sums: Sums = {"loss": (0.0, 0.0)}
+            for part, is_mine in even_parts(channel, items, self.ranks):
+                value, measured = channel.loss(self.policy, part, total)
+                if is_mine:
+                    add(channel_sums, {**measured, "loss": (float(value), 0.0)})
+            channel_sums = self.ranks.sum_values(channel_sums)
+            loss += channel.weight * channel_sums.pop("loss")[0]
+            add(sums, channel_sums)
+        self.policy.settle()
+        self.policy.model.train()
+        for name in ("num_tokens", "trained_tokens"):
+            sums.pop(name, None)
+        return means({"loss": (loss, 1.0), **sums}, "eval_")
+
+    def save(self) -> None:
+        state, place = self.state, self.folder.path / "checkpoints"
+        if self.ranks.is_first:
+            save_checkpoint(place, state, self.saved, self.optimizer)
+            remove_old(place, keep=best_steps(state, self.settings))
+        elif self.ranks.is_sharded:
+            join_checkpoint(self.saved, self.optimizer)
+        self.folder.write_status(
+            step=state.step, best_step=state.best_step, best_metric=state.best_metric, best_epoch=self._best_epoch
+        )
+        self.ranks.wait()
+
+    def finish(self, last: dict[str, float]) -> TrainResult:
+        """Save the best weights, where validation chose some, else the last."""
+        state, settings, folder = self.state, self.settings, self.folder
+        best = folder.path / "checkpoints" / f"step-{state.best_step or state.step:08}"
+        # The model has the weights of the last step; load others only where an earlier step was better.
+        if state.best_step not in (None, state.step) and best.exists():
+            load_weights(best, self.saved)
+        name = "adapter" if settings.finetuning_type == "lora" else "model"
+        self.policy.restore_attention()
+        model = self.policy.model
+        if self.ranks.is_sharded:
+            model = gather_model(self.base, settings, self.weights, self.ranks)
+        if self.ranks.is_first:
+            options = token_options(self.config, self.base)
+            template = None
+            if options.chat_template is not None:
+                template = choose_template(str(options.tokenizer), options.chat_template)
+            name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
+            write_trained(folder.path, self.channels, state.step)
+        self.ranks.wait()
+        folder.write_status(
+            state="completed",
+            model=name,
+            step=state.step,
+            best_step=state.best_step,
+            trained_tokens=state.trained_tokens,
+        )
+        return TrainResult(model=folder.path / name, num_steps=state.step, metrics=last, best_step=state.best_step)
+
+    @property
+    def _best_epoch(self) -> int | None:
+        return None if not self.state.best_step else self.order.locate(self.state.best_step - 1)[0]
+
+    def dump(self, name: str) -> Path:
+        """Write the exact batch of this step."""
+        step, batch = self.state.step, {}
+        for channel in self.channels:
+            items = channel.order.batch(step)
+            ids, trees = channel.trees_of(items)
+            weights = channel.item_weights(items).tolist()
+            signals = [{"weights": channel.data.token_weights(item), **channel.signals(item)} for item in items]
+            if channel.reference is not None:
+                for own, tree in zip(signals, trees, strict=True):
+                    own["reference_logprobs"] = channel.reference.of([tree])
+            # Only distillation has teachers, which read something else.
+            teacher_trees = getattr(channel, "teacher_trees", None)
+            teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
+            batch[channel.name] = ids, trees, weights, signals, teachers
+        return self.folder.write_batch(name, step, batch)
+
+    def _tell(self) -> None:
+        """What a user should know before the first update, in train.json and in the progress."""
+        notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
+        if self.settings.sharding != "none" and not self.ranks.is_sharded:
+            notes.append("sharding: this is the only process, so it has all of the model")
+        notes += [note for channel in self.channels for note in (*channel.notes, *describe_losses(channel))]
+        self.folder.write_status(
+            num_steps=self.num_steps,
+            step=self.state.step,
+            notes=notes,
+            steps_per_epoch=self.order.steps_in_epoch_of(self.state.step),
+            counts={channel.name: channel.counts for channel in self.channels},
+            fingerprint=self.state.fingerprint,
+            tokens=self.config.tokens.content(),
+            where=self.settings.where,
+        )
+        for note in notes:
+            self.progress({"kind": "note", "note": note})
+
+
+def describe_losses(channel: Channel) -> list[str]:
+    """What is not trained in a channel, or trained without a part of it: refusals by reason, dropped content."""
+    refused = {name.replace("refused: ", ""): count for name, count in channel.counts.items() if "refused: " in name}
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
+    total = sum(refused.values())
+    notes = [f"{channel.name}: {total:,} records are refused: {reasons}"] if total else []
+    for name in LOSSES.values():
+        if count := channel.counts.get(name):
+            notes.append(f"{channel.name}: {count:,} sequences {name.replace('_', ' ')}: see pairwright tokens show")
+    if count := channel.counts.get("truncated"):
+        notes.append(f"{channel.name}: {count:,} sequences are cut at the limit of their length; see tokens.max_length")
+    for name, way_out in UNUSED.items():
+        if count := channel.counts.get(f"{name}_unused"):
+            notes.append(f"{channel.name}: {count:,} runs have {name}, which are not used{way_out}")
+    return notes
+
+
+def _resume(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer: Any) -> State:
+    place = folder.checkpoints[-1]
+    state = read_state(place)
+    if state.fingerprint != fresh.fingerprint:
+        raise CheckpointError(
+            f"{place}: made with another configuration, model or data; give what it was made with, or another -o"
+        )
+    load_weights(place, weights)
+    load_optimizer(place, optimizer)
+    folder.cut_metrics(state.step)
+    return state
+
+
+def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
+    settings = config.train.model_dump(mode="json", exclude=_HARMLESS)
+    return content_hash(
+        config.seed, settings, config.tokens.content(), initial, [channel.fingerprint for channel in channels]
+    )
+
+
+def idle_cores() -> int:
+    """Threads that find an idle core: two on one core are far slower than one."""
+    # Cores that this process may use, and how many of them were idle in the last minute.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    idle = cores - round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
+    return max(1, min(cores, idle))

@@ -1,0 +1,146 @@
+"""Metrics: means over a batch, in whatever parts it was computed, written to metrics.jsonl and to reporters."""
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pairwright.errors import ConfigError
+from pairwright.training.batch_schedule import Order
+from pairwright.training.checkpoint import State
+from pairwright.training.run_dir import RunFolder
+
+Sums = dict[str, tuple[float, float]]  # name -> (sum, count); parts and processes add up, the mean comes last
+Event = dict[str, Any]
+Progress = Callable[[Event], None]
+
+
+def add(total: Sums, more: Mapping[str, tuple[float, float]]) -> None:
+    """Add (sum, count) pairs by name.
+
+    >>> total = {"loss": (1.0, 2.0)}
+    >>> add(total, {"loss": (3.0, 2.0), "accuracy": (1.0, 1.0)})
+    >>> means(total)
+    {'loss': 1.0, 'accuracy': 1.0}
+    """
+    for name, (value, count) in more.items():
+        before = total.get(name, (0.0, 0.0))
+        total[name] = (before[0] + value, before[1] + count)
+
+
+def means(sums: Sums, prefix: str = "") -> dict[str, float]:
+    """The mean of each name; a name whose count is 0 has none."""
+    return {prefix + name: value / count for name, (value, count) in sums.items() if count}
+
+
+class Reporter:
+    """One place to report to: `log(values, step)`, and `close`."""
+
+    def __init__(self, log: Callable[[dict[str, float], int], Any], close: Callable[[], Any]) -> None:
+        self.log, self.close = log, close
+
+
+# Reporters: each imports its package only when it is opened.
+def _tensorboard(folder: Path, name: str) -> Reporter:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, step)
+
+    return Reporter(log, writer.close)
+
+
+def _wandb(folder: Path, name: str) -> Reporter:
+    import wandb
+
+    run: Any = wandb.init(project="pairwright", name=name, dir=str(folder), resume="allow")
+    return Reporter(lambda values, step: run.log(values, step=step), run.finish)
+
+
+def _mlflow(folder: Path, name: str) -> Reporter:
+    import mlflow
+
+    mlflow.set_experiment("pairwright")
+    mlflow.start_run(run_name=name)
+    return Reporter(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+
+
+def _trackio(folder: Path, name: str) -> Reporter:
+    import trackio
+
+    trackio.init(project="pairwright", name=name)
+    return Reporter(lambda values, step: trackio.log(values, step=step), trackio.finish)
+
+
+# Names are those of the packages: `check_reporters` looks for them.
+REPORTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
+
+
+def check_reporters(names: tuple[str, ...]) -> None:
+    """Raise ConfigError for a reporter that is unknown or not installed, before any work is done."""
+    for name in names:
+        if name not in REPORTERS:
+            raise ConfigError(f"report_to: unknown {name!r}; known: {', '.join(REPORTERS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f"report_to: {name} is not installed: pip install {name}")
+
+
+def open_reporters(names: tuple[str, ...], folder: Path, run: str) -> list[Reporter]:
+    """Open each by name; `check_reporters` has seen that they are installed."""
+    return [REPORTERS[name](folder, run) for name in names]
+
+
+class Log:
+    """What was measured since the last line that was written."""
+
+    def __init__(
+        self, folder: RunFolder, reporters: list[Reporter], state: State, order: Order, progress: Progress, total: int
+    ) -> None:
+        self._folder, self._reporters, self._state = folder, reporters, state
+        self._order, self._progress, self._num_steps = order, progress, total
+        # Since the last line: (sum, count) of each metric, the time, and the number of tokens.
+        self._sums: Sums = {}
+        self._rate = 0.0
+        self._since = time.perf_counter()
+        self._tokens = 0
+
+    def add(self, sums: Sums, rate: float) -> None:
+        """Add the sums of one update."""
+        # A total of the run, not a mean.
+        tokens = int(sums.pop("num_tokens", (0, 0))[0])
+        self._tokens += tokens
+        self._state.num_tokens += tokens
+        self._rate = rate
+        add(self._sums, sums)
+
+    def write(self) -> dict[str, float]:
+        """Write the means since the last line, and start again."""
+        now = time.perf_counter()
+        values = {
+            **means(self._sums),
+            "learning_rate": self._rate,
+            "num_tokens": float(self._state.num_tokens),
+            "tokens_per_second": self._tokens / max(1e-9, now - self._since),
+        }
+        self._sums, self._since, self._tokens = {}, now, 0
+        self._write("step", values)
+        return values
+
+    def write_validation(self, values: dict[str, float]) -> dict[str, float]:
+        self._write("validation", values)
+        return values
+
+    def _write(self, kind: str, values: dict[str, float]) -> None:
+        step = self._state.step
+        epoch = self._order.num_epochs(step)
+        self._folder.write_metrics({"step": step, "epoch": round(epoch, 4), "time": time.time(), **values})
+        # `step` counts finished updates: the newest one is step - 1.
+        per_epoch = self._order.steps_in_epoch_of(max(0, step - 1))
+        self._folder.write_status(step=step, epoch=round(epoch, 4), steps_per_epoch=per_epoch)
+        for reporter in self._reporters:
+            reporter.log(values, step)
+        self._progress({"kind": kind, "step": step, "num_steps": self._num_steps, "epoch": epoch, **values})

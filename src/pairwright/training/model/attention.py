@@ -1,0 +1,360 @@
+"""Attention over a row that is a tree of tokens: each token sees the tokens before it in its own sequences.
+
+Registered with transformers under `NAME`; the plan of the row comes as the keyword argument `plan` of the model's
+forward. The row is depth first (tokens/batch/token_tree.py), so all that continues an unbranched run of tokens stands
+right behind it. That makes two calls a run, both of slices and neither with anything in it that is not needed: the run
+sees itself (causal), and all that continues it sees all of it. What a token gets from several calls is put together by
+their log-sums, as flash attention does with its blocks. Small subtrees are put together, a few hundred tokens under one
+mask: there the calls would cost more than the numbers.
+
+    G  query heads of a key head      K  key heads      T  tokens of the row      D  size of a head
+    R  rows of queries of a call      N  keys of a call
+
+On a GPU the same tree is a block mask of flex attention (`make_block_mask`). Without a plan it refuses: this
+attention never guesses.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pairwright.errors import PairwrightError
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.token_tree import Segment
+from pairwright.training.model.attention_call import Call, attend, attend_backward
+
+# A row that is a tree of tokens, as a block mask of torch's flex attention: the way that a GPU takes.
+#
+# A token `q` sees `k` where `k <= q < ends[k]`, and with a window where it is less than so many tokens deeper.
+# Whether a block of queries sees none, some or all of a block of keys follows from the least and the largest `ends`
+# and depths of the two; only those that see some are masked token by token.
+#
+#     T  tokens of the row      B  blocks of BLOCK tokens, the last one not full
+
+
+BLOCK = 128
+
+
+def attend_by_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Any,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    is_compiled: bool = True,
+) -> Tensor:
+    """(1, heads, T, D) queries, keys and values to (1, heads, T, D). Compiled, scores are never in memory."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    name = ("blocks", window)
+    if name not in plan.cache:
+        plan.cache[name] = make_block_mask(plan.positions, plan.ends, window, plan.device)
+    attend = _compile() if is_compiled else flex_attention
+    output, extra = attend(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else _cap_scores(softcap),
+        block_mask=plan.cache[name],
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    result: Tensor = output
+    if sinks is not None:
+        # A sink is one more score in the sum, with nothing to give: it takes its share of all.
+        share = torch.sigmoid(extra.lse - sinks.float()[:, None])
+        result = result * share[..., None].to(result.dtype)
+    return result
+
+
+def make_block_mask(positions: Array, ends: Array, window: int | None, device: Any) -> Any:
+    """The block mask of a row: positions (T,), ends (T,)."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some_BB, all_BB = compare_blocks(positions, ends, window)
+    depth_T, end_T = torch.from_numpy(positions).to(device), torch.from_numpy(ends).to(device)
+
+    def is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        mask = (key <= query) & (query < end_T[key])
+        return mask if window is None else mask & (depth_T[query] - depth_T[key] < window)
+
+    # For each block of queries: how many blocks of keys, and which ones, those first.
+    tables = [torch.from_numpy(table).to(device) for blocks in (some_BB, all_BB) for table in _list_blocks(blocks)]
+    length = len(positions)
+    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=is_seen, seq_lengths=(length, length))
+
+
+def compare_blocks(positions: Array, ends: Array, window: int | None) -> tuple[Array, Array]:
+    """(B, B) queries by keys: of which some tokens may see each other, and of which all do.
+
+    >>> some, all_ = compare_blocks(np.arange(384), np.array([384] * 128 + [256] * 128 + [384] * 128), None)
+    >>> some.astype(int).tolist(), all_.astype(int).tolist()  # the third block does not see the second
+    ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 0, 0], [1, 0, 0], [1, 0, 0]])
+    """
+    starts = np.arange(0, len(ends), BLOCK)
+    stops = np.minimum(starts + BLOCK, len(ends))
+    last_end, first_end = np.maximum.reduceat(ends, starts), np.minimum.reduceat(ends, starts)
+    deepest, highest = np.maximum.reduceat(positions, starts), np.minimum.reduceat(positions, starts)
+    is_earlier = starts < starts[:, None]
+    is_any = (is_earlier & (last_end > starts[:, None])) | np.eye(len(starts), dtype=bool)
+    is_all = is_earlier & (first_end >= stops[:, None])
+    if window is not None:
+        is_any &= highest[:, None] - deepest < window
+        is_all &= deepest[:, None] - highest < window
+    return is_any & ~is_all, is_all
+
+
+def _list_blocks(is_seen_BB: Array) -> tuple[Array, Array]:
+    """(1, 1, B) numbers of blocks and (1, 1, B, B) which ones, as flex attention wants them."""
+    order = np.argsort(~is_seen_BB, axis=1, kind="stable").astype(np.int32)
+    return is_seen_BB.sum(1, dtype=np.int32)[None, None], order[None, None]
+
+
+def _cap_scores(softcap: float) -> Any:
+    def cap(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+@cache
+def _compile() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+NAME = "pairwright_trees"
+SMALL_TREE = 160  # tokens up to which a subtree goes into a group
+GROUP_TOKENS = 256  # tokens of a group at most
+DENSE_KEYS, DENSE_ROWS = 512, 1024  # of a call whose scores are all in memory: with a window, or capped
+
+
+class CannotShare(PairwrightError):
+    """This model's attention has something that a row of trees does not know."""
+
+
+class Plan:
+    """How a row is attended to. Calls and masks are made once for all layers.
+
+    segments   the unbranched runs of the row, depth first
+    positions  (T,) the depth of each token
+    ends       (T,) where what continues each token ends
+    """
+
+    def __init__(self, segments: Sequence[Segment], positions: Array, ends: Array, device: Any) -> None:
+        self.segments, self.positions, self.ends, self.device = segments, positions, ends, device
+        self.cache: dict[Any, Any] = {}  # calls and block masks by window
+
+    def calls(self, window: int | None, *, is_dense: bool) -> tuple[list[Call], list[Call]]:
+        """(calls by which each token sees itself, one for each; calls by which it sees what comes before).
+
+        A window lets a token see only so many, itself included. `is_dense` bounds how much a call has in memory.
+        """
+        if window is not None and self.positions.max(initial=0) < window:
+            window = None  # no sequence is longer
+        is_dense = is_dense or window is not None
+        if (window, is_dense) not in self.cache:
+            own: list[Call] = []
+            earlier: list[Call] = []
+            for first, last, end in self._parts(is_dense):
+                own.append(self._own_call(first, last, window, is_dense=is_dense))
+                if end > last:
+                    earlier += self._calls_below(slice(first, last), end, window, is_dense=is_dense)
+            self.cache[window, is_dense] = own, earlier
+        calls: tuple[list[Call], list[Call]] = self.cache[window, is_dense]
+        return calls
+
+    def _parts(self, is_dense: bool) -> Iterator[Segment]:
+        """Large runs by themselves, small subtrees in groups: whole subtrees, so nothing continues a group."""
+        start = stop = 0  # of the group at hand
+        for segment in self.segments:
+            if segment.start < stop:
+                continue  # below a run that is in the group
+            if segment.end - segment.start <= SMALL_TREE:
+                if segment.end - start > GROUP_TOKENS and stop > start:
+                    yield Segment(start, stop, stop)
+                    start = segment.start
+                stop = segment.end
+                continue
+            if stop > start:
+                yield Segment(start, stop, stop)
+            # A run that is cut is a chain of runs.
+            size = DENSE_KEYS if is_dense else segment.stop - segment.start
+            for first in range(segment.start, segment.stop, size):
+                yield Segment(first, min(first + size, segment.stop), segment.end)
+            start = stop = segment.stop
+        if stop > start:
+            yield Segment(start, stop, stop)
+
+    def _own_call(self, first: int, last: int, window: int | None, *, is_dense: bool) -> Call:
+        """Tokens of a run or a group among themselves."""
+        rows = slice(first, last)
+        if not is_dense and self.ends[first] >= last and (np.diff(self.ends[rows]) == 0).all():
+            return Call(rows, rows, is_causal=True)
+        places, depths = np.arange(first, last), self.positions[rows]
+        is_seen_RN = (places <= places[:, None]) & (places[:, None] < self.ends[rows])
+        if window is not None:
+            is_seen_RN &= depths[:, None] - depths < window
+        return Call(rows, rows, self._mask(is_seen_RN))
+
+    def _calls_below(self, keys: slice, end: int, window: int | None, *, is_dense: bool) -> list[Call]:
+        """What continues a run sees the run; by rows that fit into memory where scores are."""
+        if not is_dense:
+            return [Call(slice(keys.stop, end), keys)]
+        places = np.arange(keys.stop, end)
+        if window is not None:  # those that see at least its last token
+            places = places[self.positions[places] - self.positions[keys.stop - 1] < window]
+        calls = []
+        for start in range(0, len(places), DENSE_ROWS):
+            rows = places[start : start + DENSE_ROWS]
+            depth_RN = self.positions[rows][:, None] - self.positions[keys]
+            mask = None if window is None or depth_RN.max() < window else self._mask(depth_RN < window)
+            is_slice = len(rows) == rows[-1] - rows[0] + 1
+            index = slice(rows[0], rows[-1] + 1) if is_slice else torch.from_numpy(rows).to(self.device)
+            calls.append(Call(index, keys, mask))
+        return calls
+
+    def _mask(self, is_seen_RN: Array) -> Tensor:
+        return torch.from_numpy(np.where(is_seen_RN, np.float32(0), np.float32(-np.inf))).to(self.device)
+
+
+# The attention function that transformers calls in each layer.
+
+
+def register() -> None:
+    """Make the attention known to transformers by its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    plan: Plan | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer: (1, heads, T, D) queries, keys and values to (1, T, heads, D).
+
+    `softcap` bounds scores (Gemma 2); `s_aux` has a score for each head that takes its share and gives nothing, an
+    attention sink (gpt-oss).
+    """
+    if dropout:
+        raise CannotShare("attention with dropout: switch it off, or make the policy with prefix_sharing=False")
+    if others.get("position_bias") is not None:
+        raise CannotShare("attention with position_bias")
+    if plan is None or attention_mask is not None or query.shape[0] != 1:
+        raise CannotShare("attention with a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # as scaled_dot_product_attention has it
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if device == "cuda":
+        output = attend_by_blocks(
+            query, key, value, plan, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+        )
+        return output.transpose(1, 2).contiguous(), None
+    with torch.autocast(device, enabled=False):
+        return _TreeAttention.apply(query, key, value, s_aux, plan, (scale, sliding_window, softcap)), None
+
+
+class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
+    """All calls of a layer as one function: gradients are added up in place, where autograd would make a tensor of the
+    size of the row for every slice."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, sinks, plan: Plan, options: Any) -> Tensor:  # type: ignore[no-untyped-def]
+        scale, window, softcap = options
+        is_dense = softcap is not None or query.device.type != "cpu"
+        query_GKTD, key_GKTD, value_GKTD = _by_key_head(query, key, value)
+        num_groups, num_heads, num_tokens, _ = query_GKTD.shape
+        # As transformers wants it, (T, K, G, D) in memory; seen as all others are.
+        output = torch.empty(num_tokens, num_heads, num_groups, value.shape[-1], device=query.device)
+        output_GKTD = output.permute(2, 1, 0, 3)
+        log_sum_GKT = torch.empty(num_groups, num_heads, num_tokens, device=query.device)
+        own, earlier = plan.calls(window, is_dense=is_dense)
+        for call in own:
+            inputs = query_GKTD[:, :, call.rows], key_GKTD[:, :, call.keys], value_GKTD[:, :, call.keys]
+            output_GKTD[:, :, call.rows], log_sum_GKT[:, :, call.rows] = attend(*inputs, call, scale, softcap)
+        for call in earlier:
+            inputs = query_GKTD[:, :, call.rows], key_GKTD[:, :, call.keys], value_GKTD[:, :, call.keys]
+            more_GKRD, more_GKR = attend(*inputs, call, scale, softcap)
+            before_GKR = log_sum_GKT[:, :, call.rows]
+            total_GKR = torch.logaddexp(before_GKR, more_GKR)
+            # Each part by its share of the sum of exponentials.
+            share_GKR1, more_share_GKR1 = ((part - total_GKR).exp_()[..., None] for part in (before_GKR, more_GKR))
+            before_GKRD = output_GKTD[:, :, call.rows] * share_GKR1
+            output_GKTD[:, :, call.rows] = before_GKRD.addcmul_(more_GKRD.float(), more_share_GKR1)
+            log_sum_GKT[:, :, call.rows] = total_GKR
+        if sinks is not None:
+            sink_GK1 = sinks.float().unflatten(0, (num_heads, num_groups)).T[..., None]
+            total_GKT = torch.logaddexp(log_sum_GKT, sink_GK1)
+            output_GKTD *= (log_sum_GKT - total_GKT).exp_()[..., None]
+            log_sum_GKT = total_GKT
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, sinks, output, log_sum_GKT)
+        ctx.calls, ctx.scale, ctx.softcap = [*own, *earlier], scale, softcap
+        return output.flatten(1, 2)[None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+        query, key, value, sinks, output, log_sum_GKT = ctx.saved_tensors
+        query_GKTD, key_GKTD, value_GKTD = _by_key_head(query, key, value)
+        output_GKTD = output.permute(2, 1, 0, 3)
+        grad_GKTD = grad[0].view(output.shape).permute(2, 1, 0, 3)
+        grad_query = torch.zeros(query_GKTD.shape, device=query.device)
+        grad_key, grad_value = (torch.zeros(tensor.shape, device=query.device) for tensor in (key, value))
+        for call in ctx.calls:
+            rows, keys = call.rows, call.keys
+            # With the output and the log-sum of all calls, the gradient of each is that of its part of the softmax.
+            parts = attend_backward(
+                grad_GKTD[:, :, rows],
+                query_GKTD[:, :, rows],
+                key_GKTD[:, :, keys],
+                value_GKTD[:, :, keys],
+                output_GKTD[:, :, rows],
+                log_sum_GKT[:, :, rows],
+                call,
+                ctx.scale,
+                ctx.softcap,
+            )
+            grad_query[:, :, rows] += parts[0]
+            grad_key[0, :, keys] += parts[1].sum(0) if len(parts[1]) > 1 else parts[1][0]
+            grad_value[0, :, keys] += parts[2].sum(0) if len(parts[2]) > 1 else parts[2][0]
+        grad_sinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            num_groups, num_heads = query_GKTD.shape[:2]
+            sink_GK1 = sinks.float().unflatten(0, (num_heads, num_groups)).T[..., None]
+            delta_GKT = (grad_GKTD.float() * output_GKTD.float()).sum(-1)
+            grad_sinks = -((sink_GK1 - log_sum_GKT).exp_() * delta_GKT).sum(-1).T.flatten().to(sinks.dtype)
+        grad_query = grad_query.transpose(0, 1).flatten(0, 1)[None]
+        return *(g.to(query.dtype) for g in (grad_query, grad_key, grad_value)), grad_sinks, None, None
+
+
+def _by_key_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(1, heads, T, D) as (G, K, T, D): the query heads of a key head side by side, keys and values without a copy."""
+    num_heads = key.shape[1]
+    num_groups = query.shape[1] // num_heads
+    query_GKTD = query[0].unflatten(0, (num_heads, num_groups)).transpose(0, 1)
+    return query_GKTD, key.expand(num_groups, -1, -1, -1), value.expand(num_groups, -1, -1, -1)

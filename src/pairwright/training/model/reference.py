@@ -1,0 +1,148 @@
+"""Log-probabilities of the reference, computed once and kept: no second model is held while training.
+
+    FOLDER/<model hash>-<precision>/part-*.arrow    a row a sequence: its hash, a value for each trained token
+
+A sequence's hash is of its ids and mask, so what another run or an earlier attempt has computed is found again, and
+what is cut or masked otherwise is not. So values stay right whatever else of the settings changes. They are
+memory-mapped. Every process computes and writes its share; what is scored when a signal comes is written, too.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+import xxhash
+
+from pairwright.errors import PairwrightError
+from pairwright.paths import write_atomic
+from pairwright.records.arrays import Array
+from pairwright.store.segments import new_segment_id
+from pairwright.tokens.batch.collate import Tree
+from pairwright.training.model.policy_model import Policy
+from pairwright.training.model.ranks import Ranks
+
+ROWS_PER_PART = 8192
+# key: xxh3-128 of a branch's ids and mask; logps: a value for each of its trained tokens.
+_SCHEMA = pa.schema([("key", pa.binary(16)), ("logps", pa.list_(pa.float32()))])
+
+
+class ReferenceCache(NamedTuple):
+    """Where values are kept, and what is called between two batches: it raises where the run is to stop."""
+
+    folder: Path
+    check_stop: Callable[[], None]
+
+
+def branch_keys(tree: Tree) -> list[bytes]:
+    """16 bytes for each branch: equal for equal ids with equal masks."""
+    keys = []
+    for branch, mask in zip(tree.branches, tree.masks, strict=True):
+        # The length of the prompt comes first: prompt and branch are hashed end to end, and their border counts.
+        digest = xxhash.xxh3_128(len(tree.prompt).to_bytes(8, "little"))
+        digest.update(tree.prompt.tobytes())
+        digest.update(branch.tobytes())
+        digest.update(mask.tobytes())
+        keys.append(digest.digest())
+    return keys
+
+
+class ReferenceLogps:
+    """What is known of one reference model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._logps: dict[bytes, Array] = {}  # key of a branch -> values of its trained tokens, memory-mapped
+        for part in sorted(folder.glob("part-*.arrow")):
+            self._read(part)
+
+    def __len__(self) -> int:
+        return len(self._logps)
+
+    def of(self, trees: Iterable[Tree]) -> Array:
+        """The values (N,) of all trained tokens of trees, in the order in which a policy scores them."""
+        parts = [self._logps[key] for tree in trees for key in branch_keys(tree)]
+        # The empty array makes a concatenation of no parts possible.
+        return np.concatenate([np.zeros(0, np.float32), *parts])
+
+    def lacks(self, tree: Tree) -> bool:
+        return any(key not in self._logps for key in branch_keys(tree))
+
+    def add(
+        self,
+        policy: Policy,
+        batches: Iterable[list[Tree]],
+        ranks: Ranks,
+        spare: Callable[[], list[Tree]],
+        progress: Callable[[int], None],
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`, and
+        `check_stop` raises where a signal asks to stop."""
+        rows: list[tuple[bytes, Array]] = []
+        try:
+            # Of a model in shards every process scores as many batches; spare ones are not kept.
+            for trees, is_mine in ranks.in_step(batches, spare):
+                check_stop()
+                scored = list(_score_branches(policy, trees))
+                if not is_mine:
+                    continue
+                rows += scored
+                progress(len(trees))
+                if len(rows) >= ROWS_PER_PART:
+                    self._write(rows)
+                    rows = []
+        finally:
+            if rows:
+                self._write(rows)
+
+    def refresh(self) -> None:
+        """Read what other processes wrote."""
+        for part in sorted(self.folder.glob("part-*.arrow")):
+            self._read(part)
+
+    def _write(self, rows: list[tuple[bytes, Array]]) -> None:
+        part = self.folder / f"part-{new_segment_id()}.arrow"
+        arrays = [
+            pa.array([key for key, _ in rows], pa.binary(16)),
+            pa.array([row for _, row in rows], _SCHEMA.field(1).type),
+        ]
+        try:
+            with (
+                write_atomic(part) as temporary,
+                pa.OSFile(str(temporary), "wb") as file,
+                pa.ipc.new_file(file, _SCHEMA) as writer,
+            ):
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+        except OSError as error:
+            raise PairwrightError(
+                f"{self.folder}: {error.strerror or error}: reference values were not saved"
+            ) from error
+        self._read(part)
+
+    def _read(self, part: Path) -> None:
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(part)))
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                offsets = batch.column("logps").offsets.to_numpy()
+                values = batch.column("logps").values.to_numpy()
+                # Slices of the mapped file, not copies.
+                for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
+                    self._logps[key] = values[start:end]
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise PairwrightError(f"{part}: cannot be read ({error}): remove it, and it is computed again") from error
+
+
+@torch.no_grad()
+def _score_branches(policy: Policy, trees: Sequence[Tree]) -> Iterator[tuple[bytes, Array]]:
+    scored = policy.score(trees)
+    logps, branches = scored.logps_N.float().cpu().numpy(), scored.branch_N.cpu().numpy()
+    # Values of a branch stand together, so its slice is found by bisection; one without trained tokens is empty.
+    ends = np.searchsorted(branches, np.arange(scored.num_branches), side="right")
+    starts = np.searchsorted(branches, np.arange(scored.num_branches), side="left")
+    keys: list[Any] = [key for tree in trees for key in branch_keys(tree)]
+    for key, start, end in zip(keys, starts, ends, strict=True):
+        yield key, logps[start:end]

@@ -1,0 +1,64 @@
+"""Optimizers by name, the norm of the gradient, and the learning rate as a pure function of the step."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from pairwright.config.train_config import TrainConfig
+from pairwright.training.model.load_model import ModelError
+from pairwright.training.model.sharded_tensors import whole
+
+
+def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
+    """An optimizer over named parameters; matrices decay, vectors do not."""
+    # Biases and norms are vectors.
+    decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
+    others = [tensor for tensor in parameters.values() if tensor.ndim < 2]
+    groups = [
+        {"params": tensors, "weight_decay": decay}
+        for tensors, decay in ((decayed, settings.weight_decay), (others, 0.0))
+        if tensors
+    ]
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
+    if settings.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise ModelError("optimizer adamw_8bit needs bitsandbytes: pip install bitsandbytes") from None
+    return AdamW8bit(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
+
+
+def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
+    """Scale the gradients down to a norm, 0 for none; returns the norm they had, over all pieces of each."""
+    tensors = list(parameters)
+    norm = whole(torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))
+    # Clipping to an infinite norm changes nothing.
+    torch.nn.utils.clip_grads_with_norm_(tensors, max_norm or float("inf"), norm)
+    return float(norm)
+
+
+def learning_rate(step: int, num_steps: int, settings: TrainConfig) -> float:
+    """The rate of update `step` (0, 1, ...): up over the warm-up, then down to the minimum at the end.
+
+    >>> settings = TrainConfig(learning_rate=1.0, warmup_steps=2, schedule="linear")
+    >>> [learning_rate(step, 6, settings) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    # Share of the steps after the warm-up that are done, 0 to 1; `share` falls from 1 to 0 with it.
+    done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
+    share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.min_learning_rate + (settings.learning_rate - settings.min_learning_rate) * share
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
