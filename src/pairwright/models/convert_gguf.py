@@ -5,7 +5,6 @@ unknown tensor, another way of scaling rotary positions, experts) is refused wit
 """
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.errors import ConfigError
-from pairwright.models.folder_weights import write_safetensors
+from pairwright.models.folder_weights import copy_tokenizer, write_safetensors
 from pairwright.models.gguf_tables import (
     FAMILIES,
-    OF_BLOCK,
     ROPE_FACTORS,
     ConvertError,
     llama3_factors,
-    name_in_transformers,
+    map_names,
     rotary_heads,
     split_rotary,
 )
@@ -30,7 +28,6 @@ from pairwright.paths import write_atomic, write_json
 from pairwright.records.messages import Json
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 def convert_gguf(
@@ -57,7 +54,7 @@ def convert_gguf(
         raise ConvertError(f"{file}: a model of the family {family!r}; known are {', '.join(FAMILIES)}")
     if fields.get(f"{family}.expert_count"):
         raise ConvertError(f"{file}: a mixture of experts, which is not known here")
-    names = _map_names(tensors, str(file), num_blocks=_field(fields, "block_count", file))
+    names = map_names(tensors, str(file), num_blocks=_field(fields, "block_count", file))
     chosen = _choose_dtype(tensors) if dtype == "auto" else dtype
     with write_atomic(folder, error=ConvertError) as temporary:
         temporary.mkdir()
@@ -115,24 +112,6 @@ def _field(fields: Json, name: str, file: Path, default: Any = None) -> Any:
     if value is None:
         raise ConvertError(f"{file}: has no {fields['general.architecture']}.{name}")
     return value
-
-
-def _map_names(tensors: dict[str, Any], where: str, *, num_blocks: int) -> dict[str, str]:
-    """Names in the file and in transformers; every tensor must be known, and none be missing."""
-    names: dict[str, str] = {}
-    for name in tensors:
-        target = name_in_transformers(name)
-        if target is not None:
-            names[name] = target
-        elif name != ROPE_FACTORS:
-            raise ConvertError(f"{where}: the tensor {name} is not known")
-    needed = {"token_embd.weight", "output_norm.weight"}
-    for number in range(num_blocks):
-        needed |= {f"blk.{number}.{inner}.weight" for inner in OF_BLOCK if not inner.endswith(("q_norm", "k_norm"))}
-    missing = sorted(needed - set(names))
-    if missing:
-        raise ConvertError(f"{where}: {len(missing)} tensors are missing, {missing[0]} among them")
-    return names
 
 
 def _choose_dtype(tensors: dict[str, Any]) -> str:
@@ -207,9 +186,7 @@ def _write_tokenizer(fields: Json, folder: Path, file: Path, source: Path | None
     if source is not None:
         if not (source / "tokenizer.json").is_file():
             raise ConfigError(f"--tokenizer {source}: has no tokenizer.json")
-        for name in _TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+        copy_tokenizer(source, folder)
         return
     try:
         build_tokenizer(fields, str(file)).save(str(folder / "tokenizer.json"))

@@ -5,6 +5,7 @@ Invariant: an adapter of which something would be lost (DoRA, biases, whole modu
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,18 @@ from pairwright.records.messages import Json
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _IN_SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+TEMPLATES = "additional_chat_templates"  # folder of named templates
 # Keys of adapter_config.json that change what the two matrices mean, and the values that change nothing.
 _PLAIN_LORA: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -42,6 +55,11 @@ def find_trained(path: Path) -> Path:
     raise ConfigError(f"{path}: neither a model folder nor a run with a trained model or adapter")
 
 
+def tokenizer_folder(trained: Path, base: Path) -> Path:
+    """The folder with the tokenizer of a trained model; an adapter without one has that of its base."""
+    return trained if (trained / "tokenizer_config.json").is_file() else base
+
+
 def read_json(path: Path) -> Json:
     try:
         content = json.loads(path.read_bytes())
@@ -50,6 +68,15 @@ def read_json(path: Path) -> Json:
     if not isinstance(content, dict):
         raise ConvertError(f"{path}: expected a JSON object")
     return content
+
+
+def copy_tokenizer(base: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer and its templates, except those that are there already."""
+    for name in TOKENIZER_FILES:
+        if (base / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(base / name, folder / name)
+    if (base / TEMPLATES).is_dir() and not (folder / TEMPLATES).exists():
+        shutil.copytree(base / TEMPLATES, folder / TEMPLATES)
 
 
 class Adapter:

@@ -4,6 +4,7 @@ The tables are used in both directions: `convert_gguf` reads a file with them, `
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,24 @@ def name_in_transformers(name: str) -> str | None:
     if stem.startswith("blk.") and block.isdecimal() and inner in OF_BLOCK and ending in ("weight", "bias"):
         return f"model.layers.{int(block)}.{OF_BLOCK[inner]}.{ending}"
     return None
+
+
+def map_names(tensors: Iterable[str], where: str, *, num_blocks: int) -> dict[str, str]:
+    """Names in the file and in transformers; every tensor must be known, and none be missing."""
+    names: dict[str, str] = {}
+    for name in tensors:
+        target = name_in_transformers(name)
+        if target is not None:
+            names[name] = target
+        elif name != ROPE_FACTORS:
+            raise ConvertError(f"{where}: the tensor {name} is not known")
+    needed = {"token_embd.weight", "output_norm.weight"}
+    for number in range(num_blocks):
+        needed |= {f"blk.{number}.{inner}.weight" for inner in OF_BLOCK if not inner.endswith(("q_norm", "k_norm"))}
+    missing = sorted(needed - set(names))
+    if missing:
+        raise ConvertError(f"{where}: {len(missing)} tensors are missing, {missing[0]} among them")
+    return names
 
 
 def name_in_file(name: str) -> str | None:
