@@ -178,22 +178,21 @@ def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: in
     size = max(backend.get_vocab().values()) + 1
     if size > num_embeddings:
         raise TokensError(f"{where}: {size:,} tokens, but the model has embeddings for {num_embeddings:,}")
-    tokens = [backend.id_to_token(number) for number in range(size)]
+    found = [backend.id_to_token(number) for number in range(size)]
+    tokens = [f"[PAD{number}]" if token is None else token for number, token in enumerate(found)]
     is_bytes = isinstance(backend.decoder, decoders.ByteLevel)
     unknown = content["model"].get("unk_token")
     added = {number: _CONTROL if token.special else _USER_DEFINED for number, token in _added(backend)}
-    types = [added.get(number, _type_of(token, is_bytes)) for number, token in enumerate(tokens)]
+    types = [added.get(number, _type_of(token, is_bytes)) for number, token in enumerate(found)]
     if unknown is not None:
-        types[backend.token_to_id(unknown)] = _UNKNOWN
+        types[tokens.index(unknown)] = _UNKNOWN
     fields: Json = {
         "tokenizer.ggml.model": "gpt2" if is_bytes else "llama",
         "tokenizer.ggml.pre": _rule_name(backend, where) if is_bytes else "default",
-        "tokenizer.ggml.tokens": [f"[PAD{n}]" if token is None else token for n, token in enumerate(tokens)],
-        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.tokens": tokens + [f"[PAD{number}]" for number in range(size, num_embeddings)],
+        "tokenizer.ggml.token_type": types + [_UNUSED] * (num_embeddings - size),
         **_special_ids(tokenizer, where),
     }
-    fields["tokenizer.ggml.tokens"] += [f"[PAD{number}]" for number in range(size, num_embeddings)]
-    fields["tokenizer.ggml.token_type"] += [_UNUSED] * (num_embeddings - size)
     if is_bytes:
         fields["tokenizer.ggml.merges"] = merges
     else:  # SentencePiece: an earlier merge has the higher score
@@ -201,7 +200,7 @@ def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: in
         fields["tokenizer.ggml.scores"] = [float(ranks.get(token, -len(merges))) for token in tokens]
         fields["tokenizer.ggml.scores"] += [-float(len(merges))] * (num_embeddings - size)
         fields["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(content["normalizer"])
-        fields["tokenizer.ggml.unknown_token_id"] = backend.token_to_id(unknown or tokens[0])
+        fields["tokenizer.ggml.unknown_token_id"] = tokens.index(unknown) if unknown is not None else 0
     for name, template in sorted(tokenizer.templates.items()):
         fields["tokenizer.chat_template" + ("" if name == "default" else f".{name}")] = template
     rebuilt = build_tokenizer({**fields, "tokenizer.ggml.add_bos_token": False}, where)
