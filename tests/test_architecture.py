@@ -33,6 +33,7 @@ ORDER = [
     "ledger",
     "losses",
     "training",
+    "trl",
     "evaluation",
     "jobs",
     "service",
@@ -206,4 +207,4 @@ def test_every_top_level_name_exists_and_is_listed():
 
     for name in pairwright.__all__:
         assert getattr(pairwright, name) is not None
-    assert set(pairwright.__all__) == {*pairwright._HOME_OF, "losses"}
+    assert set(pairwright.__all__) == {*pairwright._HOME_OF, *pairwright._PACKAGES}
