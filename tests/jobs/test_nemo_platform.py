@@ -259,7 +259,7 @@ def test_a_lost_answer_leaves_one_job_and_an_interrupted_submission_goes_on(tmp_
     assert job.details["job_name"] == "rl-00000000"
     again = tmp_path / "again"
     platform.script[("POST", path)] = [503]
-    with pytest.raises(Unreachable, match="no job was created"):
+    with pytest.raises(Unreachable, match="no job named"):
         submit(again, config_of(platform))
     assert read_job(again / "run").state is JobState.CREATED
     second = submit(again, config_of(platform))

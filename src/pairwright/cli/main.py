@@ -24,6 +24,7 @@ from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
 from pairwright.cli.commands.pairs import export_pairs, pull_table, push_table
 from pairwright.cli.commands.report import explain_run, report, view
 from pairwright.cli.commands.run import run_demo, run_flow
+from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
 from pairwright.cli.output import (
@@ -71,7 +72,7 @@ _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment",
 
 class _Commands(GroupInOrder):
     order = (
-        "import", "collect", "record", "teach", "experience", "pairs", "export", "push", "pull",
+        "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
         "evaluate", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
@@ -89,6 +90,7 @@ app.command("import", cls=with_options(*IMPORT_KEYS), rich_help_panel=_DATA)(imp
 app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
 app.command("record", rich_help_panel=_DATA)(record)
 app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
+app.command("score", cls=with_options("score", after="experience"), rich_help_panel=_DATA)(score_runs)
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)

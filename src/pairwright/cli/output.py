@@ -259,6 +259,7 @@ _AT_STOP = {
     "import": "the same command adds what is not in the table yet",
     "collect": _WITH_RESUME,
     "teach": _SAME,
+    "score": _SAME,
     "experience filter": _FROM_START,
     "experience export": _FROM_START,
     "pairs build": _FROM_START,

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 import pydantic
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_config import PairsConfig, own_names
+from pairwright.config.plain_yaml import parse_yaml, read_yaml
+from pairwright.config.score_config import ScoreConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
@@ -59,6 +59,7 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     collect: CollectConfig = CollectConfig()
     teach: TeachConfig = TeachConfig()
+    score: ScoreConfig = ScoreConfig()
     pairs: PairsConfig = PairsConfig()
     tokens: TokensConfig = TokensConfig()
     train: TrainConfig = TrainConfig()
@@ -335,7 +336,7 @@ def merge_tree(
     for key, value in overrides:
         if not is_top_key(key):
             raise ConfigError(explain_unknown(key))
-        _set(tree, key, _yaml_value(value, key), key)
+        _set(tree, key, parse_yaml(value, key), key)  # 3 is a number, true a bool, [a, b] a list
     return tree
 
 
@@ -345,28 +346,12 @@ def config_schema() -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        # safe: plain values only, never Python objects
-        value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {_problem(error)}") from None
+    value = read_yaml(path)
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
     return value
-
-
-def _yaml_value(text: str, where: str) -> Any:
-    """A value from the command line, read as YAML: 3 is a number, true a bool, [a, b] a list."""
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError) as error:
-        raise ConfigError(f"{where}: not valid YAML: {_problem(error)}") from None
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
@@ -406,7 +391,7 @@ def _fill(value: Any, environment: Mapping[str, str], where: str) -> Any:
 
     text = _REFERENCE.sub(look_up, value)
     # a value that is one reference keeps its YAML type, so that ${PORT} can be a number
-    return _yaml_value(text, where) if _REFERENCE.fullmatch(value) else text
+    return parse_yaml(text, where) if _REFERENCE.fullmatch(value) else text
 
 
 def _with_references(resolved: Any, written: Any) -> Any:
@@ -451,15 +436,6 @@ def _with_code_files(config: Config, folder: Path) -> Config:
         if (train, tokens) == (config.train, config.tokens)
         else config.model_copy(update={"train": train, "tokens": tokens})
     )
-
-
-def _mark(error: Exception) -> str:
-    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
-    return f":{mark.line + 1}" if mark is not None else ""
-
-
-def _problem(error: Exception) -> str:
-    return str(error.problem or error) if isinstance(error, MarkedYAMLError) else str(error).split("\n")[0]
 
 
 # Options from Python, laid over a configuration and validated like those of a file.

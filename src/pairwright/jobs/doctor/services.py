@@ -86,7 +86,7 @@ def check_service(patient: Patient) -> Iterator[Finding]:
         yield from _check_platform(patient.config.backend.nemo_platform)
     if patient.config.backend.name != "nemo-customizer":
         return
-    from pairwright.jobs.customizer_api import CustomizerApi
+    from pairwright.jobs.customizer import CustomizerApi
 
     settings = patient.config.backend.nemo_customizer
     quick = settings.model_copy(update={"request_timeout_seconds": min(_SECONDS, settings.request_timeout_seconds)})
@@ -105,7 +105,7 @@ def check_service(patient: Patient) -> Iterator[Finding]:
                 f"check backend.nemo_customizer.{tokens if error.status in (401, 403) else place}",
             )
             return
-        yield fine("service", f"{api.entity_host}: answers and accepts us")
+        yield fine("service", f"{api.host}: answers and accepts us")
         # A service that lists nothing says nothing about what it can tune.
         if wanted and listed and wanted not in listed:
             yield wrong(
