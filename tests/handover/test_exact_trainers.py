@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,9 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize(
     ("kind", "reference"),
     [("sft", "in the rows")]
-    + [(kind, way) for kind in ("dpo", "kto") for way in ("in the rows", "computed before", "computed with each batch")],
+    + [
+        (kind, way) for kind in ("dpo", "kto") for way in ("in the rows", "computed before", "computed with each batch")
+    ],
 )
 def test_an_update_of_3_3_and_2_rows_is_the_update_of_our_loop(kind, reference, data, place):
     """With weights of rows and tokens, wherever the reference values come from."""
@@ -151,6 +154,20 @@ def test_other_rows_and_other_releases_are_refused(data, place, monkeypatch):
     monkeypatch.setattr(trl, "__version__", "1.0.0")
     with pytest.raises(ConfigError, match=r"trl 1.0.0: .* pip install trl==1.16.0"):
         trainer_of("dpo", place, data["dpo"].to_trl("dpo"), reference=False)
+
+
+def test_the_script_of_the_documentation_trains_every_row(place, data, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "trl.md").read_text(encoding="utf-8")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "first").symlink_to(place / "model")
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "tokens").symlink_to(data["dpo"].path)
+    monkeypatch.chdir(tmp_path)
+    script: dict = {}
+    exec(re.search(r"```py\n(.*?)```", page, re.S)[1], script)
+    assert script["trainer"].state.global_step == 4, "eight pairs in batches of two"
+    assert (tmp_path / "runs" / "first" / "trl" / "model.safetensors").is_file()
+    assert script["trainer"].state.log_history[-1]["train_loss"] > 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ null: all 1, and not computed), `uid` and `turns` (the experience, and its train
 docs/reference/token-rows.md describes every column.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import xxhash
 
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
+from pairwright.paths import Place, write_atomic
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json, content_hash
 from pairwright.tokens.batch.collate import Tree
@@ -98,6 +101,20 @@ class TokenRows:
 
     def count(self, split: str) -> int:
         return sum(len(items) for name, items in self._items() if split in (name, "all"))
+
+    def write_parquet(self, file: Place, split: str = "train") -> int:
+        """Write the rows of a split; returns their number."""
+        if not (num_rows := self.count(split)):
+            raise ConfigError(f"{self._tokens}: no rows for {self.kind} in the split {split!r}")
+        with write_atomic(file) as temporary, pq.ParquetWriter(temporary, self.schema, compression="zstd") as writer:
+            for batch in self.batches(split):
+                writer.write_batch(batch)
+        return num_rows
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Items that were not encoded, by reason."""
+        return dict(sorted(Counter(self.channel.refusals.values()).items()))
 
     @property
     def fingerprint(self) -> str:
