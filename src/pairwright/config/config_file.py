@@ -327,7 +327,7 @@ def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
-    tree = {} if path is None else _read_yaml(Path(path))
+    tree = {} if path is None else read_tree(Path(path))
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX):
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
@@ -345,7 +345,8 @@ def config_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_tree(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file; ConfigError if it has others."""
     value = read_yaml(path)
     if value is None:
         return {}
@@ -418,8 +419,8 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
 
 
 def _with_code_files(config: Config, folder: Path) -> Config:
-    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`) count from here, then from the
-    folder of the configuration."""
+    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`, `tokens.credit.function`) count
+    from here, then from the folder of the configuration."""
 
     def find(name: str | None) -> str | None:
         place, _, function = (name or "").rpartition(":")
@@ -431,6 +432,8 @@ def _with_code_files(config: Config, folder: Path) -> Config:
         train = train.model_copy(update={"sdpo": train.sdpo.model_copy(update={"hint": hint})})
     if (rule := find(tokens.train_turns)) != tokens.train_turns:
         tokens = tokens.model_copy(update={"train_turns": rule})
+    if (credit := find(tokens.credit.function)) != tokens.credit.function:
+        tokens = tokens.model_copy(update={"credit": tokens.credit.model_copy(update={"function": credit})})
     return (
         config
         if (train, tokens) == (config.train, config.tokens)
