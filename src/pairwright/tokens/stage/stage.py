@@ -11,7 +11,6 @@ command again reads the keys and encodes what is new. A refusal is a row, too, w
 import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from rich.text import Text
 
-ITEMS_PER_TASK = 256  # items that a worker encodes at a time
+# What a worker encodes at a time, and a killed run loses at most: so many items, fewer where they are long.
+ITEMS_PER_TASK = 256
+MESSAGES_PER_TASK = 2048
 _VERSION = 7  # of what is written for an item: a new one makes old rows unknown
 
 
@@ -161,9 +162,17 @@ def folder_hash(folder: Path) -> str:
 
 
 def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
-    """A few hundred items at a time."""
-    # iter(function, sentinel): tasks until an empty one.
-    return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
+    """Yield the items in tasks; their bounds depend on the items alone, so that every run writes the same files."""
+    task, num_messages = list[Item](), 0
+    for item in items:
+        task.append(item)
+        run = item.experience.messages if item.experience is not None else ()
+        num_messages += len(run) + len(item.prompt) + len(item.chosen) + len(item.rejected)
+        if len(task) >= ITEMS_PER_TASK or num_messages >= MESSAGES_PER_TASK:
+            yield task
+            task, num_messages = [], 0
+    if task:
+        yield task
 
 
 # By folder, chat template and its variables, in each process: loading takes longer than encoding a task.
