@@ -2,13 +2,14 @@
 
 import sys
 
-from bench import house, importing, pairs, records, table, templates
+from bench import house, importing, pairs, records, scoring, table, templates
 
 BENCHMARKS = {
     "records": records.main,
     "table": table.main,
     "import": importing.main,
     "pairs": pairs.main,
+    "scoring": scoring.main,
     "house": house.main,
 }
 

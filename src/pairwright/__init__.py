@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         gather_response_attr,
         gather_token_ids,
     )
+    from pairwright.scores.score_tables import ScoreSummary, score
     from pairwright.sources.rollouts.trinity import loads_trinity
     from pairwright.sources.shapes.chat_messages import message_from_chat
     from pairwright.store.arrow import from_arrow, from_dataset, to_arrow, to_dataset
@@ -69,6 +70,7 @@ _HOMES = {
     "export": ["ExportSummary", "HubSummary", "export_pairs", "pull", "push"],
     "pairs.container": ["Pairs", "make_pairs"],
     "records.experience": ["EID", "CustomField", "Experience", "Kind", "Pair", "Side", "SideOf", "Source"],
+    "scores.score_tables": ["ScoreSummary", "score"],
     "sources.shapes.chat_messages": ["message_from_chat"],
     "sources.rollouts.trinity": ["loads_trinity"],
     "store.arrow": ["from_arrow", "from_dataset", "to_arrow", "to_dataset"],
@@ -97,6 +99,7 @@ __all__ = [
     "Pairs",
     "PairwrightError",
     "RecordError",
+    "ScoreSummary",
     "Side",
     "SideOf",
     "Source",
@@ -130,6 +133,7 @@ __all__ = [
     "prompt_hash",
     "pull",
     "push",
+    "score",
     "split_preference",
     "split_preferences",
     "to_arrow",

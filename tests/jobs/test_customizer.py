@@ -24,9 +24,9 @@ from pairwright.jobs import (
     ServiceError,
     Unreachable,
     customizer,
-    customizer_api,
     is_submitted,
     read_job,
+    service_client,
 )
 from pairwright.jobs.job import silent
 
@@ -39,7 +39,7 @@ backend = BACKENDS["nemo-customizer"]
 
 @pytest.fixture
 def peer(monkeypatch):
-    monkeypatch.setattr(customizer_api, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(service_client, "_PAUSE_SECONDS", 0.01)
     with running(Peer()) as made:
         yield made
 
@@ -254,7 +254,9 @@ def test_an_answer_that_was_lost_starts_no_second_job(peer, tmp_path, fault):
 @pytest.mark.parametrize("was_created", [False, True])
 def test_a_submission_that_was_interrupted_is_taken_up_without_a_second_job(peer, tmp_path, was_created, monkeypatch):
     if was_created:  # the service has it, and we were killed before we wrote that down
-        monkeypatch.setattr(customizer, "_write_details", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(
+            customizer.CustomizerApi, "write_created", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
     else:
         peer.script[("POST", JOBS)] = [400]
     with pytest.raises((ServiceError, KeyboardInterrupt)):

@@ -14,7 +14,7 @@ from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright import Experience, Message, Table, ToolCall
 from pairwright.cli import app
 from pairwright.config import Config
-from pairwright.jobs import customizer_api
+from pairwright.jobs import service_client
 from pairwright.jobs.doctor import diagnosis
 from pairwright.jobs.doctor import memory as doctor_memory
 from pairwright.jobs.doctor.memory import Shape, Size, generation_needs, model_size, needs
@@ -29,7 +29,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(customizer_api, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(service_client, "_PAUSE_SECONDS", 0.01)
 
 
 def found(config=None, *arguments):

@@ -18,7 +18,7 @@ from nat.data_models.evaluator import EvalInput, EvalInputItem
 from nat.data_models.finetuning import DPOItem, Trajectory, TrajectoryCollection
 
 from pairwright.config.backend_config import NemoCustomizerConfig
-from pairwright.jobs import customizer, customizer_files
+from pairwright.jobs import BACKENDS, customizer, customizer_files
 from pairwright.nat import (
     CandidateStep,
     CustomizerHyperparameters,
@@ -97,13 +97,14 @@ class Adapter(PairwrightTrainerAdapter):
             return dataset.training.read_text(), validation.read_text()
 
 
-class _Sdk:
-    """Our HTTP client in front of the SDK objects of an adapter."""
+class _Sdk(customizer.CustomizerApi):
+    """Our dialect in front of the SDK objects of an adapter."""
 
     adapter: Adapter
 
     def __init__(self, settings: NemoCustomizerConfig) -> None:
-        self.entity_host, self.datastore_host, self.hf_token = settings.entity_host, settings.datastore_host, None
+        self.settings = settings
+        self.host = settings.entity_host
         self.client = self.adapter.entity_client
 
     def __enter__(self) -> "_Sdk":
@@ -118,27 +119,27 @@ class _Sdk:
     def create_dataset(self, namespace: str, name: str) -> None:
         self.client.datasets.create(name=name, namespace=namespace)
 
-    def create_job(self, body: dict[str, Any]) -> dict[str, Any]:
+    def send_job(self, body: dict[str, Any]) -> dict[str, Any]:
         job = self.client.customization.jobs.create(
             **{name: body[name] for name in ("config", "dataset", "hyperparameters")}
         )
         return {"id": job.id, "output_model": job.output_model}
 
-    def find_job(self, namespace: str, name: str) -> None:
+    def find_job(self, details: dict[str, Any]) -> None:
         return None
 
     def job_status(self, job_id: str) -> dict[str, Any]:
         status = self.client.customization.jobs.status(job_id)
         return {"status": status.status, "percentage_done": status.percentage_done}
 
-
-def _upload(api: _Sdk, dataset: Any, settings: NemoCustomizerConfig, *, message: str) -> str:
-    hub = api.adapter._hf_api
-    if hub is not None:
-        hub.create_repo(f"{settings.namespace}/{settings.dataset_name}", repo_type="dataset", exist_ok=True)
-        for path in filter(None, (dataset.training, dataset.validation)):
-            hub.upload_file(path_or_fileobj=str(path))
-    return "revision"
+    def upload_files(self, dataset: Any, *, message: str) -> str:
+        hub = self.adapter._hf_api
+        if hub is not None:
+            repo = f"{self.settings.namespace}/{self.settings.dataset_name}"
+            hub.create_repo(repo, repo_type="dataset", exist_ok=True)
+            for path in filter(None, (dataset.training, dataset.validation)):
+                hub.upload_file(path_or_fileobj=str(path))
+        return "revision"
 
 
 class Trainer(PairwrightTrainer):
@@ -186,5 +187,5 @@ def pytest_configure(config: Any) -> None:
         vars(sys.modules[f"{base}.dpo.{part}"]).update(names)
         setattr(sys.modules[f"{base}.dpo"], part, sys.modules[f"{base}.dpo.{part}"])
     sys.modules[base].dpo = sys.modules[f"{base}.dpo"]  # type: ignore[attr-defined]
-    customizer.CustomizerApi = _Sdk  # type: ignore[assignment,misc]
-    customizer_files.upload = _upload  # type: ignore[assignment]
+    customizer.CustomizerApi = _Sdk  # type: ignore[misc]
+    BACKENDS["nemo-customizer"] = _Sdk.as_backend()

@@ -19,11 +19,13 @@ from pairwright.cli.arguments import GroupInOrder, name_types_plainly
 from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
+from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
 from pairwright.cli.commands.pairs import export_pairs, pull_table, push_table
 from pairwright.cli.commands.report import explain_run, report, view
 from pairwright.cli.commands.run import run_demo, run_flow
+from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
 from pairwright.cli.output import (
@@ -71,9 +73,9 @@ _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment",
 
 class _Commands(GroupInOrder):
     order = (
-        "import", "collect", "record", "teach", "experience", "pairs", "export", "push", "pull",
+        "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
-        "evaluate", "explain", "report", "view", "serve",
+        "evaluate", "compare", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
     )  # fmt: skip
 
@@ -89,6 +91,7 @@ app.command("import", cls=with_options(*IMPORT_KEYS), rich_help_panel=_DATA)(imp
 app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
 app.command("record", rich_help_panel=_DATA)(record)
 app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
+app.command("score", cls=with_options("score", after="experience"), rich_help_panel=_DATA)(score_runs)
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)
@@ -98,6 +101,7 @@ app.add_typer(tokens.app, name="tokens", rich_help_panel=_TRAINING)
 app.command("train", cls=with_options(*TRAIN_KEYS, after="override"), rich_help_panel=_TRAINING)(train_model)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAINING)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
+app.command("compare", cls=ConfigCommand, rich_help_panel=_PROOF)(compare_recipes)
 app.command("explain", rich_help_panel=_PROOF)(explain_run)
 app.command("report", rich_help_panel=_PROOF)(report)
 app.command("view", rich_help_panel=_PROOF)(view)

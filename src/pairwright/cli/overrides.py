@@ -191,6 +191,7 @@ _SPELLINGS = {
     "backend.name": Spelling("--backend", complete=complete_choices("backend.name")),
     "pairs.strategy": Spelling(complete=complete_choices("pairs.strategy")),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
+    "score.scorers": Spelling("--with", metavar="SCORER"),
     "pairs.teachers": Spelling(metavar=PLACE),
     "pairs.votes": Spelling(metavar=PLACE),
     "pairs.memory_megabytes": Spelling("--memory", metavar="<text>"),

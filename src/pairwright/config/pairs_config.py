@@ -195,6 +195,8 @@ class PairsConfig(Section):
     teacher_choice: Literal["majority", "best"] = "majority"
     """teachers: the answer of most, or the best-scored."""
     # input and memory
+    score: str | None = None
+    """The stored score that counts as the reward: a scorer, or SCORER.CRITERION (`pairwright score`)."""
     votes: str | SkipJsonSchema[Path] | None = None
     """A CSV file of votes instead of rewards."""
     where: str | None = None
@@ -233,6 +235,9 @@ class PairsConfig(Section):
             raise ValueError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.score is not None and (self.strategy == "imported" or self.votes is not None):
+            other = "votes" if self.votes is not None else "the strategy 'imported', whose pairs have their order"
+            raise ValueError(f"score: leave it out beside {other}")
         if self.verbatim and (self.strategy != "imported" or self.votes is not None):
             raise ValueError("verbatim: only preferences that were imported can be passed through: strategy 'imported'")
         narrower = "within_run" if self.within_run else "within" if self.within is not None else None
@@ -270,7 +275,7 @@ class PairsConfig(Section):
     def content(self) -> dict[str, Any]:
         """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
         they did not have counts only where it is set."""
-        new = {name for name in ("verbatim", "within") if not getattr(self, name)}
+        new = {name for name in ("verbatim", "within", "score") if not getattr(self, name)}
         options = self.model_dump(mode="json", exclude={"preset", *new})
         return {**options, "strategy": "given"} if self.strategy == "imported" else options
 

@@ -1,54 +1,41 @@
-"""Backend for services with the NeMo Customizer API.
+"""The NeMo Customizer dialect: namespaces, dataset repositories, jobs and deployments of NVIDIA's service or of ours.
 
-Submitting exports the pairs, creates namespace and dataset, uploads the files and creates the job. The job reference
-is written before the job is created, and the job name is unique to the run. After a lost response or a crash the job is
-found by name, so it is neither created twice nor lost.
+Submitting exports the pairs, creates namespace and dataset, uploads the files as one revision and creates a job that is
+pinned to it. The name of the job is that of our job, which is unique to the run.
 """
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoCustomizerConfig
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.jobs import customizer_files as customizer_upload
-from pairwright.jobs.customizer_api import CustomizerApi
-from pairwright.jobs.customizer_files import deploy
+from pairwright.jobs import customizer_files
+from pairwright.jobs.dataset import Dataset
 from pairwright.jobs.job import (
-    Backend,
     BackendError,
     Job,
-    JobRequest,
+    JobFailed,
     JobState,
+    JobTimeout,
     Say,
-    ServiceError,
     Status,
     Unreachable,
-    WaitLimits,
     change_job,
-    find_interrupted,
-    new_job,
+    read_job,
     write_job,
 )
-from pairwright.jobs.translation import has_curriculum_order
+from pairwright.jobs.service_backend import Dialect
+from pairwright.jobs.service_client import as_number, require_field
 from pairwright.paths import write_bytes
 from pairwright.records.messages import Json
 
-# The states of the service, as ours.
-_STATES = {
-    "created": JobState.PENDING,
-    "pending": JobState.PENDING,
-    "running": JobState.RUNNING,
-    "cancelling": JobState.CANCELLING,
-    "cancelled": JobState.CANCELLED,
-    "failed": JobState.FAILED,
-    "completed": JobState.COMPLETED,
-    "ready": JobState.COMPLETED,
-}
+_JOBS = "/v1/customization/jobs"
 # the metrics of our trainer by the names of the service
 _NAMES = {
     "train_loss": "loss",
@@ -58,230 +45,260 @@ _NAMES = {
 }
 
 
-def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Export and upload the pairs, then create the job. An interrupted submission is continued under the same name."""
-    if request.pairs is None:
-        raise ConfigError("the nemo-customizer backend trains on pairs: give --pairs DIR")
-    if config.train.where is not None:
-        raise ConfigError("train.where: nemo-customizer takes the pairs as they are: filter them with pairs.where")
-    settings = config.backend.nemo_customizer
-    has_curriculum_order(request.pairs, trainer="NeMo Customizer")
-    with CustomizerApi(settings) as api:  # a missing address is said before anything is written
-        job = find_interrupted(folder, "nemo-customizer") or new_job(
-            "nemo-customizer", model=request.model, pairs=request.pairs
+class CustomizerApi(Dialect):
+    """Client for the entity host and the data store of one service."""
+
+    backend = "nemo-customizer"
+    title = "NeMo Customizer"
+    kept = ("entity_host", "datastore_host", "namespace", "dataset_name")
+    states = {  # noqa: RUF012
+        "created": JobState.PENDING,
+        "pending": JobState.PENDING,
+        "running": JobState.RUNNING,
+        "cancelling": JobState.CANCELLING,
+        "cancelled": JobState.CANCELLED,
+        "failed": JobState.FAILED,
+        "completed": JobState.COMPLETED,
+        "ready": JobState.COMPLETED,
+    }
+    id_field = "id"
+    id_key = "job_id"
+    token_keys = "backend.nemo_customizer.hf_token and api_token, and that they may use the namespace"
+
+    settings: NemoCustomizerConfig
+
+    def tokens_by_host(self) -> dict[str, str | None]:
+        if self.settings.entity_host is None:
+            raise ConfigError("backend.nemo_customizer.entity_host: not set; give the address of the service")
+        import httpx
+
+        entity_host, store = self.settings.entity_host, self.settings.datastore_host or self.settings.entity_host
+        token = self.settings.api_token.get_secret_value() if self.settings.api_token else None
+        # One address for both takes one token.
+        if token is None and httpx.URL(entity_host).netloc == httpx.URL(store).netloc:
+            token = self.hf_token
+        return {entity_host: token, store: self.hf_token or token}
+
+    @property
+    def datastore_host(self) -> str:
+        return self.settings.datastore_host or self.host
+
+    @property
+    def hf_token(self) -> str | None:
+        return self.settings.hf_token.get_secret_value() if self.settings.hf_token else None
+
+    def reference(self, job_id: str, model: str) -> Json:
+        return {
+            "entity_host": self.host,
+            "datastore_host": self.datastore_host,
+            "namespace": self.settings.namespace,
+            "dataset_name": self.settings.dataset_name,
+            "job_name": job_id,
+            "job_id": None,
+            "output_model": None,
+            "config": self.settings.customization_config or model,
+        }
+
+    def export(self, pairs: Path, folder: Path, *, seed: int) -> Dataset:
+        chosen = self.settings.dataset_output_dir
+        return customizer_files.export(
+            pairs, Path(chosen) if chosen else folder / "exports" / "customizer", self.settings, seed=seed
         )
-        # The name is unique to this run, so a job that has it was created by an earlier attempt.
-        if job.details and (existing := api.find_job(job.details["namespace"], job.id)) is not None:
-            say(f"job {existing['id']} was created before, when submitting it was interrupted")
-            return _write_details(folder, job, existing)
-        # Written before anything is sent: after a crash, the name to look for is known.
-        job = write_job(folder, change_job(job, details=_reference(api, settings, job.id, request)))
-        files = Path(settings.dataset_output_dir) if settings.dataset_output_dir else folder / "exports" / "customizer"
-        dataset = customizer_upload.export(request.pairs, files, settings, seed=config.seed)
-        say(f"exported {dataset} to {files}")
-        job = write_job(folder, change_job(job, details={**job.details, "files": dataset.as_json()}))
-        if settings.create_namespace_if_missing:
-            api.create_namespace(settings.namespace)
-        revision = customizer_upload.upload(api, dataset, settings, message=f"{job.id}: {dataset.num_training} pairs")
-        api.create_dataset(settings.namespace, settings.dataset_name)
-        say(f"uploaded to {settings.namespace}/{settings.dataset_name} as revision {revision}")
-        job = write_job(folder, change_job(job, details={**job.details, "revision": revision}))
-        job = _create_job(api, folder, job, _body(job, settings, dataset_revision=revision, model=request.model))
-        say(f"job {job.details['job_id']} makes {job.details['output_model'] or 'a model'}")
-    return job
 
+    def upload(self, job: Job, dataset: Dataset, say: Say) -> Json:
+        namespace, name = self.settings.namespace, self.settings.dataset_name
+        if self.settings.create_namespace_if_missing:
+            self.create_namespace(namespace)
+        revision = self.upload_files(dataset, message=f"{job.id}: {dataset.num_training} pairs")
+        self.create_dataset(namespace, name)
+        say(f"uploaded to {namespace}/{name} as revision {revision}")
+        return {"revision": revision}
 
-def status(folder: Path, job: Job, config: Config) -> Status:
-    with CustomizerApi(_settings(job, config)) as api:
-        job = _with_id(api, folder, job)
-        answer = api.job_status(job.details["job_id"])
-        state = _state(job.details["job_id"], answer)
+    def upload_files(self, dataset: Dataset, *, message: str) -> str:
+        """Upload the files in one commit. Returns its revision."""
+        repo = f"{self.settings.namespace}/{self.settings.dataset_name}"
+        return customizer_files.upload(self.datastore_host, self.hf_token, repo, dataset, message=message)
+
+    def create_namespace(self, namespace: str) -> bool:
+        """Create a namespace in the entity store and the data store. Returns False if it existed in both."""
+        entity = self._created(
+            "POST",
+            self.host,
+            "/v1/namespaces",
+            json={"id": namespace, "description": "Made by pairwright"},
+            there=(409,),
+        )
+        # For a namespace that exists, data stores answer 409 or 422.
+        store = self._created(
+            "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
+        )
+        return entity or store
+
+    def create_dataset(self, namespace: str, name: str) -> bool:
+        """Register a dataset. Returns False if it existed."""
+        body = {
+            "name": name,
+            "namespace": namespace,
+            "files_url": f"hf://datasets/{namespace}/{name}",
+            "description": "Preference pairs, written by pairwright",
+        }
+        return self._created("POST", self.host, "/v1/datasets", json=body, there=(409,))
+
+    def create_job(self, job: Job, *, seed: int) -> Json:
+        settings, details = self.settings, job.details
+        dataset: Json = {"name": settings.dataset_name, "namespace": settings.namespace}
+        # The revision is a commit: later uploads to the same dataset do not change what this job reads.
+        if settings.pin_revision:
+            dataset["files_url"] = f"hf://datasets/{settings.namespace}/{settings.dataset_name}@{details['revision']}"
+        body = {
+            "name": details["job_name"],
+            "namespace": settings.namespace,
+            "description": f"{details['files']['num_training']} preference pairs by pairwright",
+            "config": details["config"],
+            "dataset": dataset,
+            "hyperparameters": settings.hyperparameters.options(),
+            "custom_fields": {"pairwright_revision": details["revision"]},
+        }
+        return self.send_job(body)
+
+    def send_job(self, body: Json) -> Json:
+        return require_field(self._sent("POST", _JOBS, json=body), "id", "a job")
+
+    def find_job(self, details: Json) -> Json | None:
+        matches = (row for row in self._rows(_JOBS) if row.get("name") == details["job_name"])
+        return next((row for row in matches if row.get("namespace") in (None, details["namespace"])), None)
+
+    def new_details(self, answer: Json) -> Json:
+        return {"job_id": answer["id"], "output_model": answer.get("output_model")}
+
+    def job_status(self, job_id: str) -> Json:
+        return self._got(f"{_JOBS}/{quote(job_id, safe='')}/status")
+
+    def cancel_job(self, job_id: str) -> Json:
+        return self._sent("POST", f"{_JOBS}/{quote(job_id, safe='')}/cancel")
+
+    def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
+        # The service returns the whole log; the position is the number of lines that were returned before.
+        lines = list(_lines(self._got(f"{_JOBS}/{quote(job_id, safe='')}/container-logs")))
+        num_seen = position or 0
+        return lines[num_seen:], max(num_seen, len(lines))
+
+    def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:
+        """Write the metrics of the job, and its model if the service named none when the job was created."""
         if not job.details.get("output_model") and state is JobState.COMPLETED:
-            output = api.job(job.details["job_id"]).get("output_model")
+            output = self._got(f"{_JOBS}/{quote(job.details['job_id'], safe='')}").get("output_model")
             write_job(folder, change_job(job, details={**job.details, "output_model": output}))
-    write_metrics(folder, answer)
-    return _status(state, answer)
+        rows = metric_rows(answer)
+        if rows:
+            content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+            write_bytes(folder / "metrics.jsonl", content, error=PairwrightError)
+
+    def to_status(self, state: JobState, answer: Json) -> Status:
+        step, per_epoch = as_number(answer.get("steps_completed")), as_number(answer.get("steps_per_epoch"))
+        percentage = as_number(answer.get("percentage_done"))
+        done = None
+        if step and percentage:
+            # The service does not say how many steps there are: estimated from the share that is done.
+            done = round(step * 100 / percentage)
+        messages = [log.get("message") for log in answer.get("status_logs") or [] if isinstance(log, dict)]
+        details = [
+            log.get("detail") for log in answer.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
+        ]
+        words = str(messages[-1]) if messages and messages[-1] else ""
+        if state is JobState.FAILED and details:
+            words = f"{words}: {details[-1]}" if words else str(details[-1])
+        return Status(
+            state=state,
+            percentage=percentage,
+            step=None if step is None else int(step),
+            num_steps=done,
+            message=words,
+            epoch=step / per_epoch if step is not None and per_epoch else as_number(answer.get("epochs_completed")),
+            train_loss=as_number(answer.get("train_loss")),
+            validation_loss=as_number(answer.get("val_loss")),
+        )
+
+    def configs(self) -> list[Json]:
+        return list(self._rows("/v1/customization/configs"))
+
+    def create_deployment_config(self, body: Json) -> bool:
+        return self._created("POST", self.host, "/v1/deployment/configs", json=body, there=(409,))
+
+    def create_deployment(self, body: Json) -> bool:
+        return self._created("POST", self.host, "/v1/deployment/model-deployments", json=body, there=(409,))
+
+    def find_deployment(self, namespace: str, name: str) -> Json | None:
+        rows = self._rows("/v1/deployment/model-deployments")
+        return next((row for row in rows if (row.get("namespace"), row.get("name")) == (namespace, name)), None)
+
+    @classmethod
+    def deploy(cls, folder: Path, job: Job, config: Config, say: Say) -> Json:
+        """Deploy the model of a completed job and wait until it is ready. Repeating it reuses the deployment."""
+        model = job.details.get("output_model")
+        if job.state is not JobState.COMPLETED or not model:
+            raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
+        with cls.for_job(job, config) as api:
+            namespace, wanted = api.settings.namespace, api.settings.deployment_config
+            name = wanted.deployment_name or job.id
+            nim: Json = {"image_tag": wanted.image_tag, "gpu": wanted.gpu}
+            if wanted.image_name is not None:
+                nim["image_name"] = wanted.image_name
+            shared = {"name": name, "namespace": namespace, "description": wanted.description}
+            api.create_deployment_config({**shared, "model": model, "nim_deployment": nim})
+            is_new = api.create_deployment({**shared, "config": f"{namespace}/{name}"})
+            # A name of ours belongs to this job alone; one that the user chose may be in use.
+            models = None
+            if not is_new and wanted.deployment_name is not None:
+                models = (api.find_deployment(namespace, name) or {}).get("models")
+            if models and model not in models:
+                raise BackendError(
+                    f"{namespace}/{name}: is the deployment of {', '.join(map(str, models))}: choose another "
+                    f"deployment_config.deployment_name, or leave it out"
+                )
+            deployment: Json = {"name": name, "namespace": namespace, "status": "created"}
+            write_job(folder, change_job(job, deployment=deployment))
+            say(f"deployment {namespace}/{name} of {model} was created")
+            ready = api.wait_for_deployment(folder, name, say)
+        answer = {"model": model, "url": ready.get("url"), "models": ready.get("models") or [model]}
+        deployment = {**deployment, "status": "ready", **answer}
+        write_job(folder, change_job(read_job(folder), deployment=deployment))
+        return deployment
+
+    def wait_for_deployment(self, folder: Path, name: str, say: Say) -> Json:
+        """Poll a deployment until it is ready. Raises JobFailed if it fails, JobTimeout after the timeout."""
+        settings = self.settings
+        started, num_failures, last = time.monotonic(), 0, None
+        while True:
+            try:
+                deployment = self.find_deployment(settings.namespace, name)
+                num_failures = 0
+            except Unreachable:
+                num_failures += 1
+                if num_failures > settings.max_status_failures:
+                    raise
+            else:
+                details = (deployment or {}).get("status_details") or {}
+                status = str(details.get("status", "missing")).lower()
+                if deployment is not None and status == "ready":
+                    return deployment
+                if status in ("failed", "error"):
+                    raise JobFailed(f"deployment {name}: {status}: {details.get('description') or 'no reason given'}")
+                if status != last:
+                    say(f"deployment {name}: {status}")
+                    last = status
+            if time.monotonic() - started > settings.deployment_timeout_seconds:
+                raise JobTimeout(
+                    f"deployment {name}: not ready after {settings.deployment_timeout_seconds:g} s (last seen: {last})."
+                    f" Wait on with: pairwright jobs deploy {folder}"
+                )
+            time.sleep(min(settings.poll_interval_seconds, settings.deployment_timeout_seconds))
 
 
 def service_status(job_id: str, settings: NemoCustomizerConfig) -> Status:
     """Return the status of a job that has no job file here, by its id on the service."""
     with CustomizerApi(settings) as api:
         answer = api.job_status(job_id)
-    return _status(_state(job_id, answer), answer)
-
-
-def _state(job_id: str, answer: Json) -> JobState:
-    name = str(answer.get("status", "")).lower()
-    if name not in _STATES:
-        raise Unreachable(f"{job_id}: the service says its status is {answer.get('status')!r}")
-    return _STATES[name]
-
-
-def cancel(folder: Path, job: Job, config: Config) -> Job:
-    with CustomizerApi(_settings(job, config)) as api:
-        job = _with_id(api, folder, job)
-        try:
-            answer = api.cancel_job(job.details["job_id"])
-        except ServiceError as error:
-            if error.status != 409:  # 409: it had ended already
-                raise
-            answer = api.job(job.details["job_id"])
-    state = _STATES.get(str(answer.get("status", "")).lower(), JobState.CANCELLING)
-    # A late answer such as `running` does not take back that the job is being cancelled.
-    return write_job(folder, change_job(job, state=state if state in _ENDING else JobState.CANCELLING))
-
-
-def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
-    """Yield the log lines of the service; with `follow`, until the job ends."""
-    settings = _settings(job, config)
-    num_seen = 0
-    with CustomizerApi(settings) as api:
-        job = _with_id(api, folder, job)
-        while True:
-            # The state is read before the log, so that the last lines of an ended job are not missed.
-            state = _STATES.get(str(api.job_status(job.details["job_id"]).get("status", "")).lower())
-            entries = api.job_logs(job.details["job_id"])
-            lines = list(_lines(entries))
-            yield from lines[num_seen:]
-            num_seen = max(num_seen, len(lines))
-            if not follow or state in (JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED):
-                return
-            time.sleep(settings.poll_interval_seconds)
-
-
-def wait_limits(config: Config) -> WaitLimits:
-    settings = config.backend.nemo_customizer
-    return WaitLimits(
-        poll_interval_seconds=settings.poll_interval_seconds,
-        timeout_seconds=settings.training_timeout_seconds,
-        max_failures=settings.max_status_failures,
-    )
-
-
-_ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED)
-
-
-def _reference(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, request: JobRequest) -> Json:
-    return {
-        "entity_host": api.entity_host,
-        "datastore_host": api.datastore_host,
-        "namespace": settings.namespace,
-        "dataset_name": settings.dataset_name,
-        "job_name": name,
-        "job_id": None,
-        "output_model": None,
-        "config": settings.customization_config or request.model,
-    }
-
-
-def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, model: str) -> Json:
-    """Build the request body for creating a job."""
-    repo = f"{settings.namespace}/{settings.dataset_name}"
-    dataset: Json = {"name": settings.dataset_name, "namespace": settings.namespace}
-    # The revision is a commit: later uploads to the same dataset do not change what this job reads.
-    if settings.pin_revision:
-        dataset["files_url"] = f"hf://datasets/{repo}@{dataset_revision}"
-    return {
-        "name": job.id,
-        "namespace": settings.namespace,
-        "description": f"{job.details['files']['num_training']} preference pairs by pairwright",
-        "config": settings.customization_config or model,
-        "dataset": dataset,
-        "hyperparameters": settings.hyperparameters.options(),
-        "custom_fields": {"pairwright_revision": dataset_revision},
-    }
-
-
-def _create_job(api: CustomizerApi, folder: Path, job: Job, body: Json) -> Job:
-    """Create the job. If the response is lost, look the job up by name instead of sending the request again."""
-    try:
-        answer: Json | None = api.create_job(body)
-    except Unreachable as error:
-        answer = api.find_job(body["namespace"], job.id)
-        if answer is None:
-            raise Unreachable(
-                f"{error}; no job named {job.id} was created. Try again with: pairwright jobs submit"
-            ) from error
-    assert answer is not None
-    return _write_details(folder, job, answer)
-
-
-def _with_id(api: CustomizerApi, folder: Path, job: Job) -> Job:
-    """Return the job with its id, looked up by name if a crash came before the id was written."""
-    if job.details.get("job_id"):
-        return job
-    answer = api.find_job(job.details["namespace"], job.details["job_name"])
-    if answer is None:
-        raise BackendError(
-            f"{job.id}: was never created at {job.details['entity_host']}: submitting it was interrupted. "
-            f"Submit it again with the same command"
-        )
-    return _write_details(folder, job, answer)
-
-
-def _write_details(folder: Path, job: Job, answer: Json) -> Job:
-    details = {**job.details, "job_id": answer["id"], "output_model": answer.get("output_model")}
-    return write_job(folder, change_job(job, state=JobState.PENDING, details=details))
-
-
-def _settings(job: Job, config: Config) -> NemoCustomizerConfig:
-    """Settings for an existing job: hosts and names as of its submission, tokens from the current configuration."""
-    names = ("entity_host", "datastore_host", "namespace", "dataset_name")
-    return config.backend.nemo_customizer.model_copy(update={name: job.details[name] for name in names})
-
-
-def _status(state: JobState, response: Json) -> Status:
-    """Convert a status response of the service to a `Status`."""
-    step, per_epoch = _integer(response, "steps_completed"), _integer(response, "steps_per_epoch")
-    percentage = _number(response, "percentage_done")
-    done = None
-    if step and percentage:
-        # The service does not say how many steps there are: estimated from the share that is done.
-        done = round(step * 100 / percentage)
-    messages = [log.get("message") for log in response.get("status_logs") or [] if isinstance(log, dict)]
-    details = [
-        log.get("detail") for log in response.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
-    ]
-    words = str(messages[-1]) if messages and messages[-1] else ""
-    if state is JobState.FAILED and details:
-        words = f"{words}: {details[-1]}" if words else str(details[-1])
-    return Status(
-        state=state,
-        percentage=percentage,
-        step=step,
-        num_steps=done,
-        message=words,
-        epoch=step / per_epoch if step is not None and per_epoch else _number(response, "epochs_completed"),
-        train_loss=_number(response, "train_loss"),
-        validation_loss=_number(response, "val_loss"),
-    )
-
-
-def _lines(value: Any) -> Iterator[str]:
-    """Yield the lines of container logs, which may be strings, lists, or dicts nested by pod and container."""
-    if isinstance(value, str):
-        yield from value.splitlines()
-    elif isinstance(value, list):
-        for item in value:
-            yield from _lines(item)
-    elif isinstance(value, dict):
-        # Known envelopes around log lines; without one, every nested list and map is searched.
-        entries = next((value[key] for key in ("entries", "logs", "data", "message") if value.get(key)), None)
-        for item in (
-            [entries] if entries is not None else [item for item in value.values() if isinstance(item, dict | list)]
-        ):
-            yield from _lines(list(item.values()) if isinstance(item, dict) else item)
-
-
-def _number(response: Json, key: str) -> float | None:
-    value: Any = response.get(key)
-    # bool is a subclass of int.
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _integer(response: Json, key: str) -> int | None:
-    value = _number(response, key)
-    return None if value is None else int(value)
+        return api.to_status(api.state_of(job_id, answer), answer)
 
 
 def metric_rows(details: Json) -> list[Json]:
@@ -303,20 +320,20 @@ def metric_rows(details: Json) -> list[Json]:
     return [rows[key] for key in sorted(rows)]
 
 
-def write_metrics(folder: Path, details: Json) -> None:
-    """Replace metrics.jsonl of the run by the metrics of a status response; does nothing if it has none."""
-    rows = metric_rows(details)
-    if rows:
-        content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-        write_bytes(folder / "metrics.jsonl", content, error=PairwrightError)
+def _lines(value: Any) -> Iterator[str]:
+    """Yield the lines of container logs, which may be strings, lists, or dicts nested by pod and container."""
+    if isinstance(value, str):
+        yield from value.splitlines()
+    elif isinstance(value, list):
+        for item in value:
+            yield from _lines(item)
+    elif isinstance(value, dict):
+        # Known envelopes around log lines; without one, every nested list and map is searched.
+        entries = next((value[key] for key in ("entries", "logs", "data", "message") if value.get(key)), None)
+        for item in (
+            [entries] if entries is not None else [item for item in value.values() if isinstance(item, dict | list)]
+        ):
+            yield from _lines(list(item.values()) if isinstance(item, dict) else item)
 
 
-NEMO_CUSTOMIZER = Backend(
-    name="nemo-customizer",
-    submit=submit,
-    status=status,
-    cancel=cancel,
-    deploy=deploy,
-    logs=logs,
-    wait_limits=wait_limits,
-)
+NEMO_CUSTOMIZER = CustomizerApi.as_backend()

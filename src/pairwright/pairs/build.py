@@ -43,6 +43,7 @@ from pairwright.pairs.strategies.strategies import compares_groups, with_thresho
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
 from pairwright.paths import Place, build_folder, claim_folder, write_json
+from pairwright.store.score_log import read_score_log
 from pairwright.store.table import Table
 
 # Planning: plan and spill each partition, then select among the drafts of all partitions.
@@ -136,6 +137,8 @@ def plan_pairs(
         engine: Its workers plan the partitions, if there is a folder and the strategy allows partitions.
         progress: Called with the number of tasks done and in total.
     """
+    if options.score is not None:
+        tables = _with_score(tables, options.score)
     everything = (*tables, *(Table(path, create=False) for path in options.teachers))
     check_exclusions(everything)
     if options.within is not None:
@@ -170,6 +173,14 @@ def plan_pairs(
         crowded=steps.filter(steps["mark"].is_duplicated()).unique(),
         votes=votes,
     )
+
+
+def _with_score(tables: Sequence[Table], name: str) -> list[Table]:
+    """Return views of the tables with a stored score as reward; the tables must be scored by the same version."""
+    versions = {read_score_log(table.path, name.partition(".")[0])["hash"].last() for table in tables}
+    if len(versions) > 1:
+        raise PairwrightError(f"score: {name} scored the tables in different versions: score all of them again")
+    return [table.with_score(name) for table in tables]
 
 
 def _plan_in_process(

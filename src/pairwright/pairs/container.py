@@ -207,6 +207,9 @@ def make_pairs(
         raise ConfigError("tables: all of them need the same filter; build the pairs of each alone")
     for condition in conditions:
         options["where"] = join_conditions(options.get("where"), str(condition))
+    for score in {table.score_name for table in opened} - {None}:
+        if options.setdefault("score", score) != score:
+            raise ConfigError("score: the tables are views with another score; build the pairs of each alone")
     # Only what is given: a default would win over the preset.
     options |= {key: value for key, value in (("strategy", strategy), ("min_gap", min_gap)) if value is not None}
     config = adjust_config(seed=seed, pairs=options)

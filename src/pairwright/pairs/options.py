@@ -39,7 +39,9 @@ class PairOptions(Options, PairsConfig):
         """Return the options for funnel.json; paths are reduced to names, so that results do not depend on them."""
         values = dict(self)
         values = {
-            name: value for name, value in values.items() if name not in ("preset", "within") or value is not None
+            name: value
+            for name, value in values.items()
+            if name not in ("preset", "within", "score") or value is not None
         }
         values |= {name: str(values[name]) for name in ("high", "low")}
         values["teachers"] = [place(path).name for path in self.teachers]

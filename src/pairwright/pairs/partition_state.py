@@ -64,7 +64,8 @@ _ADVICE = {
     Reason.FILTERED: "a wider --where lets some through",
     Reason.IS_A_PAIR: "--strategy imported passes them through",
     Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",
-    Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE",
+    Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE, or score them: pairwright "
+    "score TABLE --with programs",
     Reason.FAILED: "--keep-masked lets them through",
     Reason.TRUNCATED: "leave out --drop-truncated",
     Reason.DIFFERENT_PROMPTS: "--strategy divergence compares runs from where they part; --strategy stratified "

@@ -50,9 +50,11 @@ class Segment:
     name: str
     first: int
     num_rows: int
+    score: str | None = None
 
     def table(self) -> Table:
-        return Table(self.folder, create=False, only=self.name)
+        table = Table(self.folder, create=False, only=self.name)
+        return table if self.score is None else table.with_score(self.score)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def segments_of(tables: Sequence[Table]) -> list[Segment]:
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
         for name in table.segments():
-            segment = Segment(table.path, name, first, table.part(name).count())
+            segment = Segment(table.path, name, first, table.part(name).count(), table.score_name)
             segments.append(segment)
             first += segment.num_rows
     return segments

@@ -29,6 +29,7 @@ from pairwright.paths.paths import (
 )
 from pairwright.paths.writing import (
     append_line,
+    append_lines,
     append_synced,
     lock_folder,
     publish,
@@ -43,6 +44,7 @@ __all__ = [
     "ModelFolderError",
     "Place",
     "append_line",
+    "append_lines",
     "append_synced",
     "arrow_input",
     "at_once",

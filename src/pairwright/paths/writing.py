@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -221,18 +221,24 @@ IsWhole = Callable[[bytes], bool]
 
 
 def append_line(path: Path, line: bytes, *, header: bytes, is_whole: IsWhole) -> None:
-    """Append one line and sync it; the file is created with its header if it is missing.
+    """Append one line and sync it: `append_lines` with one."""
+    append_lines(path, [line], header=header, is_whole=is_whole)
+
+
+def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole: IsWhole) -> None:
+    """Append lines and sync them once; the file is created with its header if it is missing.
 
     path: the file; its folder is created if it is missing.
-    line: without line break, at most `MAX_LINE` bytes.
+    lines: without line breaks, at most `MAX_LINE` bytes each.
     header: the first line that the file must have.
     is_whole: whether a last line without line break is complete, such as one that an editor left.
 
     Raises PairwrightError if the file begins with another line, or cannot be written; then nothing was written.
     """
-    assert b"\n" not in line, "a line"
-    if len(line) > MAX_LINE:
-        raise PairwrightError(f"{path}: got a line of {len(line):,} bytes, expected at most {MAX_LINE:,}")
+    for line in lines:
+        assert b"\n" not in line, "a line"
+        if len(line) > MAX_LINE:
+            raise PairwrightError(f"{path}: got a line of {len(line):,} bytes, expected at most {MAX_LINE:,}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _open_locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
@@ -240,7 +246,7 @@ def append_line(path: Path, line: bytes, *, header: bytes, is_whole: IsWhole) ->
             _repair(fd, path, header, is_whole)
             size = os.fstat(fd).st_size
             try:
-                _write_all(fd, (b"" if size else header + b"\n") + line + b"\n")
+                _write_all(fd, b"".join([b"" if size else header + b"\n", *(line + b"\n" for line in lines)]))
                 os.fsync(fd)
             except OSError:
                 os.ftruncate(fd, size)  # a full disk takes a part of a line: it goes again

@@ -257,6 +257,20 @@ def weight_of(message: Message) -> float:
     return float(value) if isinstance(value, int | float) else 1.0
 
 
+# In `extra`: the reward of a single turn, where data have rewards of steps.
+TURN_REWARD = "turn_reward"
+
+
+def turn_reward_of(message: Message) -> float | None:
+    """The recorded reward of a turn.
+
+    >>> turn_reward_of(Message("assistant", "hi", extra={TURN_REWARD: -1})), turn_reward_of(Message("assistant", "hi"))
+    (-1.0, None)
+    """
+    value = message.extra.get(TURN_REWARD) if message.extra else None
+    return float(value) if isinstance(value, int | float) else None
+
+
 def as_message(message: Message | Json) -> Message:
     """A message, or a chat dict as one."""
     return message if type(message) is Message else Message.from_chat(cast(Json, message))

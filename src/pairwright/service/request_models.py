@@ -51,29 +51,30 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
-class NamespaceBody(Body):
-    id: Name
+class Described(Body):
+    """What every entity may say about itself."""
+
     description: Text | None = None
     project: Name | None = None
     custom_fields: Json = {}
     ownership: Json | None = None
 
 
-class DatasetBody(Body):
+class NamespaceBody(Described):
+    id: Name
+
+
+class DatasetBody(Described):
     """A dataset and where its files are: `hf://datasets/<namespace>/<name>`, with `@<commit>` for one revision."""
 
     name: Name
     namespace: Name = "default"
     files_url: Name
-    description: Text | None = None
     format: Name | None = None
     hf_endpoint: Name | None = None
     # 2**53: the largest whole number that every JSON client reads exactly.
     limit: Count | None = Field(default=None, ge=1, le=2**53)
     split: Name | None = None
-    project: Name | None = None
-    custom_fields: Json = {}
-    ownership: Json | None = None
 
 
 class DatasetReference(Body):
@@ -197,62 +198,43 @@ class ExternalEndpoint(Body):
     enabled_models: list[ModelName] = Field(default=[], max_length=100)
 
 
-class InlineConfig(Body):
+class Served(Described):
     """What a deployment serves: a model of this service, or an endpoint elsewhere."""
 
-    name: Name | None = None
-    namespace: Name | None = None
     model: ModelName | Json | None = None
-    description: Text | None = None
     nim_deployment: NimDeployment | None = None
     external_endpoint: ExternalEndpoint | None = None
-    project: Name | None = None
-    custom_fields: Json = {}
-    ownership: Json | None = None
+
+
+class InlineConfig(Served):
+    name: Name | None = None
+    namespace: Name | None = None
     schema_version: Name | None = None
 
 
-class DeploymentConfigBody(Body):
+class DeploymentConfigBody(Served):
     name: Name | None = None
     namespace: Name = "default"
-    model: ModelName | Json | None = None
-    description: Text | None = None
-    nim_deployment: NimDeployment | None = None
-    external_endpoint: ExternalEndpoint | None = None
-    project: Name | None = None
-    custom_fields: Json = {}
-    ownership: Json | None = None
 
 
-class DeploymentBody(Body):
+class DeploymentBody(Described):
     name: Name | None = None
     namespace: Name = "default"
     config: ModelName | InlineConfig
-    description: Text | None = None
     models: list[ModelName] = Field(default=[], max_length=100)
     # Models come from this machine; a token for another hub is not kept.
     hf_token: Annotated[str, Field(max_length=500)] | None = Field(default=None, exclude=True)
     async_enabled: bool | None = None
-    project: Name | None = None
-    custom_fields: Json = {}
-    ownership: Json | None = None
 
 
-class ProjectBody(Body):
+class ProjectBody(Described):
     name: Name
     namespace: Name = "default"
-    description: Text | None = None
-    project: Name | None = None
-    custom_fields: Json = {}
-    ownership: Json | None = None
 
 
-class ModelBody(Body):
+class ModelEntry(Body):
     """An entry about a model, as clients see it; served are the models of jobs, and base models."""
 
-    name: Name
-    namespace: Name = "default"
-    description: Text | None = None
     api_endpoint: Json | None = None
     artifact: Json | None = None
     base_model: ModelName | Json | None = None
@@ -261,9 +243,11 @@ class ModelBody(Body):
     peft: Json | None = None
     prompt: Json | None = None
     spec: Json | None = None
-    project: Name | None = None
-    custom_fields: Json = {}
-    ownership: Json | None = None
+
+
+class ModelBody(ModelEntry, Described):
+    name: Name
+    namespace: Name = "default"
 
 
 # Updates: a key that is left out stays as it is.
@@ -289,15 +273,8 @@ class DatasetUpdate(NamespaceUpdate):
     split: Name | None = None
 
 
-class ModelUpdate(NamespaceUpdate):
-    api_endpoint: Json | None = None
-    artifact: Json | None = None
-    base_model: ModelName | Json | None = None
-    guardrails: Json | None = None
-    model_providers: list[ModelName] | None = Field(default=None, max_length=100)
-    peft: Json | None = None
-    prompt: Json | None = None
-    spec: Json | None = None
+class ModelUpdate(ModelEntry, NamespaceUpdate):
+    pass
 
 
 class DeploymentConfigUpdate(NamespaceUpdate):

@@ -90,12 +90,20 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
         if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
-            if isinstance(file, Path) and not file.is_file():
+            if _is_not_text(str(file)):
+                shown = os.fsencode(str(file)).decode("utf-8", "backslashreplace")
+                refused.append(Rejected(shown, None, "a file name that is not UTF-8; rename it"))
+            elif isinstance(file, Path) and not file.is_file():
                 kind = "no regular file (a FIFO, socket or device)" if file.exists() else "a link to nothing"
                 refused.append(Rejected(str(file), None, kind))
             else:
                 names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
+
+
+def _is_not_text(name: str) -> bool:
+    """Whether a name has bytes that are not UTF-8, which Python carries as lone surrogates."""
+    return any("\ud800" <= char <= "\udfff" for char in name)
 
 
 @contextmanager
@@ -315,6 +323,7 @@ def is_json_lines(path: Place) -> bool:
     True if the first non-empty line is a JSON object or list and more lines follow, or if it is an object and the file
     is named .jsonl or .ndjson. An invalid first line passes if it and the second line look like objects.
     """
+    is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(Path(path.name).suffixes)  # also x.jsonl.gz
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
         # Until there is more than one line: a large file of one line is read only up to the limit of a line.
@@ -323,8 +332,9 @@ def is_json_lines(path: Place) -> bool:
             if not piece:
                 break
             head += piece
+        if is_named_so and len(head) > MAX_LINE_BYTES and b"\n" not in head:
+            return True  # a line that is too long
         first, newline, rest = head.partition(b"\n")
-        is_named_so = path.suffix in (".jsonl", ".ndjson")
         if not rest.strip() and not is_named_so:
             return False  # one value: whichever it is, it is the whole file
         try:

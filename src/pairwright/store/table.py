@@ -28,6 +28,7 @@ from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
+from pairwright.store.score_log import read_one_score
 from pairwright.store.segments import (
     ROWS_PER_GROUP,
     SUFFIX,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of 
     import datasets
     import polars as pl
 
-    from pairwright import HubSummary, Pairs
+    from pairwright import HubSummary, Pairs, ScoreSummary
 
 _NARROW = frozenset(NARROW_NAMES)
 # Rows a batch for narrow columns, which are small: more than for whole rows.
@@ -86,6 +87,7 @@ class Table(RowAccess[Experience]):
         self.path: Place = place(path)
         self._only = only
         self._where: str | None = None  # the condition of a view that `filter` made
+        self._score: str | None = None  # the stored score that is the reward of a view that `with_score` made
         self._journal_bytes = journal_bytes
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
@@ -125,16 +127,44 @@ class Table(RowAccess[Experience]):
         """
         from pairwright.store.conditions import parse_where
 
-        # A view reads the same files; only its condition differs.
-        view = Table(self.path, create=False, journal_bytes=self._journal_bytes, only=self._only)
         parse_where(where, option="filter")
+        view = self._view()
         view._where = join_conditions(self._where, where)
+        return view
+
+    def with_score(self, name: str | None) -> "Table":
+        """A view in which a stored score is the reward; a run without that score is unscored there.
+
+        Args:
+            name: A scorer, for its overall score, or a criterion of it as "judge.helpful"; None: the recorded reward.
+        """
+        if name is not None:
+            read_one_score(self.path, name)  # raises if there is no such score
+        view = self._view()
+        view._score = name
+        return view
+
+    def score(self, scorer: Any, **options: Any) -> "ScoreSummary":
+        """Score the runs: `pairwright.score`, which has the arguments. `with_score` and `pairs(score=...)` use it."""
+        import pairwright  # scorers lie downstream of the table; the package loads them when they are asked for
+
+        return pairwright.score(self, scorer, **options)
+
+    def _view(self) -> "Table":
+        """Return a table that reads the same files, with the same condition and score."""
+        view = Table(self.path, create=False, journal_bytes=self._journal_bytes, only=self._only)
+        view._where, view._score = self._where, self._score
         return view
 
     @property
     def where(self) -> str | None:
         """The condition of a view that `filter` made; None for the whole table."""
         return self._where
+
+    @property
+    def score_name(self) -> str | None:
+        """The stored score that is the reward of a view that `with_score` made; None: the recorded reward."""
+        return self._score
 
     def pairs(self, output: str | os.PathLike[str] | None = None, **options: Any) -> "Pairs":
         """Preference pairs of these experiences: `pairwright.make_pairs`, which has the arguments."""
@@ -184,7 +214,7 @@ class Table(RowAccess[Experience]):
             return
         # Columns of the condition are read as well, and dropped again below.
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
-        for batch in self._batches(needed):
+        for batch in self._batches(needed) if self._score is None else self._scored_batches(needed):
             if where is not None:
                 import polars as pl
 
@@ -225,7 +255,32 @@ class Table(RowAccess[Experience]):
                 frames.append(scan_parquet(segment, SCHEMA))
             elif batches := list(self._journal_batches(segment, SCHEMA.names)):
                 frames.append(pl.DataFrame(pa.Table.from_batches(batches)).lazy())
-        return pl.concat(frames)
+        whole = pl.concat(frames)
+        return whole if self._score is None else self._with_scores(whole)
+
+    def _with_scores(self, rows: "pl.LazyFrame") -> "pl.LazyFrame":
+        """Replace the rewards of rows by the stored score."""
+        import polars as pl
+
+        assert self._score is not None, "a view with a score"
+        scores = read_one_score(self.path, self._score).rename({"score": "stored"}).lazy()
+        scored = rows.join(scores, on="uid", how="left", maintain_order="left").with_columns(reward="stored")
+        return scored.with_columns(reward_unscored=pl.lit(None, pl.String)).drop("stored")
+
+    def _scored_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with the stored score as reward."""
+        import polars as pl
+
+        own = [name for name in ("uid", "reward", "reward_unscored") if name not in columns]
+        for batch in self._batches([*columns, *own]):
+            narrow = pl.DataFrame(batch.select(["uid", "reward", "reward_unscored"])).lazy()
+            scored = self._with_scores(narrow).collect()
+            for name in ("reward", "reward_unscored"):
+                place = batch.schema.get_field_index(name)
+                batch = batch.set_column(
+                    place, SCHEMA.field(name), scored[name].to_arrow().cast(SCHEMA.field(name).type)
+                )
+            yield batch.select(columns)
 
     def segments(self) -> list[str]:
         """The ids of the parts and journals there are; their rows one after the other are the table's."""
@@ -244,7 +299,7 @@ class Table(RowAccess[Experience]):
         """One of the segments as a table."""
         part = Table(self.path, create=False, only=name)
         # The cache of footers is shared, so that parts of one table read each footer once.
-        part._num_rows, part._where = self._num_rows, self._where
+        part._num_rows, part._where, part._score = self._num_rows, self._where, self._score
         return part
 
     def parts(self) -> list[Place]:
@@ -275,6 +330,8 @@ class Table(RowAccess[Experience]):
 
     def delete(self, where: "pl.Expr") -> int:
         """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
+        if self._score is not None:
+            raise TableError("delete: a view with a stored score as its reward; delete from the table itself")
         own = self._with_filter(None)
         where = where if own is None else own & where
         self.compact()
@@ -333,7 +390,8 @@ class Table(RowAccess[Experience]):
 
     def __repr__(self) -> str:
         where = "" if self._where is None else f".filter({self._where!r})"
-        return f"Table({str(self.path)!r}){where}"
+        score = "" if self._score is None else f".with_score({self._score!r})"
+        return f"Table({str(self.path)!r}){score}{where}"
 
     def _close_journal(self) -> None:
         if self._journal is not None:

@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from pairwright.jobs import process
 from pairwright.service.access import CallerIs
+from pairwright.service.api.entity_crud import EntityRoutes, deletion_document, fields_by_name
 from pairwright.service.api.model_routes import check_endpoint
-from pairwright.service.api.paging import FILTERED, Getter, PagingIs, page_of
+from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, context_of
 from pairwright.service.request_models import (
@@ -44,25 +45,6 @@ def create_config(body: DeploymentConfigBody, caller: CallerIs, context: Context
         return _config_document(entities.insert(connection, entities.DEPLOYMENT_CONFIG, body.namespace, name, document))
 
 
-@router.get("/v1/deployment/configs", openapi_extra=FILTERED)
-def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """Deployment configs that the caller may read."""
-    with context.database.reading() as connection:
-        configs = entities.every(connection, entities.DEPLOYMENT_CONFIG)
-    mine = [_config_document(document) for document in configs if caller.may(document["namespace"], write=False)]
-    return page_of(mine, asked, {name: _field(name) for name in ("namespace", "name", "model", "project")})
-
-
-@router.get("/v1/deployment/configs/{namespace}/{name}")
-def read_config(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
-    """One deployment config."""
-    caller.check(check_name(namespace, "namespace"), write=False)
-    with context.database.reading() as connection:
-        return _config_document(
-            entities.get(connection, entities.DEPLOYMENT_CONFIG, namespace, check_name(name, "name"))
-        )
-
-
 @router.patch("/v1/deployment/configs/{namespace}/{name}")
 def update_config(
     namespace: str, name: str, body: DeploymentConfigUpdate, caller: CallerIs, context: ContextIs
@@ -77,15 +59,6 @@ def update_config(
         return _config_document(
             entities.update(connection, entities.DEPLOYMENT_CONFIG, namespace, check_name(name, "name"), changes)
         )
-
-
-@router.delete("/v1/deployment/configs/{namespace}/{name}")
-def delete_config(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete a deployment config; deployments made from it stay."""
-    caller.check(check_name(namespace, "namespace"), write=True)
-    with context.database.writing() as connection:
-        gone = entities.delete(connection, entities.DEPLOYMENT_CONFIG, namespace, check_name(name, "name"))
-    return {"id": gone["id"], "deleted_at": now(), "message": "deleted"}
 
 
 @router.post("/v1/deployment/model-deployments")
@@ -144,7 +117,7 @@ def list_deployments(asked: PagingIs, request: Request, caller: CallerIs, contex
         for row in deployment_rows
         if caller.may(row["namespace"], write=False)
     ]
-    filters: dict[str, Getter] = {name: _field(name) for name in ("namespace", "name", "config", "project")}
+    filters = fields_by_name("namespace", "name", "config", "project")
     filters["status"] = lambda document: document["status_details"]["status"]
     return page_of(mine, asked, filters)
 
@@ -176,7 +149,7 @@ def delete_deployment(namespace: str, name: str, caller: CallerIs, context: Cont
         row = deployments.get(connection, namespace, check_name(name, "name"))
         connection.execute(sa.delete(rows).where(rows.c.id == row["id"]))
     context.wake.set()
-    return {"id": row["id"], "deleted_at": now(), "message": "deleted"}
+    return deletion_document(row["id"])
 
 
 def _check_config(
@@ -239,5 +212,9 @@ def _config_document(document: Document) -> Document:
     return {**document, "external_endpoint": {**endpoint, "api_key": "***" if endpoint.get("api_key") else None}}
 
 
-def _field(name: str) -> Getter:
-    return lambda document: document.get(name)
+EntityRoutes(
+    "/v1/deployment/configs",
+    entities.DEPLOYMENT_CONFIG,
+    ("namespace", "name", "model", "project"),
+    show=_config_document,
+).add_routes(router)

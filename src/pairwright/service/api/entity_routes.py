@@ -8,6 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from pairwright.service.access import CallerIs
+from pairwright.service.api.entity_crud import EntityRoutes, deletion_document, fields_by_name
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, context_of
@@ -20,13 +21,16 @@ from pairwright.service.request_models import (
     ProjectUpdate,
 )
 from pairwright.service.rows import entities
-from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.names import check_name, now
+from pairwright.service.rows.names import check_name
 from pairwright.service.run.submitting import check_files_url
 
 router = APIRouter(prefix="/v1", tags=["namespaces and datasets"])
 ContextIs = Annotated[Context, Depends(context_of)]
 Document = dict[str, Any]
+_DATASETS = EntityRoutes("/datasets", entities.DATASET, ("namespace", "project", "name"))
+_PROJECTS = EntityRoutes("/projects", entities.PROJECT, ("namespace", "name", "project"))
+_DATASETS.add_routes(router)
+_PROJECTS.add_routes(router)
 
 
 @router.post("/namespaces")
@@ -45,7 +49,7 @@ def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Re
     with context.database.reading() as connection:
         namespaces = entities.every(connection, entities.NAMESPACE)
     mine = [document for document in namespaces if caller.may(document["id"], write=False)]
-    return page_of(mine, asked, {name: _field(name) for name in ("id", "project")})
+    return page_of(mine, asked, fields_by_name("id", "project"))
 
 
 @router.get("/namespaces/{namespace}")
@@ -60,8 +64,9 @@ def read_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Docu
 def update_namespace(namespace: str, body: NamespaceUpdate, caller: CallerIs, context: ContextIs) -> Document:
     """Change a namespace."""
     caller.check(check_name(namespace, "namespace"), write=True)
+    changes = body.model_dump(exclude_unset=True)
     with context.database.writing() as connection:
-        return entities.update(connection, entities.NAMESPACE, "", namespace, _changes(body))
+        return entities.update(connection, entities.NAMESPACE, "", namespace, changes)
 
 
 @router.delete("/namespaces/{namespace}")
@@ -74,7 +79,7 @@ def delete_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Do
             if left:
                 raise Refusal(409, "namespace_in_use", f"{namespace!r} has the {kind} {left[0]['name']!r}")
         gone = entities.delete(connection, entities.NAMESPACE, "", namespace)
-    return _deletion_document(gone["id"])
+    return deletion_document(gone["id"])
 
 
 @router.post("/datastore/namespaces", status_code=201)
@@ -85,7 +90,14 @@ async def create_store_namespace(request: Request, caller: CallerIs, context: Co
     names = fields.get("namespace", [])
     if len(names) != 1:
         raise Refusal(422, "no_namespace", "expected the form field namespace=NAME, once")
-    return await run_in_threadpool(_create_store_namespace, names[0], caller, context)
+    name = check_name(names[0], "namespace")
+    caller.check(name, write=True)
+
+    def insert() -> Document:
+        with context.database.writing() as connection:
+            return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
+
+    return await run_in_threadpool(insert)
 
 
 @router.get("/datastore/namespaces/{namespace}")
@@ -113,41 +125,13 @@ def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> D
         return entities.insert(connection, entities.DATASET, body.namespace, body.name, body.model_dump())
 
 
-@router.get("/datasets", openapi_extra=FILTERED)
-def list_datasets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """Datasets that the caller may read."""
-    with context.database.reading() as connection:
-        datasets = entities.every(connection, entities.DATASET)
-    mine = [document for document in datasets if caller.may(document["namespace"], write=False)]
-    return page_of(mine, asked, {name: _field(name) for name in ("namespace", "project", "name")})
-
-
-@router.get("/datasets/{namespace}/{name}")
-def read_dataset(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
-    """One dataset."""
-    caller.check(check_name(namespace, "namespace"), write=False)
-    with context.database.reading() as connection:
-        return entities.get(connection, entities.DATASET, namespace, check_name(name, "name"))
-
-
 @router.patch("/datasets/{namespace}/{name}")
 def update_dataset(namespace: str, name: str, body: DatasetUpdate, caller: CallerIs, context: ContextIs) -> Document:
     """Change the entry of a dataset."""
-    caller.check(check_name(namespace, "namespace"), write=True)
     if body.files_url is not None:
         source, _, _ = check_files_url(body.files_url, "files_url")
         caller.check(source, write=False)
-    with context.database.writing() as connection:
-        return entities.update(connection, entities.DATASET, namespace, check_name(name, "name"), _changes(body))
-
-
-@router.delete("/datasets/{namespace}/{name}")
-def delete_dataset(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete the entry of a dataset; its files are deleted through the hub endpoint."""
-    caller.check(check_name(namespace, "namespace"), write=True)
-    with context.database.writing() as connection:
-        gone = entities.delete(connection, entities.DATASET, namespace, check_name(name, "name"))
-    return _deletion_document(gone["id"])
+    return _DATASETS.update(body.model_dump(exclude_unset=True), namespace, name, caller, context)
 
 
 @router.post("/projects")
@@ -160,54 +144,7 @@ def create_project(body: ProjectBody, caller: CallerIs, context: ContextIs) -> D
         return entities.insert(connection, entities.PROJECT, body.namespace, body.name, body.model_dump())
 
 
-@router.get("/projects", openapi_extra=FILTERED)
-def list_projects(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """Projects that the caller may read."""
-    with context.database.reading() as connection:
-        projects = entities.every(connection, entities.PROJECT)
-    mine = [document for document in projects if caller.may(document["namespace"], write=False)]
-    return page_of(mine, asked, {name: _field(name) for name in ("namespace", "name", "project")})
-
-
-@router.get("/projects/{namespace}/{name}")
-def read_project(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
-    """One project."""
-    caller.check(check_name(namespace, "namespace"), write=False)
-    with context.database.reading() as connection:
-        return entities.get(connection, entities.PROJECT, namespace, check_name(name, "name"))
-
-
 @router.patch("/projects/{namespace}/{name}")
 def update_project(namespace: str, name: str, body: ProjectUpdate, caller: CallerIs, context: ContextIs) -> Document:
     """Change a project."""
-    caller.check(check_name(namespace, "namespace"), write=True)
-    with context.database.writing() as connection:
-        return entities.update(connection, entities.PROJECT, namespace, check_name(name, "name"), _changes(body))
-
-
-@router.delete("/projects/{namespace}/{name}")
-def delete_project(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete a project; what refers to it stays."""
-    caller.check(check_name(namespace, "namespace"), write=True)
-    with context.database.writing() as connection:
-        gone = entities.delete(connection, entities.PROJECT, namespace, check_name(name, "name"))
-    return _deletion_document(gone["id"])
-
-
-def _changes(body: NamespaceUpdate) -> Document:
-    return body.model_dump(exclude_unset=True)
-
-
-def _create_store_namespace(name: str, caller: Caller, context: Context) -> Document:
-    check_name(name, "namespace")
-    caller.check(name, write=True)
-    with context.database.writing() as connection:
-        return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
-
-
-def _deletion_document(identity: str) -> Document:
-    return {"id": identity, "deleted_at": now(), "message": "deleted"}
-
-
-def _field(name: str) -> Any:
-    return lambda document: document.get(name)
+    return _PROJECTS.update(body.model_dump(exclude_unset=True), namespace, name, caller, context)

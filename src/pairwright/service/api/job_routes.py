@@ -11,6 +11,7 @@ from pairwright.jobs import process
 from pairwright.jobs.job import JobState
 from pairwright.jobs.local import PROCESS
 from pairwright.service.access import CallerIs
+from pairwright.service.api.entity_crud import deletion_document, fields_by_name
 from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, json_answer, page_of
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.context import Context, context_of
@@ -21,7 +22,7 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import job_facets as facets
 from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.job_progress import read_metrics, summary
-from pairwright.service.rows.names import check_model_name, check_name, now
+from pairwright.service.rows.names import check_model_name, check_name
 from pairwright.service.run.base_models import config_document, target_document
 from pairwright.service.run.job_control import end_job, remove_job, reopen_job
 from pairwright.service.run.submitting import submit
@@ -147,7 +148,7 @@ def delete_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Delete a job that has ended, with its files and its model."""
     _job(job_id, caller, context, write=True)
     remove_job(context, job_id)
-    return {"id": job_id, "deleted_at": now(), "message": "deleted"}
+    return deletion_document(job_id)
 
 
 @router.get("/jobs/{job_id}/container-logs")
@@ -197,7 +198,7 @@ def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Respo
     with context.database.reading() as connection:
         targets = [target_document(target) for target in entities.every(connection, entities.TARGET)]
     names = ("name", "namespace", "base_model", "status", "enabled")
-    return page_of(targets, asked, {name: _field(name) for name in names})
+    return page_of(targets, asked, fields_by_name(*names))
 
 
 @router.get("/targets/{namespace}/{name:path}")
@@ -266,7 +267,3 @@ def _one_of(column: sa.Column[Any], values: list[str]) -> sa.ColumnElement[bool]
 
 def _options(name: str) -> Getter:
     return lambda config: {option[name] for option in config["training_options"]}
-
-
-def _field(name: str) -> Getter:
-    return lambda document: document.get(name)

@@ -340,6 +340,7 @@ FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), s
 # `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.
 
 MAX_MEMBER_BYTES = 1 << 30
+MAX_HEADER_BYTES = 64 << 20  # names, options and results, no samples
 MAX_RATIO = 250  # repetitive logs shrink to a hundredth; deflate itself could reach a thousandth
 FREE_BYTES = 16 << 20  # so much is always allowed: small members of one repeated line swell more than the rest
 _PIECE = 1 << 20
@@ -376,7 +377,7 @@ def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[
         if member is None or not name.startswith("samples/") or not name.endswith(".json"):
             continue
         try:
-            data = _bytes(member, archive, file)
+            data = _bytes(member, archive, file, MAX_MEMBER_BYTES)
             allowed -= len(data)
             sample = _value(data)
         except _UNREADABLE as error:
@@ -396,7 +397,7 @@ def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
         if member is None:
             continue
         try:
-            value = _value(_bytes(member, archive, file))
+            value = _value(_bytes(member, archive, file, MAX_HEADER_BYTES))
         except _UNREADABLE as error:
             raise SourceError(f"{path}: {name} cannot be read ({str(error) or type(error).__name__})") from None
         header = value.get("eval") if isinstance(value, dict) else None
@@ -405,8 +406,8 @@ def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
     raise SourceError(f"{path}: no header.json with an `eval`; expected a file that Inspect wrote")
 
 
-def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> bytes:
-    limit = min(MAX_MEMBER_BYTES, max(FREE_BYTES, MAX_RATIO * member.compress_size))
+def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes], most: int) -> bytes:
+    limit = min(most, max(FREE_BYTES, MAX_RATIO * member.compress_size))
     pieces: list[bytes] = []
     length = 0
     with _open_member(member, archive, file) as stream:

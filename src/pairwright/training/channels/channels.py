@@ -22,7 +22,6 @@ from pairwright.paths import local_path
 from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash
 from pairwright.tokens.batch.collate import Tree
-from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
 from pairwright.training.batch_schedule import Order
 from pairwright.training.channels.channel import Channel
@@ -305,7 +304,7 @@ def _likely_of_runs(parts: list[PolicyData], run_weight: str) -> Likely:
 
     def list_held(item: int) -> list[Held]:
         part, place = find(item)
-        return [_make_held(ids[item], part.sequences[place])]
+        return [Held.of(ids[item], "", part.sequences[place])]
 
     return Likely(
         tree=tree,
@@ -324,11 +323,6 @@ def _likely_of_runs(parts: list[PolicyData], run_weight: str) -> Likely:
         fingerprint=content_hash([part.fingerprint for part in parts]),
         curriculum=parts[0].curriculum,
     )
-
-
-def _make_held(name: str, sequence: Sequence) -> Held:
-    left_out = sequence.report.not_selected
-    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index, not_selected=left_out)
 
 
 class Staged(Protocol):

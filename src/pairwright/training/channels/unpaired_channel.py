@@ -167,9 +167,7 @@ class UnpairedChannel(Channel):
         return len(self.data.ids)
 
     def list_held(self, item: int) -> list[Held]:
-        sequence, unused = self.data.sequences[item], self._unused.get(item)
-        arrays = (sequence.ids, sequence.mask, sequence.message_index)
-        return [Held(self.data.ids[item], "", *arrays, unused, sequence.report.not_selected)]
+        return [Held.of(self.data.ids[item], "", self.data.sequences[item], self._unused.get(item))]
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]

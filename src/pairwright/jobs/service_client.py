@@ -1,4 +1,4 @@
-"""HTTP clients of training services, and that for the NeMo Customizer API.
+"""HTTP client of training services.
 
 Uses httpx instead of the vendor's SDK. The SDK retries POST requests after a lost response, which can start a job
 twice, and accepts responses without required fields such as the job id. This client retries only requests that are safe
@@ -10,10 +10,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from pairwright.config.backend_config import NemoCustomizerConfig
-from pairwright.errors import ConfigError
 from pairwright.jobs.job import ServiceError, Unreachable
 from pairwright.records.messages import Json
 
@@ -134,95 +131,15 @@ class ServiceClient:
         return response
 
 
-class CustomizerApi(ServiceClient):
-    """Client for the entity host and the data store of one service."""
-
-    def __init__(self, config: NemoCustomizerConfig) -> None:
-        """Open an HTTP client for the configured hosts and tokens. Raises ConfigError without `entity_host`."""
-        if config.entity_host is None:
-            raise ConfigError("backend.nemo_customizer.entity_host: not set; give the address of the service")
-        import httpx
-
-        self.entity_host = config.entity_host
-        self.datastore_host = config.datastore_host or config.entity_host
-        self.hf_token = config.hf_token.get_secret_value() if config.hf_token else None
-        token = config.api_token.get_secret_value() if config.api_token else None
-        # One address for both takes one token.
-        if token is None and httpx.URL(self.entity_host).netloc == httpx.URL(self.datastore_host).netloc:
-            token = self.hf_token
-        super().__init__(
-            self.entity_host,
-            {self.entity_host: token, self.datastore_host: self.hf_token or token},
-            token_keys="backend.nemo_customizer.hf_token and api_token, and that they may use the namespace",
-            timeout_seconds=config.request_timeout_seconds,
-        )
-
-    def __enter__(self) -> "CustomizerApi":
-        return self
-
-    def create_namespace(self, namespace: str) -> bool:
-        """Create a namespace in the entity store and the data store. Returns False if it existed in both."""
-        entity = self._created(
-            "POST",
-            self.entity_host,
-            "/v1/namespaces",
-            json={"id": namespace, "description": "Made by pairwright"},
-            there=(409,),
-        )
-        # For a namespace that exists, data stores answer 409 or 422.
-        store = self._created(
-            "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
-        )
-        return entity or store
-
-    def create_dataset(self, namespace: str, name: str) -> bool:
-        """Register a dataset. Returns False if it existed."""
-        body = {
-            "name": name,
-            "namespace": namespace,
-            "files_url": f"hf://datasets/{namespace}/{name}",
-            "description": "Preference pairs, written by pairwright",
-        }
-        return self._created("POST", self.entity_host, "/v1/datasets", json=body, there=(409,))
-
-    def create_job(self, body: Json) -> Json:
-        return require_field(self._sent("POST", "/v1/customization/jobs", json=body), "id", "a job")
-
-    def find_job(self, namespace: str, name: str) -> Json | None:
-        """Find a job by name; None if there is none."""
-        matches = (row for row in self._rows("/v1/customization/jobs") if row.get("name") == name)
-        return next((row for row in matches if row.get("namespace") in (None, namespace)), None)
-
-    def job(self, job_id: str) -> Json:
-        return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}")
-
-    def job_status(self, job_id: str) -> Json:
-        return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}/status")
-
-    def job_logs(self, job_id: str) -> Json:
-        return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}/container-logs")
-
-    def cancel_job(self, job_id: str) -> Json:
-        return self._sent("POST", f"/v1/customization/jobs/{quote(job_id, safe='')}/cancel")
-
-    def configs(self) -> list[Json]:
-        return list(self._rows("/v1/customization/configs"))
-
-    def create_deployment_config(self, body: Json) -> bool:
-        return self._created("POST", self.entity_host, "/v1/deployment/configs", json=body, there=(409,))
-
-    def create_deployment(self, body: Json) -> bool:
-        return self._created("POST", self.entity_host, "/v1/deployment/model-deployments", json=body, there=(409,))
-
-    def find_deployment(self, namespace: str, name: str) -> Json | None:
-        rows = self._rows("/v1/deployment/model-deployments")
-        return next((row for row in rows if (row.get("namespace"), row.get("name")) == (namespace, name)), None)
-
-
 def require_field(value: Json, field: str, what: str) -> Json:
     if not isinstance(value.get(field), str) or not value[field]:
         raise ServiceError(f"the service answered without the {field} of {what}: {str(value)[:200]}", status=200)
     return value
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number of a JSON document; None for anything else. True and False are not numbers."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _words(response: "httpx.Response") -> str:

@@ -1,0 +1,90 @@
+"""`pairwright score TABLE... --with SCORER`: scores for runs that have none."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.arguments import PLACE
+from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.scores.score_tables import ScoreSummary
+
+_MOST_CAUSES = 5
+
+
+def score_runs(
+    ctx: typer.Context,
+    experience: Annotated[
+        list[str] | None, typer.Argument(metavar=PLACE, help="Experience tables.", show_default=False)
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `score` section to use.")] = None,
+    override: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Score the runs of tables and store the scores beside them; the same command again scores only what is missing."""
+    from pairwright.config import base_folder
+    from pairwright.scores.score_tables import score
+
+    settings = load_settings(config, override, set_flags(ctx))
+    if not experience and config is not None:
+        experience = [str(Path("runs") / settings.name / "experience")]
+    if not experience or not settings.score.scorers:
+        raise ConfigError("expected tables and scorers, e.g. pairwright score runs/first/experience --with programs")
+    base = None if config is None else base_folder(settings, config)
+    summaries = []
+    for table in experience:
+        for scorer in settings.score.scorers:
+            with Progress(f"scoring {scorer}:", "runs") as progress:
+                summaries.append(score(table, scorer, base=base, progress=progress.show))
+    _report(summaries, as_json=as_json)
+
+
+def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
+    figures = [_figures(summary) for summary in summaries]
+    if as_json:
+        print_json(figures)
+    else:
+        columns = ("table", "scorer", "runs", "scored", "kept", "unscored", "failed", "mean", "cost")
+        print_table("scores", columns, [tuple(row[name] for name in columns) for row in figures])
+        for summary in summaries:
+            criteria = [f"{name} {mean:.3g}" for name, mean in summary.means.items() if name != "score"]
+            if criteria:
+                say(f"{summary.scorer}: {', '.join(criteria)}")
+    for summary in summaries:
+        for cause, count in summary.failures.most_common(_MOST_CAUSES):
+            say(f"{summary.scorer}: {count:,} runs failed: {cause}")
+    empty = [summary for summary in summaries if not summary.scored and not summary.kept]
+    if empty:
+        names = ", ".join(f"{summary.scorer} in {summary.table}" for summary in empty)
+        raise PairwrightError(f"no run was scored by {names}: {_why(empty[0])}")
+    first = summaries[0]
+    say(
+        f"{sum(summary.scored for summary in summaries):,} scores added. "
+        f"Next: pairwright pairs {first.table} -o DIR --score {first.scorer}"
+    )
+
+
+def _why(summary: "ScoreSummary") -> str:
+    if summary.failures:
+        return f"all {summary.failures.total():,} tries failed"
+    return f"it does not apply to any of {summary.runs:,} runs" if summary.runs else "the table is empty"
+
+
+def _figures(summary: "ScoreSummary") -> dict[str, Any]:
+    return {
+        "table": summary.table,
+        "scorer": summary.scorer,
+        "runs": summary.runs,
+        "scored": summary.scored,
+        "kept": summary.kept,
+        "unscored": summary.unscored,
+        "failed": summary.failures.total(),
+        "mean": summary.means.get("score"),
+        "cost": summary.cost,
+        "means": summary.means,
+        "failures": dict(summary.failures),
+    }

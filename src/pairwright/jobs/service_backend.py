@@ -1,0 +1,246 @@
+"""Training on a service over HTTP: submit, status, cancel and logs, the same for every dialect.
+
+The job reference is written before anything is sent, and contains a name that is unique to the run. After a lost
+response or a crash the job is found by that name, so it is neither created twice nor lost. What differs between
+services is a `Dialect`: an HTTP client that knows the paths, names and states of one service.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pairwright.config import Config
+from pairwright.config.backend_config import NemoCustomizerConfig, NemoPlatformConfig
+from pairwright.errors import ConfigError
+from pairwright.jobs.dataset import Dataset
+from pairwright.jobs.job import (
+    FINAL,
+    Backend,
+    BackendError,
+    Job,
+    JobRequest,
+    JobState,
+    Say,
+    ServiceError,
+    Status,
+    Unreachable,
+    WaitLimits,
+    change_job,
+    find_interrupted,
+    new_job,
+    write_job,
+)
+from pairwright.jobs.service_client import ServiceClient
+from pairwright.jobs.translation import has_curriculum_order
+from pairwright.records.messages import Json
+
+Settings = NemoCustomizerConfig | NemoPlatformConfig
+
+
+class Dialect(ServiceClient, ABC):
+    """Client of one service. A job's `details` are what the dialect needs to find it again."""
+
+    backend: ClassVar[str]
+    title: ClassVar[str]
+    # Settings of a submitted job that later commands take from its details instead of the configuration.
+    kept: ClassVar[tuple[str, ...]]
+    # The service's states as ours.
+    states: ClassVar[Mapping[str, JobState]]
+    # Field of the service's job documents that identifies a job, and the key of `details` under which it is written.
+    id_field: ClassVar[str]
+    id_key: ClassVar[str]
+    # What to check if a token is refused.
+    token_keys: ClassVar[str]
+
+    settings: Settings
+
+    @classmethod
+    def settings_of(cls, config: Config) -> Settings:
+        settings: Settings = getattr(config.backend, cls.backend.replace("-", "_"))
+        return settings
+
+    @classmethod
+    def for_job(cls, job: Job, config: Config) -> Self:
+        """Client for an existing job: addresses and names as of its submission, tokens from the configuration."""
+        return cls(cls.settings_of(config).model_copy(update={name: job.details[name] for name in cls.kept}))
+
+    def __init__(self, settings: Settings, timeout_seconds: float = 60) -> None:
+        """Open an HTTP client. Raises ConfigError if no address is set."""
+        self.settings = settings
+        tokens = self.tokens_by_host()
+        super().__init__(next(iter(tokens)), tokens, token_keys=self.token_keys, timeout_seconds=timeout_seconds)
+
+    @abstractmethod
+    def tokens_by_host(self) -> dict[str, str | None]:
+        """Return the tokens of the service's addresses, the main address first. Raises ConfigError without one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def reference(self, job_id: str, model: str) -> Json:
+        """Details of a new job, among them the unique name that `find_job` looks for."""
+
+    @abstractmethod
+    def export(self, pairs: Path, folder: Path, *, seed: int) -> Dataset:
+        """Write the files of a job; `folder` is the run's."""
+
+    @abstractmethod
+    def upload(self, job: Job, dataset: Dataset, say: Say) -> Json:
+        """Upload the files. Returns further details of the job."""
+
+    @abstractmethod
+    def create_job(self, job: Job, *, seed: int) -> Json:
+        """Create the job and return its document."""
+
+    @abstractmethod
+    def find_job(self, details: Json) -> Json | None:
+        """Find a job by the unique name in its details; None if there is none."""
+
+    @abstractmethod
+    def job_status(self, job_id: str) -> Json:
+        """Return the status document of a job."""
+
+    @abstractmethod
+    def cancel_job(self, job_id: str) -> Json:
+        """Ask the service to cancel a job. Returns a document with its `status`."""
+
+    @abstractmethod
+    def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
+        """Return the log lines after `position` (None: the start) and the position after them."""
+
+    @abstractmethod
+    def to_status(self, state: JobState, answer: Json) -> Status:
+        """Convert a status document."""
+
+    def new_details(self, answer: Json) -> Json:
+        """Return what the document of a created job adds to the details."""
+        return {self.id_key: answer[self.id_field]}
+
+    def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:
+        """Write what a status document says beside the status. Does nothing by default."""
+
+    def state_of(self, job_id: str, answer: Json) -> JobState:
+        """Return the state in a status document. Raises Unreachable for one that is not known."""
+        name = str(answer.get("status", "")).lower()
+        if name not in self.states:
+            raise Unreachable(f"{job_id}: the service says its status is {answer.get('status')!r}")
+        return self.states[name]
+
+    def find_id(self, folder: Path, job: Job) -> tuple[Job, str]:
+        """Return the job and the service's id of it, looked up if a crash came before the id was written."""
+        if not job.details.get(self.id_key):
+            answer = self.find_job(job.details)
+            if answer is None:
+                raise BackendError(
+                    f"{job.id}: was never created at {self.host}: submitting it was interrupted. Submit it again "
+                    f"with the same command"
+                )
+            job = self.write_created(folder, job, answer)
+        return job, str(job.details[self.id_key])
+
+    def write_created(self, folder: Path, job: Job, answer: Json) -> Job:
+        """Write the job reference of a job that the service has created."""
+        details = {**job.details, **self.new_details(answer)}
+        return write_job(folder, change_job(job, state=JobState.PENDING, details=details))
+
+    @classmethod
+    def submit(cls, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+        """Export and upload the pairs, then create the job. Continues an interrupted submission under its names."""
+        if request.pairs is None:
+            raise ConfigError(f"the {cls.backend} backend trains on pairs: give --pairs DIR")
+        if config.train.where is not None:
+            raise ConfigError(f"train.where: {cls.backend} takes the pairs as they are: filter them with pairs.where")
+        has_curriculum_order(request.pairs, trainer=cls.title)
+        # Opened first: a missing address is an error before anything is written.
+        with cls(cls.settings_of(config)) as api:
+            job = find_interrupted(folder, cls.backend) or new_job(
+                cls.backend, model=request.model, pairs=request.pairs
+            )
+            # The name is unique to this run, so a job that has it was created by an earlier attempt.
+            if job.details and (existing := api.find_job(job.details)) is not None:
+                say(f"job {existing[api.id_field]} was created before, when submitting it was interrupted")
+                return api.write_created(folder, job, existing)
+            job = write_job(folder, change_job(job, details=api.reference(job.id, request.model)))
+            dataset = api.export(request.pairs, folder, seed=config.seed)
+            say(f"exported {dataset} to {dataset.training}")
+            job = write_job(folder, change_job(job, details={**job.details, "files": dataset.as_json()}))
+            job = write_job(folder, change_job(job, details={**job.details, **api.upload(job, dataset, say)}))
+            try:
+                answer: Json | None = api.create_job(job, seed=config.seed)
+            # The response is lost: the job is looked up instead of being created a second time.
+            except Unreachable as error:
+                answer = api.find_job(job.details)
+                if answer is None:
+                    again = f"no job named {job.id} was created. Try again with: pairwright jobs submit"
+                    raise Unreachable(f"{error}; {again}") from error
+            assert answer is not None
+            job = api.write_created(folder, job, answer)
+            say(f"job {job.details[api.id_key]} makes {job.details['output_model'] or 'a model'}")
+        return job
+
+    @classmethod
+    def status(cls, folder: Path, job: Job, config: Config) -> Status:
+        with cls.for_job(job, config) as api:
+            job, job_id = api.find_id(folder, job)
+            answer = api.job_status(job_id)
+            state = api.state_of(job_id, answer)
+            api.record_status(folder, job, state, answer)
+            return api.to_status(state, answer)
+
+    @classmethod
+    def cancel(cls, folder: Path, job: Job, config: Config) -> Job:
+        with cls.for_job(job, config) as api:
+            job, job_id = api.find_id(folder, job)
+            try:
+                answer = api.cancel_job(job_id)
+            except ServiceError as error:
+                if error.status != 409:  # 409: it had ended already
+                    raise
+                answer = api.job_status(job_id)
+        state = cls.states.get(str(answer.get("status", "")).lower())
+        # A late answer such as `running` does not take back that the job is being cancelled.
+        return write_job(folder, change_job(job, state=state if state in FINAL else JobState.CANCELLING))
+
+    @classmethod
+    def logs(cls, folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
+        """Yield the log lines of the service; with `follow`, until the job ends."""
+        position: Any = None
+        with cls.for_job(job, config) as api:
+            job, job_id = api.find_id(folder, job)
+            while True:
+                # The state is read before the log, so that the last lines of an ended job are not missed.
+                state = cls.states.get(str(api.job_status(job_id).get("status", "")).lower())
+                lines, position = api.new_log_lines(job_id, position)
+                yield from lines
+                if not follow or state in FINAL:
+                    return
+                time.sleep(api.settings.poll_interval_seconds)
+
+    @classmethod
+    def wait_limits(cls, config: Config) -> WaitLimits:
+        settings = cls.settings_of(config)
+        return WaitLimits(
+            poll_interval_seconds=settings.poll_interval_seconds,
+            timeout_seconds=settings.training_timeout_seconds,
+            max_failures=settings.max_status_failures if isinstance(settings, NemoCustomizerConfig) else 10,
+        )
+
+    @classmethod
+    @abstractmethod
+    def deploy(cls, folder: Path, job: Job, config: Config, say: Say) -> Json:
+        """Deploy the model of a completed job. Repeating it reuses the existing deployment."""
+
+    @classmethod
+    def as_backend(cls) -> Backend:
+        return Backend(
+            name=cls.backend,
+            submit=cls.submit,
+            status=cls.status,
+            cancel=cls.cancel,
+            deploy=cls.deploy,
+            logs=cls.logs,
+            wait_limits=cls.wait_limits,
+        )

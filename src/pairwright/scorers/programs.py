@@ -1,0 +1,245 @@
+"""Programs as scorers: built-in criteria, a function of the user, an external command; found by their name.
+
+    programs                every built-in criterion that needs no reference
+    no_loop, number:answer  one built-in criterion (scorers/criteria.py)
+    file.py:name            a Python function `score(run) -> float | dict[str, float] | None`
+    command:PROGRAM ARGS    a program that reads runs as JSON lines and writes a score for each
+
+Each is a `Program`: a name, a hash that changes with its code, and a function from runs to outcomes in the same order.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import math
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.config.user_code import SCORERS, load_function
+from pairwright.errors import ConfigError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, content_hash, to_chat_message
+from pairwright.scorers.criteria import CRITERIA, Judged, ScorerError, find_criterion
+from pairwright.store.score_log import OVERALL, check_scorer_name
+
+ALL = "programs"
+COMMAND = "command:"
+MAX_LINE = 2**20  # of a command's output
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a scorer said of a run: scores by criterion, reasons, cost; or why it failed. No scores: unscored."""
+
+    scores: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None
+    cost: float = 0.0
+
+
+Scored = tuple[str, Outcome]  # the id of a run, and what was said of it
+
+
+@dataclass(frozen=True)
+class Program:
+    """`run` yields the id of each run with its outcome, in order."""
+
+    name: str
+    hash: str
+    run: Callable[[Iterable[Experience]], Iterator[Scored]]
+
+
+def find_program(spec: str, *, name: str | None = None, base: Path | None = None) -> Program:
+    """The program of a name; ConfigError if there is none.
+
+    Args:
+        spec: The name, as at the head of this file.
+        name: What its scores are called; by default the criterion, the function, or the file of the command.
+        base: Folder that relative paths count from where the working directory does not have them.
+    """
+    if spec.startswith(COMMAND):
+        words = shlex.split(spec.removeprefix(COMMAND))
+        if not words:
+            raise ConfigError(f"{spec!r}: expected command:PROGRAM ARGUMENTS")
+        named = next((Path(word).stem for word in words[1:] if Path(word).is_file()), Path(words[0]).stem)
+        files = [Path(word).read_bytes().hex() for word in words if Path(word).is_file() and Path(word).suffix]
+        return Program(_name(name, named), content_hash(words, files), lambda runs: _run_command(words, runs))
+    if spec == ALL:
+        return Program(
+            _name(name, ALL), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(CRITERIA, run)) for run in runs)
+        )
+    if (criterion := find_criterion(spec)) is not None:
+        only = {OVERALL: criterion}
+        return Program(
+            _name(name, spec), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(only, run)) for run in runs)
+        )
+    if ":" not in spec and not spec.endswith((".yaml", ".yml")):
+        known = ", ".join([ALL, *CRITERIA])
+        raise ConfigError(f"{spec}: expected {known}, exact:FIELD, file.py:function, command:..., or a rubric .yaml")
+    return function_program(load_function(spec, group=SCORERS, base=base), name or spec.rpartition(":")[2])
+
+
+def function_program(function: Callable[[Experience], Any], name: str | None = None) -> Program:
+    """A program of a function `score(run)`."""
+    named = _name(name, getattr(function, "__name__", "function"))
+    return Program(
+        named,
+        _function_hash(function, named),
+        lambda runs: ((run.eid.uid, _call(function, named, run)) for run in runs),
+    )
+
+
+def as_outcome(value: Any, where: str) -> Outcome:
+    """Parse what `score(run)` returned: a number, criteria by name, or None for a run that it does not score.
+
+    The overall score is the one named `score`, else the mean of the criteria.
+    """
+    if value is None:
+        return Outcome()
+    scores = value if isinstance(value, dict) else {OVERALL: value}
+    numbers: dict[str, float] = {}
+    for name, score in scores.items():
+        if score is None:
+            continue
+        if isinstance(score, str | bytes) or not hasattr(score, "__float__"):
+            return Outcome(failure=f"{where}: expected a number or numbers by name, got {str(value)[:200]!r}")
+        number = float(score)
+        if not math.isfinite(number):
+            return Outcome(failure=f"{where}: got {number} for {name}, expected a finite number")
+        numbers[str(name)] = number
+    return Outcome(with_overall(numbers))
+
+
+def with_overall(scores: dict[str, float]) -> dict[str, float]:
+    """Scores by criterion with the overall score, which is the mean where it is not among them."""
+    if not scores or OVERALL in scores:
+        return scores
+    return {OVERALL: math.fsum(scores.values()) / len(scores), **scores}
+
+
+def run_json(run: Experience) -> Json:
+    """A run as JSON for a command: its id, messages in OpenAI's form, tools, reward and `info`."""
+    return {
+        "uid": run.eid.uid,
+        "task": run.eid.task,
+        "run": run.eid.run,
+        "step": run.eid.step,
+        "prompt": [to_chat_message(message) for message in run.prompt],
+        "completion": [to_chat_message(message) for message in run.completion],
+        "tools": list(run.tools),
+        "reward": run.reward if run.is_scored else None,
+        "info": run.info,
+    }
+
+
+def _judge_by(criteria: dict[str, Callable[[Experience], Judged]], run: Experience) -> Outcome:
+    scores, reasons = {}, {}
+    for name, criterion in criteria.items():
+        try:
+            judged = criterion(run)
+        except ScorerError as error:
+            return Outcome(failure=str(error))
+        if judged is not None:
+            scores[name], reasons[name] = judged
+    return Outcome(with_overall(scores), reasons)
+
+
+def _call(function: Callable[..., Any], where: str, run: Experience) -> Outcome:
+    try:
+        return as_outcome(function(run), where)
+    except Exception as error:  # any exception of the user's code is a failure of the scorer
+        return Outcome(failure=f"{where}: {type(error).__name__}: {error}")
+
+
+def _name(name: str | None, derived: str) -> str:
+    return check_scorer_name(name or "-".join("".join(c if c.isalnum() or c == "_" else " " for c in derived).split()))
+
+
+def _code_hash(spec: str) -> str:
+    """A built-in criterion changes with the code of its module."""
+    from pairwright.scorers import criteria
+
+    return content_hash(spec, hashlib.sha256(Path(criteria.__file__).read_bytes()).hexdigest())
+
+
+def _function_hash(function: Callable[..., Any], spec: str) -> str:
+    try:
+        file = inspect.getsourcefile(function)
+        return content_hash(spec, "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest())
+    except (TypeError, OSError):  # a built-in, or code without a file
+        return content_hash(spec)
+
+
+def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Scored]:
+    """Feed runs to one process as JSON lines and read a line for each, in the same order.
+
+    A line is a number, null, or an object of numbers, which may repeat the `uid`. If the program ends early, writes
+    something else, or answers for another run, this run and all later ones are failures: nothing is guessed.
+    """
+    with tempfile.TemporaryFile() as complaints:
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
+        except OSError as error:
+            raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
+        assert process.stdout is not None
+        waiting: deque[str] = deque()  # ids of the runs that were sent, in order
+        # Written by a thread: a program may answer before it has read everything, and a full pipe would block both.
+        feeder = threading.Thread(target=_feed, args=(process.stdin, runs, waiting), daemon=True)
+        feeder.start()
+        failure, has_ended = "", False
+        try:
+            while not failure and (line := process.stdout.readline(MAX_LINE)):
+                if not waiting:
+                    raise ScorerError(f"{words[0]}: wrote more lines than there are runs; its scores may be shifted")
+                uid = waiting.popleft()
+                outcome = _parse_line(line, uid, words[0])
+                failure = outcome.failure or ""
+                yield uid, outcome
+            has_ended = not failure
+        finally:
+            if not has_ended:
+                process.kill()
+            process.wait()
+            process.stdout.close()
+            feeder.join()
+        complaints.seek(0)
+        complaint = complaints.read()[-300:].decode("utf-8", "replace").strip()
+        ended = f"{words[0]} ended with exit code {process.returncode} before this run: {complaint}"
+        yield from ((uid, Outcome(failure=failure or ended)) for uid in waiting)
+
+
+def _feed(stdin: Any, runs: Iterable[Experience], waiting: "deque[str]") -> None:
+    is_open = True
+    for run in runs:
+        waiting.append(run.eid.uid)
+        try:
+            if is_open:
+                stdin.write(msgspec.json.encode(run_json(run)) + b"\n")
+                stdin.flush()
+        except (BrokenPipeError, ValueError):
+            is_open = False  # the program has ended; the runs that are left are its failures
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        stdin.close()
+
+
+def _parse_line(line: bytes, uid: str, where: str) -> Outcome:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return Outcome(failure=f"{where}: expected a line of JSON, got {line[:100]!r}")
+    if isinstance(value, dict):
+        if value.pop("uid", uid) != uid:
+            return Outcome(failure=f"{where}: answered for another run than {uid}")
+        reason = value.pop("reason", "")
+        outcome = as_outcome(value, where)
+        return Outcome(outcome.scores, {OVERALL: str(reason)} if reason else {}, outcome.failure)
+    return as_outcome(value, where)
