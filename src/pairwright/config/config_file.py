@@ -25,10 +25,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.backend_config import BackendConfig
-from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
+from pairwright.config.collect_config import CollectConfig, PolicyConfig, ScoreConfig, TeachConfig
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_config import PairsConfig, own_names
-from pairwright.config.score_config import ScoreConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
@@ -328,7 +327,7 @@ def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
-    tree = {} if path is None else _read_yaml(Path(path))
+    tree = {} if path is None else read_yaml(Path(path))
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX):
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
@@ -346,7 +345,7 @@ def config_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     try:
         # safe: plain values only, never Python objects
         value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
