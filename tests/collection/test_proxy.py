@@ -189,6 +189,8 @@ def test_feedback_of_a_web_page_is_refused(tmp_path):
         assert httpx.post(url, content=body).status_code == 415
         evil = {"content-type": "application/json", "origin": "https://evil.example"}
         assert httpx.post(url, content=body, headers=evil).status_code == 403
+        rebound = {"content-type": "application/json", "host": "evil.example:8002"}
+        assert httpx.post(url, content=body, headers=rebound).status_code == 403
         own = {"content-type": "application/json; charset=utf-8", "origin": "http://127.0.0.1:3000"}
         assert httpx.post(url, content=body, headers=own).json() == {"accepted": 1}
 

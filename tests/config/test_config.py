@@ -3,7 +3,7 @@
 import pytest
 
 from pairwright import ConfigError, load_config
-from pairwright.config import Config, config_schema, printable_config
+from pairwright.config import Config, config_schema, plain_yaml, printable_config
 
 
 def written(tmp_path, text):
@@ -68,6 +68,21 @@ def test_mistakes_are_named_with_the_way_out(overrides, message):
     ("text", "message"), [("a: [", "config.yaml:1: not valid YAML"), ("- 1", "expected keys and values"), ("a: !!python/name:os.system x", "not valid YAML")]
 )  # fmt: skip
 def test_files_that_are_no_configuration_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, text), environment={})
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{name}: &{name} [*{before}, *{before}, *{before}]\n" for before, name in zip("abcdefghijklmnop", "bcdefghijklmnopq", strict=True)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(BOMB, "aliases expand"), ("a: &a [*a]", "aliases expand"), ("a: " + "x" * (plain_yaml.MAX_BYTES + 1), "larger")],
+    ids=["bomb", "loop", "large"],
+)
+def test_files_that_expand_without_bound_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load_config(written(tmp_path, text), environment={})
 

@@ -37,7 +37,7 @@ def table(tmp_path):
 
 
 def write_rubric(folder, url, name="rubric", **keys):
-    judge = {"model": "j", "base_url": url, "max_retries": 1, "retry_seconds": 0.01, **keys.pop("judge", {})}
+    judge = {"model": "j", "base_url": url, "max_retries": 1, **keys.pop("judge", {})}
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps({"rubric": "Is it long?", "judge": judge, **keys}))
     return str(path)
@@ -157,8 +157,8 @@ def test_a_judge_that_is_down_is_given_up_and_nothing_is_scored(tmp_path):
 
 
 def test_a_rate_limited_judge_is_asked_again_later(table, tmp_path):
-    with JudgeServer(lambda prompt, number: (429, "slow down") if number % 2 else by_length(prompt, number)) as server:
-        rubric = write_rubric(tmp_path, server.url, judge={"max_retries": 5, "retry_seconds": 0.001})
+    with JudgeServer(lambda prompt, number: (429, "slow down") if number % 5 == 1 else by_length(prompt, number)) as server:
+        rubric = write_rubric(tmp_path, server.url, judge={"max_retries": 5})
         assert table.score(rubric, max_concurrency=1).scored == 12
 
 

@@ -1,8 +1,11 @@
 """A service in a process of its own, as a test sees it: start, kill, start again, ask."""
 
+import contextlib
 import json
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,11 +30,12 @@ class Service:
         self, data: Path, *, command: list[str] | None = None, token: str | None = None, **options: Any
     ) -> None:
         self.data = data
-        self._options = {"data": str(data), **options}
+        # The same address after a restart, as a real service has.
+        self._options = {"data": str(data), "port": lasting_port(), **options}
         self._command = command
         self._log = data.parent / f"{data.name}.service.log"
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self.http = httpx.Client(timeout=30, headers=headers, trust_env=False)
+        self.http = httpx.Client(timeout=PATIENCE, headers=headers, trust_env=False)
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Service":
@@ -47,7 +51,6 @@ class Service:
         self.process = self._spawn(command)
         match = until(lambda: re.search(r"http://\S+:(\d+)", self.log()[offset:]) or self._check_alive())
         self.url = match[0].rstrip(".")
-        self._options["port"] = int(match[1])  # the same address after a restart, as a real service has
         self.http.base_url = self.url
         until(self._answers)
         return self
@@ -150,6 +153,15 @@ class Service:
             return self.http.get("/health").status_code == 200
         except httpx.TransportError:
             return False
+
+
+def lasting_port() -> int:
+    """A free port below the range from which the system gives ports to clients: none takes it during a restart."""
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def job_body(*, seed: int = 0, steps: int = 4, **changes: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+import pairwright as pw
 from pairwright.errors import SourceError
 from pairwright.sources import files
 from pairwright.sources.files import (
@@ -263,6 +264,31 @@ def test_what_is_no_regular_file_is_left_out_and_named(tmp_path):
     assert len(refused) == 1
 
 
+def test_a_loop_of_links_and_a_name_that_is_not_utf_8_do_not_stop_the_rest(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    written(folder, b'{"prompt":"q","completion":"a","reward":1}\n{"prompt":"q","completion":"b","reward":0}\n')
+    (folder / "loop.jsonl").symlink_to("loop.jsonl")
+    Path(os.fsdecode(bytes(folder) + b"/bad\xff.jsonl")).write_bytes(b'{"prompt":"q","completion":"c","reward":1}\n')
+    table = pw.import_traces(str(folder), tmp_path / "table")
+    assert len(table) == 2
+    refused = [json.loads(line) for line in (tmp_path / "table" / "quarantine.jsonl").read_text().splitlines()]
+    assert {row["file"].rpartition("/")[2]: row["reason"] for row in refused} == {
+        "loop.jsonl": "a link to nothing",
+        "bad\\xff.jsonl": "a file name that is not UTF-8; rename it",
+    }
+
+
+def test_an_overlong_first_line_of_compressed_json_lines_is_not_held(tmp_path, monkeypatch, peak_memory):
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 8 * 2**20)
+    data = b'{"a":"%s"}\n{"a":2}\n' % (b"x" * 60_000_000)
+    path = written(tmp_path, gzip.compress(data, 1), "a.jsonl.gz")
+    del data
+    with peak_memory(limit=40 * 2**20):
+        assert is_json_lines(path)
+        assert [line for line, _ in read(path)] == [1, 2]
+
+
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     written(tmp_path, b'{"a":1}\n')
     (tmp_path / "closed").mkdir()
@@ -280,3 +306,19 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     assert [(Path(one.file).name, one.reason) for one in refused] == [
         ("closed", "a folder that cannot be listed: Permission denied")
     ]
+
+
+def test_keys_that_repeat_lone_surrogates_and_rewards_that_are_no_numbers(tmp_path):
+    lines = [
+        '{"prompt":"q","completion":"a","reward":1,"reward":0}',  # the last of a key that stands twice counts
+        '{"prompt":"q","completion":"b\\ud800","reward":1}',
+        *(f'{{"prompt":"q","completion":"{text}","reward":{text}}}' for text in ("NaN", "Infinity", "-Infinity")),
+        '{"prompt":"q","completion":"c","reward":1e400}',
+    ]
+    path = written(tmp_path, "\n".join(lines).encode())
+    table = pw.import_traces(str(path), tmp_path / "table")
+    assert [row.reward for row in table.records()][:2] == [0.0, 1.0]
+    assert len(table) == 5
+    assert "Number out of range" in (tmp_path / "table" / "quarantine.jsonl").read_text()
+    pairs = table.pairs(strategy="all", output=tmp_path / "pairs")
+    assert [(pair.chosen_reward, pair.rejected_reward) for pair in pairs] == [(1.0, 0.0)]

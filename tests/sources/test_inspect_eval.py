@@ -143,3 +143,10 @@ def test_the_real_eval_file_gives_its_sample() -> None:
     assert (experience.eid.task, experience.eid.run, experience.reward) == (1, 1, 1.0)
     assert [tool["name"] for tool in experience.tools] == ["web_search"]
     assert [message.role for message in experience.messages] == ["user", "assistant"]
+
+
+def test_a_header_that_swells_is_refused_before_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect_eval, "MAX_HEADER_BYTES", 1000)
+    path = eval_file(tmp_path, {"header.json": {"eval": HEADER, "pad": "a" * 2000}, "samples/1.json": SAMPLE})
+    with pytest.raises(SourceError, match=r"header\.json cannot be read"):
+        list(read_eval(path))

@@ -63,6 +63,12 @@ def test_anything_but_arithmetic_is_refused(expression):
         parse_reward(expression)
 
 
+def test_a_score_file_may_have_long_cells_and_cells_of_several_lines(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text(f'id,transcript,reward\nx,"{"word " * 40_000}\nsecond line",0.5\n')
+    assert read_scores(path).of(exp(info={"id": "x"}))[0].reward == 0.5
+
+
 def test_scores_by_id_and_by_task_and_run(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text("id,task,run,step,reward\nr-1,,,,0.9\n,t,2,,0.1\n,t,3,1,\n")

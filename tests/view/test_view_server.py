@@ -54,10 +54,31 @@ def test_a_program_may_send_the_token_in_a_header(client):
     assert client.get("/api/library", headers={"authorization": "Bearer wrong"}).status_code == 403
 
 
-@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:3000"},
+        {"origin": "null"},
+    ],
+)
 def test_other_hosts_and_other_pages_are_refused(client, headers):
     answer = client.get("/api/library", headers={"authorization": f"Bearer {TOKEN}", **headers})
     assert answer.status_code == 403
+
+
+def test_the_cookie_of_one_port_is_no_token_and_opens_no_other_port(answers):
+    first, second = (
+        TestClient(ViewServer(answers, token=TOKEN, port=port).app, base_url=f"http://127.0.0.1:{port}")
+        for port in (8010, 8011)
+    )
+    first.get("/", params={"token": TOKEN}, follow_redirects=False)
+    (value,) = first.cookies.values()
+    assert second.get("/api/library", headers={"authorization": f"Bearer {value}"}).status_code == 403
+    second.cookies.set("pairwright-view-8011", value)
+    assert second.get("/api/library").status_code == 403
+    assert first.get("/api/library").status_code == 200
 
 
 def test_beyond_loopback_only_the_page_itself_may_ask(answers):

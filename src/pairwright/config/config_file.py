@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 import pydantic
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, PolicyConfig, ScoreConfig, TeachConfig
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_config import PairsConfig, own_names
+from pairwright.config.plain_yaml import parse_yaml, read_yaml
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
@@ -248,7 +247,33 @@ def _expectation(message: str) -> str:
     return message
 
 
+# Keys of earlier versions, and what happens without them.
+_REMOVED = {
+    "policy.retry_seconds": "the first wait is 0.5 s and doubles",
+    "policy.max_retry_seconds": "the longest wait is 60 s",
+    "train.dpo.margin_scale": "a margin is the reward gap itself",
+    "train.grpo.max_ratio": "ratios are bounded by clip_low and clip_high alone",
+    "train.grpo.kl_estimator": "the estimator is k3",
+    "train.grpo.teacher_beta": "the advantage is log p_teacher - log p_student",
+    "train.sdpo.top_k_of": "the tokens are the student's likeliest",
+    "train.sdpo.token_clip": "the loss of a token is not bounded",
+    "train.sdpo.entropy_weight": "tokens count alike",
+    "train.sdpo.feedback_field": "feedback is info.feedback",
+    "train.sdpo.solution_text": "the text around an answer is fixed",
+    "train.sdpo.feedback_text": "the text around feedback is fixed",
+    "backend.nemo_customizer.request_timeout_seconds": "a request may take 60 s",
+    "backend.nemo_platform.request_timeout_seconds": "a request may take 60 s, an upload 600",
+    "backend.nemo_platform.max_status_failures": "10 status calls in a row may fail",
+    "backend.nemo_platform.output_name": "models are named after dataset_name",
+    "backend.local.deployment_timeout_seconds": "a model server may take 300 s to answer",
+}
+
+
 def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
+    # Options that are built in Python have no section in front of their key.
+    removed = next((key for key in _REMOVED if f".{key}".endswith("." + ".".join(location))), None)
+    if removed is not None:
+        return f"unknown key {'.'.join(location)!r}, which was removed: {_REMOVED[removed]}"
     known = _list_keys(location[:-1], root)
     near = difflib.get_close_matches(location[-1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
@@ -327,7 +352,7 @@ def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
-    tree = {} if path is None else read_yaml(Path(path))
+    tree = {} if path is None else read_tree(Path(path))
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX):
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
@@ -336,7 +361,7 @@ def merge_tree(
     for key, value in overrides:
         if not is_top_key(key):
             raise ConfigError(explain_unknown(key))
-        _set(tree, key, _yaml_value(value, key), key)
+        _set(tree, key, parse_yaml(value, key), key)  # 3 is a number, true a bool, [a, b] a list
     return tree
 
 
@@ -345,29 +370,14 @@ def config_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        # safe: plain values only, never Python objects
-        value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {_problem(error)}") from None
+def read_tree(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file; ConfigError if it has others."""
+    value = read_yaml(path)
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
     return value
-
-
-def _yaml_value(text: str, where: str) -> Any:
-    """A value from the command line, read as YAML: 3 is a number, true a bool, [a, b] a list."""
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError) as error:
-        raise ConfigError(f"{where}: not valid YAML: {_problem(error)}") from None
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
@@ -407,7 +417,7 @@ def _fill(value: Any, environment: Mapping[str, str], where: str) -> Any:
 
     text = _REFERENCE.sub(look_up, value)
     # a value that is one reference keeps its YAML type, so that ${PORT} can be a number
-    return _yaml_value(text, where) if _REFERENCE.fullmatch(value) else text
+    return parse_yaml(text, where) if _REFERENCE.fullmatch(value) else text
 
 
 def _with_references(resolved: Any, written: Any) -> Any:
@@ -434,8 +444,8 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
 
 
 def _with_code_files(config: Config, folder: Path) -> Config:
-    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`) count from here, then from the
-    folder of the configuration."""
+    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`, `tokens.credit.function`) count
+    from here, then from the folder of the configuration."""
 
     def find(name: str | None) -> str | None:
         place, _, function = (name or "").rpartition(":")
@@ -447,20 +457,13 @@ def _with_code_files(config: Config, folder: Path) -> Config:
         train = train.model_copy(update={"sdpo": train.sdpo.model_copy(update={"hint": hint})})
     if (rule := find(tokens.train_turns)) != tokens.train_turns:
         tokens = tokens.model_copy(update={"train_turns": rule})
+    if (credit := find(tokens.credit.function)) != tokens.credit.function:
+        tokens = tokens.model_copy(update={"credit": tokens.credit.model_copy(update={"function": credit})})
     return (
         config
         if (train, tokens) == (config.train, config.tokens)
         else config.model_copy(update={"train": train, "tokens": tokens})
     )
-
-
-def _mark(error: Exception) -> str:
-    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
-    return f":{mark.line + 1}" if mark is not None else ""
-
-
-def _problem(error: Exception) -> str:
-    return str(error.problem or error) if isinstance(error, MarkedYAMLError) else str(error).split("\n")[0]
 
 
 # Options from Python, laid over a configuration and validated like those of a file.

@@ -19,7 +19,7 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MantissaNoDotYAML1_1Warning
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
@@ -43,6 +43,7 @@ from pairwright.config.nat_keys import (
     WITHOUT_EFFECT,
 )
 from pairwright.config.pairs_config import own_names
+from pairwright.config.plain_yaml import read_yaml
 from pairwright.errors import ConfigError
 
 # Components: the builder, trainer and adapter that `finetuning` names, and the model that is trained.
@@ -419,18 +420,9 @@ def _parse(path: Path) -> dict[str, Any]:
     # NAT reads YAML 1.1, where `yes` and `on` are booleans
     yaml.version = (1, 1)
     yaml.Resolver = _Resolver
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 5e-6 is a number to NAT, and here
-            value = yaml.load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
-        line = "" if mark is None else f":{mark.line + 1}"
-        raise ConfigError(f"{path}{line}: not valid YAML: {str(error).splitlines()[0]}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 5e-6 is a number to NAT, and here
+        value = read_yaml(path, yaml)
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
     return value

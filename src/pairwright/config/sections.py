@@ -110,7 +110,34 @@ class SourcesConfig(Section):
 
 
 ToolsAsText = Literal["off", "hermes"]
-TURN_RULES = ("all", "last", "after-error", "calls", "text")  # of tokens.train_turns
+TURN_RULES = ("all", "accepted", "last", "after-error", "calls", "text")  # of tokens.train_turns
+# Error kinds that mark a wrong decision of the model: the tool refused the call. Other kinds (a test that fails before
+# its fix, code that raises, a file that is looked for) often follow the right step; docs/how-to/turn-credit.md has the
+# counts of 100 labelled error sites.
+CREDIT_KINDS = (
+    "unknown_tool", "tool_not_found", "invalid_json", "missing_argument", "invalid_arguments", "tool_error",
+)  # fmt: skip
+
+
+class CreditConfig(Section):
+    """Verdicts (ok, failed, unknown) and values of generated turns; used where train_turns or train.credit ask."""
+
+    sources: tuple[Literal["votes", "function", "rewards", "errors"], ...] = ("votes", "function", "rewards", "errors")
+    """Where credit comes from; the first source that knows a verdict, or a value, decides it."""
+    function: str | None = None
+    """Function credit(run, turn) as path/file.py:function or module:function; it returns None, True, False, ok, failed,
+    unknown, a number, or (verdict, number)."""
+    kinds: tuple[str, ...] = CREDIT_KINDS
+    """Kinds of error sites that fail the turn whose call they belong to; turns with other kinds stay unknown."""
+    threshold: float = Field(default=0.0, allow_inf_nan=False)
+    """A turn with a value above this is ok, below it failed, at it unknown."""
+    chosen: Literal["accepted", "all"] = "accepted"
+    """train_turns accepted: which turns of chosen sides are trained: those that did not fail, or all."""
+    rejected: Literal["failed", "all"] = "all"
+    """train_turns accepted: which turns of rejected sides are trained: those that failed (a side without one is
+    refused), or all."""
+    store: bool = False
+    """Store credit with the sequences although train_turns does not read it; train.credit needs it."""
 
 
 class SequenceTerms(Section):
@@ -157,9 +184,11 @@ class TokensConfig(SequenceTerms):
     """Variables of the chat template that a record was sampled with: use them, and refuse the record where the template
     does not read them; or ignore them."""
     train_turns: str = "all"
-    """Which generated turns are trained, the others being context: all, last, after-error (the next turn after a
-    failure), calls, text (turns without calls), or a function of (messages, index) as module:function or
-    path/file.py:function. In pairs, both sides are compared by their selected turns."""
+    """Which generated turns are trained, the others being context: all, accepted (those that did not fail, by
+    tokens.credit), last, after-error (the next turn after a failure), calls, text (turns without calls), or a function
+    of (messages, index) as module:function or path/file.py:function. In pairs, both sides are compared by their
+    selected turns."""
+    credit: CreditConfig = CreditConfig()
     tools_as_text: ToolsAsText = "off"
     """For a chat template without a tool role: calls, results and schemas become text in the tags of Hermes
     (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text asks the model so."""
@@ -193,6 +222,11 @@ class TokensConfig(SequenceTerms):
         if rule not in TURN_RULES and ":" not in rule:
             raise ValueError(f"expected one of {', '.join(TURN_RULES)}, module:function or path/file.py:function")
         return rule
+
+    @property
+    def uses_credit(self) -> bool:
+        """Whether sequences need the credit of turns."""
+        return self.train_turns == "accepted" or self.credit.store
 
     @property
     def pair_length(self) -> int | None:

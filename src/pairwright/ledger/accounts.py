@@ -6,10 +6,11 @@ from typing import NamedTuple
 import msgspec
 
 from pairwright.ledger.generated_turns import Answer, Key
-from pairwright.ledger.trained import HELD_OUT, NOT_SELECTED, TRAINED
+from pairwright.ledger.trained import HELD_OUT, MASKED, NOT_SELECTED, TRAINED
 
 CUT = "cut: longer than tokens.max_length"
-_RANK = {TRAINED: 0, HELD_OUT: 1, NOT_SELECTED: 3}  # a turn of several pairs has the first of their fates
+_UNTRAINED = (NOT_SELECTED, MASKED)  # turns that a sequence holds as context
+_RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}  # a turn of several pairs has the first of their fates
 
 
 class Fate(msgspec.Struct):
@@ -108,13 +109,13 @@ def account(
     for key, answer in answers.items():
         for turn, known in answer.turns.items():
             held = best.get((key, turn))
-            is_held = held is not None and held.fate != NOT_SELECTED
+            is_held = held is not None and held.fate not in _UNTRAINED
             # Recorded ids are exact; without them the channel's own count stands.
             tokens = held.tokens if held is not None and is_held and not answer.is_recorded else known
             total.turns += 1
             total.tokens += tokens or 0
             if held is None or not is_held:
-                enter(NOT_SELECTED if held is not None else name_fate(key, answer, refused.get(key)), tokens)
+                enter(held.fate if held is not None else name_fate(key, answer, refused.get(key)), tokens)
                 continue
             enter(held.fate, held.tokens)
             if tokens is not None and tokens > held.tokens:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from pairwright.config.sections import TokensConfig
+from pairwright.config.sections import CreditConfig, TokensConfig
 from pairwright.ledger.trained import digest_of, split_turns
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience, Kind
@@ -58,7 +58,9 @@ def count_tokens(
     progress: Callable[[int, int], None],
 ) -> None:
     """Fill in the tokens of turns that were not recorded, by encoding all turns of their tables (nothing is cut)."""
-    whole = options.model_copy(update={"max_length": None, "max_pair_length": None, "train_turns": "all"})
+    whole = options.model_copy(
+        update={"max_length": None, "max_pair_length": None, "train_turns": "all", "credit": CreditConfig()}
+    )
     for number, table in enumerate(tables):
         cache = folder / f"table-{number}"
         encode_source(table.path, cache, whole, progress=progress)

@@ -27,7 +27,8 @@ from pairwright.records.arrays import Array
 
 FILE_NAME = "trained.parquet"
 TRAINED, HELD_OUT, NOT_DRAWN = "trained", "held out for validation", "not drawn: training ended first"
-NOT_SELECTED = "not selected (tokens.train_turns)"  # such a turn has a row without tokens and digest
+# Turns with these fates have a row without tokens and digest.
+NOT_SELECTED, MASKED = "not selected (tokens.train_turns)", "masked by credit"
 SCHEMA = pa.schema(
     [
         ("channel", pa.string()),
@@ -53,6 +54,14 @@ class Held(NamedTuple):
     message_index: Array
     unused: str | None = None
     not_selected: tuple[int, ...] = ()  # turns that are context by `tokens.train_turns`
+    masked_by_credit: tuple[int, ...] = ()  # turns that are context by `tokens.train_turns: accepted`
+
+    @classmethod
+    def of(cls, name: str, side: str, sequence: Any, unused: str | None = None) -> "Held":
+        """A sequence of the tokens stage."""
+        report = sequence.report
+        arrays = sequence.ids, sequence.mask, sequence.message_index
+        return cls(name, side, *arrays, unused, report.not_selected, report.masked_by_credit)
 
 
 class Turn(NamedTuple):
@@ -109,9 +118,10 @@ def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
     for item in range(channel.num_items):
         num_times = int(times[item])
         for held in channel.list_held(item):
-            for number in held.not_selected:
-                place = {"channel": channel.name, "id": held.id, "side": held.side, "turn": number}
-                yield {**place, "tokens": 0, "times": 0, "fate": NOT_SELECTED}
+            for fate, numbers in ((NOT_SELECTED, held.not_selected), (MASKED, held.masked_by_credit)):
+                for number in numbers:
+                    place = {"channel": channel.name, "id": held.id, "side": held.side, "turn": number}
+                    yield {**place, "tokens": 0, "times": 0, "fate": fate}
             fate = held.unused or (TRAINED if num_times else HELD_OUT if item in held_out else NOT_DRAWN)
             for turn in split_turns(held.ids, held.mask, held.message_index):
                 yield {

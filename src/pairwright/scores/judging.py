@@ -14,9 +14,8 @@ from pairwright.collection.judge import Judge
 from pairwright.collection.policies import Ask, Completion, Policy
 from pairwright.collection.run_failures import CollectError
 from pairwright.collection.run_policy import make_policy
-from pairwright.config import PolicyConfig
-from pairwright.config.collect_config import JudgeTerms
-from pairwright.config.config_file import describe_problems, read_yaml
+from pairwright.config.collect_config import JudgeConfig, JudgeTerms
+from pairwright.config.config_file import describe_problems, read_tree
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
@@ -28,11 +27,11 @@ _FAILURES_IN_A_ROW = 20
 _DOWN = "not asked: the judge answered nothing for a while"
 
 
-def load_rubric(path: Path, judge: PolicyConfig) -> JudgeTerms:
+def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
     """Read a rubric from a YAML file with the keys of `JudgeTerms`; `judge` is used where the file names no model."""
     import pydantic
 
-    tree = read_yaml(path)
+    tree = read_tree(path)
     own = tree.get("judge")
     if own is None:
         tree["judge"] = judge.model_dump()
@@ -49,9 +48,7 @@ def load_rubric(path: Path, judge: PolicyConfig) -> JudgeTerms:
 
 def terms_hash(terms: JudgeTerms) -> str:
     """The version of a judge: what decides its scores, and not where it is or what it costs."""
-    judge = terms.judge.model_dump(
-        mode="json", include={"model", "temperature", "top_p", "max_tokens", "stop", "chat_template_kwargs"}
-    )
+    judge = terms.judge.model_dump(mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs"})
     return content_hash(terms.model_dump(mode="json", exclude={"judge", "prompt_price", "completion_price"}), judge)
 
 
@@ -73,8 +70,8 @@ class JudgeJob:
 
     def open_policy(self) -> Policy:
         if self.batch_out is not None or self.batch_in is not None:
-            return BatchPolicy(self.terms.judge, self.batch_out)
-        policy = make_policy(self.terms.judge, base=self.base)
+            return BatchPolicy(self.terms.judge.as_policy(), self.batch_out)
+        policy = make_policy(self.terms.judge.as_policy(), base=self.base)
         return policy if self.max_requests is None else _LimitedPolicy(policy, self.max_requests)
 
 

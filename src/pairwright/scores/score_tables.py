@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from pairwright.config import PolicyConfig
+from pairwright.config.collect_config import JudgeConfig
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
@@ -78,7 +78,7 @@ def score(
     scorer: Scorer,
     *,
     name: str | None = None,
-    judge: PolicyConfig | None = None,
+    judge: JudgeConfig | None = None,
     max_requests: int | None = None,
     max_concurrency: int = 32,
     batch_out: str | Path | None = None,
@@ -117,7 +117,7 @@ def score(
         path = Path(spec) if base is None or Path(spec).exists() else base / spec
         job = JudgeJob(
             name_of(name or label, path.stem),
-            load_rubric(path, PolicyConfig(temperature=0.0) if judge is None else judge),
+            load_rubric(path, JudgeConfig(temperature=0.0) if judge is None else judge),
             max_requests=max_requests,
             max_concurrency=max_concurrency,
             batch_out=None if batch_out is None else Path(batch_out),

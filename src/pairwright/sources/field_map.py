@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from pairwright.config.plain_yaml import read_yaml
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, kind_of, score
@@ -187,11 +187,8 @@ def parse_map(value: str | Mapping[str, Any] | FieldMap | None) -> FieldMap:
 
 
 def _read_map_file(name: str) -> Mapping[str, Any]:
-    try:
-        # The base loader keeps every value as text: `yes: 1` is the word yes, not true.
-        value = YAML(typ="base", pure=True).load(File(name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, YAMLError) as error:
-        raise ConfigError(f"--map {name}: cannot be read: {error}") from None
+    # The base loader keeps every value as text: `yes: 1` is the word yes, not true.
+    value = read_yaml(File(name), YAML(typ="base", pure=True))
     if not isinstance(value, dict):
         raise ConfigError(f"--map {name}: expected TARGET: FIELD lines")
     return value

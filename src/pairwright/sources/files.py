@@ -15,7 +15,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -90,12 +90,20 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
         if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
-            if isinstance(file, Path) and not file.is_file():
+            if _is_not_text(str(file)):
+                shown = os.fsencode(str(file)).decode("utf-8", "backslashreplace")
+                refused.append(Rejected(shown, None, "a file name that is not UTF-8; rename it"))
+            elif isinstance(file, Path) and not file.is_file():
                 kind = "no regular file (a FIFO, socket or device)" if file.exists() else "a link to nothing"
                 refused.append(Rejected(str(file), None, kind))
             else:
                 names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
+
+
+def _is_not_text(name: str) -> bool:
+    """Whether a name has bytes that are not UTF-8, which Python carries as lone surrogates."""
+    return any("\ud800" <= char <= "\udfff" for char in name)
 
 
 @contextmanager
@@ -219,37 +227,33 @@ def line_units(
     repairs: Counter[str] | None = None,
 ) -> Iterator[Unit | Rejected]:
     """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
-    return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label, repairs)
-
-
-def line_values(path: Place, decode: Callable[[bytes], Any], repairs: Counter[str] | None = None) -> Iterator[Any]:
-    """Yield the decoded lines of a file that is one unit, and Rejected for those that cannot be decoded."""
-    for first, lines in read_line_blocks(path):
-        for number, text in enumerate(lines, first):
-            if isinstance(text, int):
-                yield _decode_line(path, number, text, decode, repairs)
-                continue
-            try:
-                value = decode(text)
-            except (ValueError, RecursionError):
-                if text.isspace():
-                    continue
-                value = _decode_line(path, number, text.removesuffix(b"\n"), decode, repairs)
-            yield value
-
-
-def decode_units(
-    path: Place,
-    lines: Iterable[tuple[int, bytes | int]],
-    decode: Callable[[bytes], Any] = _decode,
-    label: str = "",
-    repairs: Counter[str] | None = None,
-) -> Iterator[Unit | Rejected]:
-    """Decode numbered lines of a file and yield them as units."""
     file = str(path)
-    for number, text in lines:
-        value = _decode_line(path, number, text, decode, repairs)
-        yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1, label), value)
+    for number, value in line_values(path, decode, repairs, start=start, stop=stop, line=line):
+        yield value if type(value) is Rejected else (Origin(file, number, number - 1, label), value)
+
+
+def line_values(
+    path: Place,
+    decode: Callable[[bytes], Any],
+    repairs: Counter[str] | None = None,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    line: int = 1,
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line that is not empty; the value of one that cannot be decoded is
+    Rejected."""
+    for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
+        for number, text in enumerate(lines, first):
+            try:
+                value = decode(text)  # type: ignore[arg-type]  # TypeError for the length of an overlong line
+            except (ValueError, RecursionError, TypeError):
+                if type(text) is bytes:
+                    if text.isspace():
+                        continue
+                    text = text.removesuffix(b"\n")
+                value = _decode_line(path, number, text, decode, repairs)
+            yield number, value
 
 
 def document(path: Place, repairs: Counter[str] | None = None) -> Any:
@@ -315,6 +319,7 @@ def is_json_lines(path: Place) -> bool:
     True if the first non-empty line is a JSON object or list and more lines follow, or if it is an object and the file
     is named .jsonl or .ndjson. An invalid first line passes if it and the second line look like objects.
     """
+    is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(Path(path.name).suffixes)  # also x.jsonl.gz
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
         # Until there is more than one line: a large file of one line is read only up to the limit of a line.
@@ -323,8 +328,9 @@ def is_json_lines(path: Place) -> bool:
             if not piece:
                 break
             head += piece
+        if is_named_so and len(head) > MAX_LINE_BYTES and b"\n" not in head:
+            return True  # a line that is too long
         first, newline, rest = head.partition(b"\n")
-        is_named_so = path.suffix in (".jsonl", ".ndjson")
         if not rest.strip() and not is_named_so:
             return False  # one value: whichever it is, it is the whole file
         try:

@@ -6,6 +6,7 @@ parentheses; they are parsed, never executed as code.
 """
 
 import csv
+import io
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -185,7 +186,11 @@ def _score_rows(path: Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: cannot be read: {error}") from error
     if not text.lstrip().startswith("{"):
-        return list(csv.DictReader(text.splitlines()))
+        csv.field_size_limit(_MAX_SCORE_BYTES)  # a column may hold whole transcripts
+        try:
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        except csv.Error as error:
+            raise SourceError(f"{path}: not valid CSV: {error}") from None
     rows = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():

@@ -421,7 +421,7 @@ def _labels_of_rows(table: "Table") -> dict[str, str]:
 @lru_cache(maxsize=2**16)
 def key_of(file: str) -> str:
     """Return the canonical key of a file, independent of how its path is spelled: resolved path, or address."""
-    return file if is_address(file) else _text(str(Path(file).resolve()))
+    return file if is_address(file) else _text(os.path.realpath(file))
 
 
 def _text(path: str) -> str:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from pairwright.config.plain_yaml import read_yaml
 from pairwright.tokens.refusals import TokensError
 
 _OWN = Path(__file__).with_name("families.yaml")
@@ -43,11 +42,7 @@ def own_rows() -> tuple[Row, ...]:
 def read_rows(path: Path, *, is_users: bool = False) -> tuple[Row, ...]:
     """The rows of a file: a list in YAML."""
     try:
-        # safe: plain values only, never Python objects
-        values = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        rows = msgspec.convert(values, list[Row])
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokensError(f"{path}: cannot be read: {error}") from None
-    except (YAMLError, ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
+        rows = msgspec.convert(read_yaml(path), list[Row])
+    except msgspec.ValidationError as error:
         raise TokensError(f"{path}: expected a list of rows (name, match, opening, ...): {error}") from None
     return tuple(msgspec.structs.replace(row, is_users=is_users) for row in rows)

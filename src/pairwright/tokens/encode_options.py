@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pairwright.config.sections import TokensConfig, ToolsAsText
+from pairwright.config.sections import CreditConfig, TokensConfig, ToolsAsText
 from pairwright.tokens.sequence import Truncation
 from pairwright.tokens.spans.law import MissingReasoning, Terms
 from pairwright.tokens.spans.regions import Verify
@@ -31,6 +31,7 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     recorded        take recorded token ids, or encode the messages instead
     record_kwargs   give the template the variables that a record was sampled with (info.chat_template_kwargs)
     train_turns     which of the generated turns are trained
+    credit          where verdicts on turns come from, for train_turns "accepted"
     tools_as_text   put tools, calls and results into text
     max_length, truncation, keep_first   what is cut of what is longer, see `truncate`
     """
@@ -45,6 +46,7 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     recorded: Use = "use"
     record_kwargs: Use = "use"
     train_turns: TrainTurns = "all"
+    credit: CreditConfig = CreditConfig()
     tools_as_text: ToolsAsText = "off"
     max_length: int | None = None
     truncation: Truncation = "keep_end"

@@ -29,10 +29,12 @@ from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index
 from pairwright.tokens.template.tracked_str import CONTENT, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 from pairwright.tokens.train_turns import (
+    TurnFacts,
     as_context,
+    facts_of,
     keep_turns,
     refuse_empty,
-    report_left_out,
+    report_turns,
     select_turns,
 )
 
@@ -48,17 +50,21 @@ class RecordedTurn(msgspec.Struct, frozen=True):
 RECORDED = Terms(require_stop=False, is_recorded=True)
 
 
-def encode_experience(tokenizer: Any, experience: Experience, options: EncodeOptions = DEFAULT) -> list[Sequence]:
+def encode_experience(
+    tokenizer: Any, experience: Experience, options: EncodeOptions = DEFAULT, facts: TurnFacts | None = None
+) -> list[Sequence]:
     """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
-    rewrites history. An answer that was cut short has no stop token."""
+    rewrites history. An answer that was cut short has no stop token. `facts` has the credit of its turns, by default
+    what the experience itself says."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.allow_images)
     prompt, completion = conversation_of(experience)
     messages = [*prompt, *completion]
     turns = [index for index in range(len(prompt), len(messages)) if messages[index].is_generated]
-    selected = select_turns(messages, turns, options.train_turns, experience.errors)
-    refuse_empty(selected, turns)
+    facts = facts_of(experience, options.train_turns, options.credit) if facts is None else facts
+    selected = select_turns(messages, turns, options.train_turns, facts)
+    refuse_empty(selected, turns, options.train_turns)
     left_out = [turn for turn in turns if turn not in selected]
     if experience.tokens is not None and options.recorded == "use":
         sequences = [build_from_arrays(chat_tokenizer(tokenizer), experience)]
@@ -76,7 +82,7 @@ def encode_experience(tokenizer: Any, experience: Experience, options: EncodeOpt
             sequences = _encode_tool_texts(ready, messages, tools or (), len(prompt), options)
         if is_cut(experience) and selected and selected[-1] == turns[-1]:  # only the last turn can be cut
             sequences = [*sequences[:-1], drop_stop(sequences[-1])]
-    sequences = report_left_out(sequences, left_out)
+    sequences = report_turns(sequences, left_out, options.train_turns, facts)
     known: dict[str, Any] = {"uid": experience.eid.uid}
     if num_images := count_media(experience):
         known["images"] = num_images

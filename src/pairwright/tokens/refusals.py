@@ -28,6 +28,7 @@ Reason = Literal[
     "only_ids",  # only token ids were recorded, and they are not to be used
     "too_long",  # does not fit, and the rule is to drop
     "not_selected",  # there are generated turns, but train_turns selects none of them
+    "no_run",  # train_turns needs the run of a pair's side, and its messages are others
     "not_generated",  # there is nothing to train on
     "prompts_differ",  # the two sides of a pair do not continue one prompt
     "text_in_chat",  # raw text where a chat is needed, or beside messages of one

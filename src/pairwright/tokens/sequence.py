@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from pairwright.errors import RecordError
+from pairwright.pairs.turn_credit import TurnCredit
 from pairwright.records.arrays import Array, as_array, same_array
 from pairwright.records.messages import Message, weight_of
 from pairwright.tokens.refusals import Refusal
@@ -51,6 +52,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
     not_selected turns of the record that `train_turns` leaves in the context; on its first sequence
+    masked_by_credit  turns that `train_turns: accepted` leaves in the context; on the first sequence
+    credit       what is known of the trained turns, and on the first sequence of those that credit masks
     uid          the experience that the sequence is of; of a side of a pair, that side's
     """
 
@@ -76,6 +79,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     truncated: int = 0
     text_differs: tuple[int, ...] = ()
     not_selected: tuple[int, ...] = ()
+    masked_by_credit: tuple[int, ...] = ()
+    credit: tuple[TurnCredit, ...] = ()
 
     @property
     def is_complete(self) -> bool:

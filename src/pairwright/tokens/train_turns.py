@@ -1,6 +1,7 @@
 """Which of the generated turns are trained: `tokens.train_turns`. The others stay in the context.
 
     all           every generated turn
+    accepted      those that did not fail (pairs/turn_credit.py); of rejected sides all, or those that failed
     last          the last one of the record, or of each side of a pair
     after-error   those that follow a failure: the next generated turn after each error site
     calls, text   those with tool calls, those without
@@ -10,29 +11,51 @@ Selection only takes turns away. A record (or a side of a pair) without a select
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from pairwright.collection.run_failures import one_line
+from pairwright.config.sections import CreditConfig
 from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError
+from pairwright.pairs.turn_credit import Credits, find_credit
+from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Message, content_hash
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
 
 Predicate = Callable[[Items[Message], int], bool]
 TrainTurns = str | Predicate  # a rule by its name, or a function
-NO_SITES = "train_turns after-error: pairs do not carry the error sites of their runs; encode an experience table"
+
+
+class TurnFacts(msgspec.Struct, frozen=True):
+    """What rules know of a run beside its messages: error sites and credit, by position in what is encoded."""
+
+    errors: tuple[ErrorSite, ...] = ()
+    credit: Credits = {}
+
+
+NO_FACTS = TurnFacts()
+
+
+def facts_of(run: Experience, rule: TrainTurns, credit: CreditConfig) -> TurnFacts:
+    """The facts of a run that is encoded by itself; without votes, which lie beside its table."""
+    return TurnFacts(run.errors, find_credit(run, credit) if rule == "accepted" or credit.store else {})
 
 
 def select_turns(
-    messages: Items[Message], turns: Items[int], rule: TrainTurns, errors: Iterable[ErrorSite] = ()
+    messages: Items[Message],
+    turns: Items[int],
+    rule: TrainTurns,
+    facts: TurnFacts = NO_FACTS,
+    keep: Literal["accepted", "failed", "all"] = "accepted",
 ) -> list[int]:
-    """Those of the generated `turns` (indices of messages) that the rule selects.
+    """Those of the generated `turns` (indices of messages) that the rule selects; `keep` is what "accepted" keeps.
 
     >>> chat = [Message("user", "hi"), Message("assistant", "a"), Message("user", "and?"), Message("assistant", "b")]
     >>> select_turns(chat, [1, 3], "last"), select_turns(chat, [1, 3], lambda messages, index: index == 1)
@@ -44,8 +67,11 @@ def select_turns(
         return list(turns[-1:])
     if rule == "after-error":
         # The first generated turn behind each failure; a failure after the last turn has none.
-        after = {next((turn for turn in turns if turn > site.index), None) for site in errors}
+        after = {next((turn for turn in turns if turn > site.index), None) for site in facts.errors}
         return [turn for turn in turns if turn in after]
+    if rule == "accepted":
+        failed = {turn for turn, credit in facts.credit.items() if credit.verdict == "failed"}
+        return [turn for turn in turns if keep == "all" or (turn in failed) == (keep == "failed")]
     if rule in ("calls", "text"):
         return [turn for turn in turns if bool(messages[turn].tool_calls) == (rule == "calls")]
     predicate = load_predicate(rule) if isinstance(rule, str) else rule
@@ -55,10 +81,11 @@ def select_turns(
         raise ConfigError(f"tokens.train_turns: {rule} failed: {one_line(error)}") from error
 
 
-def refuse_empty(selected: Items[int], turns: Items[int], where: str = "") -> None:
+def refuse_empty(selected: Items[int], turns: Items[int], rule: TrainTurns, where: str = "") -> None:
     """Refuse a record that has generated turns, but no selected one."""
     if turns and not selected:
-        raise Refusal("not_selected", f"{where}none of {len(turns)} generated turns is selected by train_turns")
+        by = f" ({rule})" if isinstance(rule, str) else ""
+        raise Refusal("not_selected", f"{where}none of {len(turns)} generated turns is selected by train_turns{by}")
 
 
 def load_predicate(name: str) -> Predicate:
@@ -66,15 +93,13 @@ def load_predicate(name: str) -> Predicate:
     return function
 
 
-def fingerprint_rule(rule: str) -> list[str]:
-    """What a cache key needs beside the rule's name: the text of the file of a function."""
-    if ":" not in rule:
+def fingerprint_function(name: str | None, group: str) -> list[str]:
+    """What a cache key needs beside the name of a function: the text of its file. A rule's name is no function."""
+    if name is None or ":" not in name:
         return []
-    path = inspect.getsourcefile(inspect.unwrap(load_predicate(rule)))
+    path = inspect.getsourcefile(inspect.unwrap(load_function(name, group=group)))
     if path is None:
-        raise ConfigError(
-            f"tokens.train_turns: {rule}: its source is not found, so a cache could not tell if it changed"
-        )
+        raise ConfigError(f"{name}: its source is not found, so a cache could not tell if it changed")
     return [content_hash(Path(path).read_text(encoding="utf-8"))]
 
 
@@ -96,12 +121,21 @@ def keep_turns(sequence: Sequence, selected: Items[int]) -> Sequence:
     return msgspec.structs.replace(sequence, mask=mask, paint=paint)
 
 
-def report_left_out(sequences: list[Sequence], left_out: Items[int]) -> list[Sequence]:
-    """The sequences of a record; the report of the first names the turns that are not selected."""
-    if not sequences or not left_out:
-        return sequences
-    report = msgspec.structs.replace(sequences[0].report, not_selected=tuple(left_out))
-    return [msgspec.structs.replace(sequences[0], report=report), *sequences[1:]]
+def report_turns(sequences: list[Sequence], left_out: Items[int], rule: TrainTurns, facts: TurnFacts) -> list[Sequence]:
+    """The sequences of a record; the report of the first names the turns that are not selected, and that of each has
+    the credit of its turns."""
+    results = []
+    for number, sequence in enumerate(sequences):
+        masked = tuple(left_out) if number == 0 else ()
+        own = {*masked, *sequence.message_index[sequence.mask].tolist()}
+        credit = tuple(facts.credit[turn] for turn in sorted(own.intersection(facts.credit)))
+        changes: dict[str, Any] = {"credit": credit} if credit else {}
+        if masked:
+            changes["masked_by_credit" if rule == "accepted" else "not_selected"] = masked
+        if changes:
+            sequence = msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **changes))
+        results.append(sequence)
+    return results
 
 
 def select_in_sides(
@@ -109,16 +143,17 @@ def select_in_sides(
     completions: tuple[Items[Message], Items[Message]],
     sides: tuple[Sequence, Sequence],
     rule: TrainTurns,
+    facts: tuple[TurnFacts, TurnFacts],
+    credit: CreditConfig,
 ) -> tuple[Sequence, Sequence]:
     """The two sides of a pair, compared by their selected turns alone; the rest of each is context."""
-    if rule == "after-error":
-        raise Refusal("not_selected", NO_SITES)
     results = []
-    for name, completion, sequence in zip(("chosen", "rejected"), completions, sides, strict=True):
+    names, keeps = ("chosen", "rejected"), (credit.chosen, credit.rejected)
+    for name, completion, sequence, known, keep in zip(names, completions, sides, facts, keeps, strict=True):
         # A turn that was cut away for its length is no turn of the pair.
         turns = sorted(set(sequence.message_index[sequence.mask].tolist()))
-        selected = select_turns([*prompt, *completion], turns, rule)
-        refuse_empty(selected, turns, f"{name}: ")
+        selected = select_turns([*prompt, *completion], turns, rule, known, keep)
+        refuse_empty(selected, turns, rule, f"{name}: ")
         left_out = [turn for turn in turns if turn not in selected]
-        results += report_left_out([keep_turns(sequence, selected) if left_out else sequence], left_out)
+        results += report_turns([keep_turns(sequence, selected) if left_out else sequence], left_out, rule, known)
     return results[0], results[1]

@@ -124,10 +124,7 @@ class PairData:
         unused = None if self.weights[position] > 0 else "the pair has weight 0"
         unused = FILTERED if position in self._outside else unused
         sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
-        return [
-            Held(name, side, one.ids, one.mask, one.message_index, unused, one.report.not_selected)
-            for side, one in sides
-        ]
+        return [Held.of(name, side, one, unused) for side, one in sides]
 
     def is_full(self, position: int) -> bool:
         """Whether something that counts is trained on both sides."""

@@ -56,7 +56,8 @@ class ViewServer:
         answers: What is asked.
         token: What a request must show.
         host: The address that is listened on; loopback also refuses other host names.
-        port: Part of the cookie's name, so that two pages on one machine do not overwrite each other's.
+        port: The port that is listened on. Browsers send cookies to all ports of a host, so name and value of the
+            cookie depend on it: another server that receives the cookie learns nothing that is valid elsewhere.
     """
 
     def __init__(self, answers: Answers, *, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -64,6 +65,7 @@ class ViewServer:
         self._token = token
         self._is_local = host in LOOPBACK
         self._cookie = f"pairwright-view-{port}"
+        self._cookie_value = hmac.new(token.encode(), self._cookie.encode(), "sha256").hexdigest()
         self.app = Starlette(
             routes=[
                 Route("/", self._page),
@@ -79,7 +81,7 @@ class ViewServer:
         if shown is not None and self._is_token(shown):
             response: Response = RedirectResponse("/", 303, headers=HEADERS)
             # Strict: other sites cannot make the browser send it. No script reads it.
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+            response.set_cookie(self._cookie, self._cookie_value, httponly=True, samesite="strict", path="/")
             return response
         if not self._is_allowed(request):
             return PlainTextResponse(_NO_TOKEN, 403, headers=HEADERS)
@@ -117,9 +119,8 @@ class ViewServer:
 
     def _refuse(self, request: Request, *, needs_token: bool) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        # Beyond loopback any host name may lead here; the page itself is then the only origin.
-        is_other = is_foreign(host, origin) if self._is_local else origin not in (None, f"http://{host}")
-        if is_other:
+        # Beyond loopback any host name may lead here. The page itself is the only origin.
+        if (self._is_local and is_foreign(host, None)) or origin not in (None, f"http://{host}"):
             return _error(403, "requests from other pages and under other host names are refused")
         if needs_token and not self._is_allowed(request):
             return _error(403, _NO_TOKEN.strip())
@@ -129,7 +130,7 @@ class ViewServer:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer):
             return True
-        return self._is_token(request.cookies.get(self._cookie, ""))
+        return hmac.compare_digest(request.cookies.get(self._cookie, "").encode(), self._cookie_value.encode())
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())

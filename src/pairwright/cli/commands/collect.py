@@ -123,7 +123,7 @@ def record(
         raise ConfigError(
             f"recording needs starlette, httpx and uvicorn ({error}): pip install 'pairwright[collect]'"
         ) from None
-    proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout)
+    proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout, is_local=host in _LOOPBACK)
     listener = listen(host, port)
     say(f"recording {url_of(listener)}/v1 -> {proxy.upstream} into {output}; point base_url there, end with Ctrl-C")
     with contextlib.suppress(KeyboardInterrupt):  # the usual end: the server has shut down in order by then

@@ -29,9 +29,18 @@ class Target(StrEnum):
 
 
 @app.command()
-def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
+def stats(
+    folder: Dir,
+    where: Where = None,
+    credit: Annotated[
+        bool, typer.Option("--credit", help="Also turns by verdict (ok, failed, unknown); reads every record.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Count what a table holds: kinds, tasks, rewards, lengths, sources, and what people have excluded."""
+    from pairwright.config.sections import CreditConfig
     from pairwright.pairs.decisions.exclusions import read_exclusions
+    from pairwright.pairs.turn_credit import count_credit
     from pairwright.store.table import Table
     from pairwright.store.table_stats import table_statistics
 
@@ -39,6 +48,9 @@ def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     statistics = table_statistics(table, _condition(where))
     if where is None:
         statistics["excluded"] = len(read_exclusions(table.path))
+    if credit:
+        counts = count_credit(table, CreditConfig(), _condition(where))
+        statistics |= {"turn credit": counts, "failed by": counts.pop("failed_by")}
     if as_json:
         print_json(statistics)
         return

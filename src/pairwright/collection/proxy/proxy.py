@@ -64,7 +64,10 @@ class Counts:
 
 
 class Proxy:
-    """State of a proxy. A single thread does all writes to the table."""
+    """State of a proxy. A single thread does all writes to the table.
+
+    `is_local`: it listens on loopback, so feedback under another host name is refused (DNS rebinding).
+    """
 
     def __init__(
         self,
@@ -74,11 +77,13 @@ class Proxy:
         batch: int | str = "record",
         timeout_seconds: float = 600.0,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        is_local: bool = True,
     ) -> None:
         self.upstream = upstream.rstrip("/")
         if not self.upstream.startswith(("http://", "https://")):
             raise ConfigError(f"--upstream: got {upstream!r}, expected http://... or https://...")
         self.counts = Counts()
+        self._is_local = is_local
         self.table = Table(table)
         self._feedback = FeedbackLog(self.table)
         self._exchanges = Exchanges(batch)
@@ -209,8 +214,9 @@ class Proxy:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             return _error(415, f"feedback: got content-type {media_type[:100]!r}, expected application/json")
-        if is_foreign("localhost", request.headers.get("origin")):
-            return _error(403, "feedback: it comes from a web page of another host")
+        host = request.headers.get("host", "") if self._is_local else "localhost"
+        if is_foreign(host, request.headers.get("origin")):
+            return _error(403, "feedback: it comes from a web page of another host, or under another host name")
         body = await read_body(request)
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")

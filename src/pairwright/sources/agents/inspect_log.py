@@ -25,7 +25,7 @@ import zstandard
 
 from pairwright.errors import RecordError, SourceError
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -41,8 +41,6 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
-
-# Messages and tools of samples.
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
@@ -163,8 +161,6 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
 def _dicts(value: Any) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
-
-# Reader of logs and samples.
 
 NAME = "inspect"
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -334,12 +330,13 @@ def _stop_reason(output: Json) -> Any:
     )
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Inspect evaluation logs")
+FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")
 
 
 # `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.
 
 MAX_MEMBER_BYTES = 1 << 30
+MAX_HEADER_BYTES = 64 << 20  # names, options and results, no samples
 MAX_RATIO = 250  # repetitive logs shrink to a hundredth; deflate itself could reach a thousandth
 FREE_BYTES = 16 << 20  # so much is always allowed: small members of one repeated line swell more than the rest
 _PIECE = 1 << 20
@@ -376,7 +373,7 @@ def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[
         if member is None or not name.startswith("samples/") or not name.endswith(".json"):
             continue
         try:
-            data = _bytes(member, archive, file)
+            data = _bytes(member, archive, file, MAX_MEMBER_BYTES)
             allowed -= len(data)
             sample = _value(data)
         except _UNREADABLE as error:
@@ -396,7 +393,7 @@ def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
         if member is None:
             continue
         try:
-            value = _value(_bytes(member, archive, file))
+            value = _value(_bytes(member, archive, file, MAX_HEADER_BYTES))
         except _UNREADABLE as error:
             raise SourceError(f"{path}: {name} cannot be read ({str(error) or type(error).__name__})") from None
         header = value.get("eval") if isinstance(value, dict) else None
@@ -405,8 +402,8 @@ def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
     raise SourceError(f"{path}: no header.json with an `eval`; expected a file that Inspect wrote")
 
 
-def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> bytes:
-    limit = min(MAX_MEMBER_BYTES, max(FREE_BYTES, MAX_RATIO * member.compress_size))
+def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes], most: int) -> bytes:
+    limit = min(most, max(FREE_BYTES, MAX_RATIO * member.compress_size))
     pieces: list[bytes] = []
     length = 0
     with _open_member(member, archive, file) as stream:

@@ -321,6 +321,8 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "recorded": sum(report.get("source") == "recorded" for report in reports),
         "recorded_text_differs": sum(bool(report.get("text_differs")) for report in reports),
         "turns_not_selected": sum(len(report.get("not_selected", ())) for report in reports),
+        "turns_masked_by_credit": sum(len(report.get("masked_by_credit", ())) for report in reports),
+        "credit": _count_credit(good["side"].to_list(), reports),
         "unstopped": sum(bool(report.get("unstopped")) for report in reports),
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
         "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
@@ -347,6 +349,15 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
             "max": lengths.max(),
         },
     }
+
+
+def _count_credit(sides: list[str], reports: list[Json]) -> dict[str, dict[str, int]]:
+    """Verdicts on turns, by side ("runs", "chosen", "rejected"); empty where sequences have no credit."""
+    counts: dict[str, Counter[str]] = {}
+    for side, report in zip(sides, reports, strict=True):
+        for _, verdict, _, _ in report.get("credit", ()):
+            counts.setdefault(side or "runs", Counter())[verdict] += 1
+    return {side: dict(sorted(counted.items())) for side, counted in counts.items()}
 
 
 def _count_values(values: Iterable[str]) -> dict[str, int]:

@@ -7,23 +7,26 @@ are found by its lineage, and a pair whose ids cannot be found is an error, neve
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pairwright.config.sections import TokensConfig
+from pairwright.config.sections import CreditConfig, TokensConfig
 from pairwright.errors import TableError
 from pairwright.generate.template_variables import KEY
+from pairwright.pairs.decisions.turn_votes import TurnVotes, read_turn_votes
 from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
 from pairwright.pairs.rewritten_texts import REJECTED_KEY
+from pairwright.pairs.turn_credit import find_credit
 from pairwright.paths import Place
 from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.grouping import conversation_of
+from pairwright.records.grouping import conversation_of, split_preference
 from pairwright.records.json_text import from_json
-from pairwright.records.messages import Json, Message, content_hash
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.segments import read_marker
@@ -33,7 +36,7 @@ from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.recorded import is_cut_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.tokenizer import ChatTokenizer, record_variables
-from pairwright.tokens.train_turns import select_in_sides
+from pairwright.tokens.train_turns import NO_FACTS, TurnFacts, select_in_sides
 
 # Columns that identify an item: hashes and counts, so that keys are computed without reading any text.
 _EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length", "info")
@@ -50,7 +53,8 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 class Item(msgspec.Struct, frozen=True):
     """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
     `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short, `info` has
-    the template variables that a pair was sampled with, `uids` are the experiences that the sides are of."""
+    the template variables that a pair was sampled with, `uids` are the experiences that the sides are of. `facts` are
+    of the experience or of both sides; empty where no rule reads them, and None for a side whose run has changed."""
 
     key: str
     id: str
@@ -63,6 +67,7 @@ class Item(msgspec.Struct, frozen=True):
     cut: tuple[bool, bool] = (False, False)
     info: Json = {}
     uids: tuple[str, str] = ("", "")
+    facts: tuple[TurnFacts | None, ...] = ()
 
 
 def pair_variables(item: Item) -> Json:
@@ -78,7 +83,8 @@ def pair_variables(item: Item) -> Json:
 
 class Source:
     """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, where
-    these are not where the pairs' lineage says; with `use_recorded` False nothing recorded is looked for."""
+    these are not where the pairs' lineage says; with `use_recorded` False nothing recorded is looked for. With `credit`
+    or `use_errors`, items have the credit or the error sites of their runs."""
 
     def __init__(
         self,
@@ -88,8 +94,11 @@ class Source:
         experience: tuple[str, ...] = (),
         use_recorded: bool = True,
         use_variables: bool = True,
+        credit: CreditConfig | None = None,
+        use_errors: bool = False,
     ) -> None:
         self.path = path
+        self._credit, self._uses_facts = credit, credit is not None or use_errors
         self._use_variables = use_variables
         self.is_pairs = (path / FILE_NAME).exists()
         if not self.is_pairs and not (path / "table.json").exists():
@@ -97,17 +106,25 @@ class Source:
         self._salt, self._use_recorded = salt, use_recorded
         self._tables: list[Table] = []
         self._recorded: dict[str, str] = {}  # id of a side -> id of the row that holds its recorded ids
-        if self.is_pairs and use_recorded:
+        if self.is_pairs and (use_recorded or self._uses_facts):
             self._tables = source_tables(path, experience)
-            self._recorded = _find_recorded_rows(self._tables, self._sides_with_ids())
+        if self.is_pairs and use_recorded:
+            self._recorded = _find_rows(self._tables, self._sides(only_recorded=True), only_recorded=True)
+        self._runs: dict[str, str] = {}  # id of a side -> id of the row of its run, where facts are asked for
+        if self.is_pairs and self._uses_facts:
+            self._runs = _find_rows(self._tables, self._sides(only_recorded=False), only_recorded=False)
+        self._votes: TurnVotes = {}
+        if credit is not None and "votes" in credit.sources:
+            for folder in [table.path for table in self._tables] if self.is_pairs else [path]:
+                self._votes |= read_turn_votes(folder)
 
-    def _sides_with_ids(self) -> pl.Series:
-        """The ids of the experiences on sides that have recorded tokens."""
+    def _sides(self, *, only_recorded: bool) -> pl.Series:
+        """The ids of the experiences on sides, or on those that have recorded tokens."""
         names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
         frames = [pl.DataFrame(batch) for batch in pair_batches(self.path, names)]
         # Null stands for pairs that were built before the column existed: they may have recorded ids.
         sides = [
-            frame.filter(pl.col(f"{side}_recorded").fill_null(True))[f"{side}_uid"]
+            (frame.filter(pl.col(f"{side}_recorded").fill_null(True)) if only_recorded else frame)[f"{side}_uid"]
             for frame in frames
             for side in _SIDES
         ]
@@ -149,13 +166,19 @@ class Source:
             yield item
 
     def _key(self, row: Json) -> str:
-        return content_hash(self._salt, *self._variables(row.pop("info")), row)
+        return content_hash(self._salt, *self._variables(row.pop("info")), row, *self._votes_on(row["uid"]))
+
+    def _votes_on(self, *uids: str) -> list[Any]:
+        """Votes on the turns of experiences as a part of a key: one item, or none."""
+        votes = [sorted(self._votes.get(uid, {}).items()) for uid in uids] if self._votes else []
+        return [votes] if any(votes) else []
 
     def _pair_key(self, row: Json) -> str:
         # The rows with recorded ids are part of the key: once they are found, the pair is encoded again.
         sides = [self._recorded.get(row[f"{side}_uid"]) for side in _SIDES]
         cut = [bool(row[f"{side}_cut"]) for side in _SIDES]
-        return content_hash(self._salt, row["id"], sides, cut, *self._variables(row["info"]))
+        votes = self._votes_on(*(row[f"{side}_uid"] for side in _SIDES))
+        return content_hash(self._salt, row["id"], sides, cut, *self._variables(row["info"]), *votes)
 
     def _variables(self, info: str | None) -> list[Json]:
         """What `info` says about template variables: one item, or none. Only text that has the word is decoded."""
@@ -171,7 +194,15 @@ class Source:
             fresh = np.array([key not in known for key in keys], bool)
             wanted = [key for key in keys if key not in known]
             for key, experience in zip(wanted, from_batch(batch.filter(pa.array(fresh))), strict=True):
-                yield _item_of(key, experience)
+                item = _item_of(key, experience)
+                if self._uses_facts:
+                    singles = split_preference(experience) if item.experience is None else (experience,)
+                    item = msgspec.structs.replace(item, facts=tuple(map(self._facts, singles)))
+                yield item
+
+    def _facts(self, run: Experience) -> TurnFacts:
+        credit = {} if self._credit is None else find_credit(run, self._credit, self._votes.get(run.eid.uid))
+        return TurnFacts(run.errors, credit)
 
     def _pairs(self, known: set[str]) -> Iterator[Item]:
         for batch in pair_batches(self.path, [*_PAIR_KEY, "prompt", "tools", "chosen", "rejected"]):
@@ -182,6 +213,7 @@ class Source:
             # Experiences with recorded ids are read once for all pairs of the batch.
             uids = [row[f"{side}_uid"] for row in fresh.values() for side in _SIDES]
             experiences = self._fetch({self._recorded[uid] for uid in uids if uid in self._recorded})
+            runs = self._fetch({self._runs[uid] for uid in uids if uid in self._runs}, only_recorded=False)
             for key, row in fresh.items():
                 prompt, chosen, rejected = (
                     _messages_of(row[name] or "[]") for name in ("prompt", "chosen", "rejected")
@@ -190,7 +222,33 @@ class Source:
                 tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
                 info = from_json(row["info"]) if row["info"] else {}
                 sides = row["chosen_uid"] or "", row["rejected_uid"] or ""
-                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, info, sides)
+                facts: tuple[TurnFacts | None, ...] = ()
+                if self._uses_facts:
+                    answers = zip(_SIDES, (chosen, rejected), strict=True)
+                    facts = tuple(self._side_facts(row, name, runs, prompt, answer) for name, answer in answers)
+                sources = left, right
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, sources, cut, info, sides, facts)
+
+    def _side_facts(
+        self, row: Json, side: str, runs: dict[str, Experience], prompt: Sequence[Message], answer: Sequence[Message]
+    ) -> TurnFacts | None:
+        """What is known of the run of a side, by the positions that its turns have in the pair."""
+        uid = row[f"{side}_uid"]
+        if uid not in self._runs:
+            raise TableError(
+                f"pair {row['id']}: the credit and the error sites of {uid} are in its experience table, which is not "
+                "where it was: name it with --experience DIR (tokens.experience)"
+            )
+        run = runs[self._runs[uid]]
+        if run.kind is Kind.PREFERENCE:
+            run = split_preference(run)[_SIDES.index(side)]
+        own = conversation_of(run)
+        messages = (*own.prompt, *own.completion)
+        # A pair across groups has the prompt of its chosen side; any other continues the messages of its run.
+        for start in (len(prompt), len(own.prompt)):
+            if canonical_messages(messages[start : start + len(answer)]) == canonical_messages(answer):
+                return _shift_facts(self._facts(run), len(prompt) - start)
+        return None
 
     def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
         """The experience that recorded the ids of a side."""
@@ -204,12 +262,13 @@ class Source:
             )
         return None
 
-    def _fetch(self, uids: set[str]) -> dict[str, Experience]:
+    def _fetch(self, uids: set[str], *, only_recorded: bool = True) -> dict[str, Experience]:
         """The experiences with these ids."""
         experiences: dict[str, Experience] = {}
         for table in self._tables if uids else ():
-            rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)) & pl.col("num_tokens").is_not_null()).collect()
-            for experience in from_arrow(rows.to_arrow()):
+            rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)))
+            rows = rows.filter(pl.col("num_tokens").is_not_null()) if only_recorded else rows
+            for experience in from_arrow(rows.collect().to_arrow()):
                 experiences.setdefault(experience.eid.uid, experience)
         return experiences
 
@@ -228,16 +287,25 @@ def _item_of(key: str, experience: Experience) -> Item:
     return Item(key, uid, None, prompt, experience.tools, *sides, sources, cut, experience.info, (uid, uid))
 
 
-def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
-    """Which of these ids have recorded tokens: id -> id of the row that holds them. The sides of a preference are in
+def _shift_facts(facts: TurnFacts, by: int) -> TurnFacts:
+    """Facts for messages that stand `by` positions later than in their run; what then lies before them is left out."""
+    if not by:
+        return facts
+    sites = (msgspec.structs.replace(site, index=site.index + by) for site in facts.errors if site.index + by >= 0)
+    moved = (msgspec.structs.replace(credit, turn=credit.turn + by) for credit in facts.credit.values())
+    return TurnFacts(tuple(sites), {credit.turn: credit for credit in moved if credit.turn >= 0})
+
+
+def _find_rows(tables: Sequence[Table], uids: pl.Series, *, only_recorded: bool) -> dict[str, str]:
+    """The rows of these ids, or of those with recorded tokens: id -> id of the row. The sides of a preference are in
     its row, whatever their own ids are."""
     rows: dict[str, str] = {}
     for table in tables:
-        has_ids = table.lazy().filter(pl.col("num_tokens").is_not_null())
+        frame = table.lazy().filter(pl.col("num_tokens").is_not_null()) if only_recorded else table.lazy()
         # implode: the column as one list value, which `is_in` expects.
-        recorded = has_ids.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
-        rows |= {uid: uid for uid in recorded if uid not in rows}
-        preferences = has_ids.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
+        found = frame.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
+        rows |= {uid: uid for uid in found if uid not in rows}
+        preferences = frame.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
         for uid, *sides in preferences.iter_rows():
             # Both sides of a preference have ids of their own and share its row.
             eids = (msgspec.json.decode(side).get("eid") for side in sides)
@@ -298,9 +366,14 @@ def _finish(result: Result, item: Item, origins: tuple[Origins, Origins] | None,
     if origins is not None:
         chosen, rejected = chosen.renumber(origins[0]), rejected.renumber(origins[1])
     try:
-        if options.train_turns != "all":
-            sides = (item.chosen, item.rejected)
-            chosen, rejected = select_in_sides(item.prompt, sides, (chosen, rejected), options.train_turns)
+        if options.train_turns != "all" or item.facts:
+            first, second = item.facts or (NO_FACTS, NO_FACTS)
+            if first is None or second is None:
+                raise Refusal("no_run", "the messages of a side are not those of its run: its turns have no credit")
+            sides, encoded = (item.chosen, item.rejected), (chosen, rejected)
+            chosen, rejected = select_in_sides(
+                item.prompt, sides, encoded, options.train_turns, (first, second), options.credit
+            )
     except TokensError as error:
         return error
     return msgspec.structs.replace(result, chosen=chosen, rejected=rejected)

@@ -11,7 +11,6 @@ command again reads the keys and encodes what is new. A refusal is a row, too, w
 import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +42,15 @@ from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_
 from pairwright.tokens.stage.items import Item, Source, encode_pair_items
 from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
 from pairwright.tokens.tokenizer_files import FILES, find_folder, find_tiktoken_files
-from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule
+from pairwright.tokens.train_turns import fingerprint_function
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from rich.text import Text
 
-ITEMS_PER_TASK = 256  # items that a worker encodes at a time
+# What a worker encodes at a time, and a killed run loses at most: so many items, fewer where they are long.
+ITEMS_PER_TASK = 256
+MESSAGES_PER_TASK = 2048
 _VERSION = 7  # of what is written for an item: a new one makes old rows unknown
 
 
@@ -88,8 +90,6 @@ def encode_into(
     _loaded[_loaded_key(options)] = load_tokenizer(options)  # replaces one that was loaded earlier
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
-    if read.is_pairs and options.train_turns == "after-error":
-        raise ConfigError(f"{source}: {NO_SITES}")
     output.mkdir(parents=True, exist_ok=True)
     # Keys that are in the cache, whichever run wrote them.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
@@ -123,12 +123,16 @@ def fix_clock(source: Place, tokenizer: ChatTokenizer, options: TokensConfig) ->
 
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
     """The items of a table, with the keys that they have for this tokenizer and these options."""
+    functions = fingerprint_function(options.train_turns, "pairwright.train_turns")
+    functions += fingerprint_function(options.credit.function, "pairwright.credit")
     return Source(
         source,
-        salt=content_hash(_VERSION, tokenizer_hash, options.content(), *fingerprint_rule(options.train_turns)),
+        salt=content_hash(_VERSION, tokenizer_hash, options.content(), *functions),
         experience=options.experience,
         use_recorded=options.recorded == "use",
         use_variables=options.record_kwargs == "use",
+        credit=options.credit if options.uses_credit else None,
+        use_errors=options.train_turns == "after-error",
     )
 
 
@@ -158,9 +162,17 @@ def folder_hash(folder: Path) -> str:
 
 
 def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
-    """A few hundred items at a time."""
-    # iter(function, sentinel): tasks until an empty one.
-    return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
+    """Yield the items in tasks; their bounds depend on the items alone, so that every run writes the same files."""
+    task, num_messages = list[Item](), 0
+    for item in items:
+        task.append(item)
+        run = item.experience.messages if item.experience is not None else ()
+        num_messages += len(run) + len(item.prompt) + len(item.chosen) + len(item.rejected)
+        if len(task) >= ITEMS_PER_TASK or num_messages >= MESSAGES_PER_TASK:
+            yield task
+            task, num_messages = [], 0
+    if task:
+        yield task
 
 
 # By folder, chat template and its variables, in each process: loading takes longer than encoding a task.
@@ -199,7 +211,8 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
 
 
 def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experience, options: TokensConfig) -> list[Json]:
-    sequences = encode_experience(tokenizer, experience, EncodeOptions.of(options))
+    facts = item.facts[0] if item.facts else None
+    sequences = encode_experience(tokenizer, experience, EncodeOptions.of(options), facts)
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
     if options.max_length is not None:
@@ -252,7 +265,7 @@ class Encoded:
 
     Args:
         path: The folder of the sequences.
-        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` needs it.
+        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` and `to_trl` need it.
 
     >>> import pairwright as pw
     >>> data = pw.Encoded("runs/first/tokens", "models/tiny")
@@ -281,9 +294,7 @@ class Encoded:
 
         from pairwright.tokens.stage.paint import legend, paint_text
 
-        if self.tokenizer is None:
-            raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
-        ready = ChatTokenizer.from_folder(str(self.tokenizer))
+        ready = ChatTokenizer.from_folder(self._named_tokenizer("show"))
         pair, text = self[position], legend()
         for name, side in (("chosen", pair.chosen), ("rejected", pair.rejected)):
             title = f"\n{name}: {len(side)} tokens, {side.num_trained} trained\n"
@@ -314,6 +325,34 @@ class Encoded:
         for start in range(0, len(positions), size):
             pairs = [self._pairs[int(position)] for position in positions[start : start + size]]
             yield collate_preference(pairs, pad_id=0, multiple_of=multiple_of)  # attention comes from lengths
+
+    def to_trl(
+        self,
+        kind: str = "dpo",
+        *,
+        split: str = "train",
+        reference: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> "Dataset":
+        """The sequences as rows for a trainer of `pairwright.trl`, which takes them unchanged.
+
+        Args:
+            kind: "dpo" or "sft" for pairs, "sft" or "kto" for runs.
+            split: "train", "validation" or "all".
+            reference: A model whose log-probabilities the rows carry. By default TRL computes those of its own
+                reference; rows that carry them need `precompute_ref_log_probs=True` and the same model.
+            **options: Options of the section train that decide what is trained: `where`, `run_weight`, `kto`, ...
+        """
+        import pairwright  # trl lies downstream of tokens; the package loads it when it is asked for
+
+        return pairwright.trl.make_dataset(
+            self.path, self._named_tokenizer("to_trl"), kind, split=split, reference=reference, **options
+        )
+
+    def _named_tokenizer(self, name: str) -> str:
+        if self.tokenizer is None:
+            raise ConfigError(f"{name}: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
+        return os.fspath(self.tokenizer)
 
     @cached_property
     def _pairs(self) -> CachedPairs:
@@ -430,13 +469,13 @@ def adopt_options(tokens: Path, options: TokensConfig) -> TokensConfig:
     set to something else is refused."""
     manifest = read_manifest(tokens)
     try:
-        before = TokensConfig(**manifest["options"]).content()
+        encoded = TokensConfig(**manifest["options"])
     except pydantic.ValidationError as error:
         raise ConfigError(
             f"{tokens}: encoded by a version with other options ({error.error_count()} differ); "
             f"{_encode_again(tokens, manifest)}"
         ) from None
-    now = options.content()
+    now, before = options.content(), encoded.content()
     # Only options that the user set count: the others are taken from the manifest.
     changed = [name for name in now if name in options.model_fields_set and now[name] != before[name]]
     if changed:
@@ -444,7 +483,7 @@ def adopt_options(tokens: Path, options: TokensConfig) -> TokensConfig:
         raise ConfigError(
             f"{tokens}: encoded with other options ({differences}): restore them, or {_encode_again(tokens, manifest)}"
         )
-    return options.model_copy(update=before)
+    return options.model_copy(update={name: getattr(encoded, name) for name in before})
 
 
 def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:

@@ -143,12 +143,11 @@ class PolicyChannel(Channel):
         return len(self.data.ids)
 
     def list_held(self, item: int) -> list[Held]:
-        sequence, unused = self.data.sequences[item], None
+        unused = None
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
             unused = "no advantage: equal rewards" if is_scored else "unscored"
-        arrays, left_out = (sequence.ids, sequence.mask, sequence.message_index), sequence.report.not_selected
-        return [Held(self.data.ids[item], "", *arrays, unused, left_out)]
+        return [Held.of(self.data.ids[item], "", self.data.sequences[item], unused)]
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]

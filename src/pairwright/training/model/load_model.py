@@ -59,6 +59,7 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json: expected the folder of a Hugging Face model")
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
+    options["trust_remote_code"] = False  # no code of a model folder is ever executed
     if quantization == "nf4":
         options["quantization_config"] = _four_bits()
     verbosity = transformers_logging.get_verbosity()
@@ -84,7 +85,7 @@ def _outline(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except Exception as error:  # whatever a broken folder makes transformers raise

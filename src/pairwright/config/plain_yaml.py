@@ -1,0 +1,72 @@
+"""YAML files of users as plain values. The size of a file and what its aliases expand to are bounded.
+
+A few hundred bytes of nested aliases stand for billions of values, and whoever walks the tree visits them all.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from pairwright.errors import ConfigError
+
+MAX_BYTES = 4 * 2**20
+MAX_VALUES = 500_000
+
+
+def read_yaml(path: Path, yaml: YAML | None = None) -> Any:
+    """Return the value of a YAML file: dicts, lists, text, numbers, never Python objects.
+
+    Args:
+        path: The file, UTF-8.
+        yaml: A loader other than YAML 1.2's safe one.
+
+    Raises:
+        ConfigError: It cannot be read, is not valid YAML or exceeds the bounds.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes, the limit for YAML files")
+        return parse_yaml(data.decode("utf-8"), str(path), yaml)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def parse_yaml(text: str, where: str, yaml: YAML | None = None) -> Any:
+    """Return the value of YAML text; `where` names it in errors.
+
+    >>> parse_yaml("[3, true, a]", "--set")
+    [3, True, 'a']
+    """
+    try:
+        value = (yaml or YAML(typ="safe", pure=True)).load(text)
+        num_values = _num_values(value, {})
+    except (YAMLError, ValueError, RecursionError) as error:
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise ConfigError(f"{where}{line}: not valid YAML: {_problem(error)}") from None
+    if num_values > MAX_VALUES:
+        raise ConfigError(f"{where}: its aliases expand to more than {MAX_VALUES:,} values")
+    return value
+
+
+def _num_values(value: Any, known: dict[int, int]) -> int:
+    """Count the values of a tree with its aliases expanded; each shared object is visited once."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MAX_VALUES + 1  # what a list that contains itself finds here
+        children = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_num_values(child, known) for child in children)
+    return known[id(value)]
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, MarkedYAMLError) and error.problem:
+        return str(error.problem)
+    return "nested too deep" if isinstance(error, RecursionError) else str(error).splitlines()[0]

@@ -1,0 +1,88 @@
+"""Votes of people on single turns: `turn_votes.csv` in the folder of their experience table.
+
+    voter,uid,turn,verdict,time      verdict: ok, failed, unknown; skip takes a voter's vote back
+
+`turn` is a position in the messages of the experience. The last word of a voter on a turn counts; the verdict of most
+voters is the turn's, and there is none where voters are even.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from pairwright.errors import PairwrightError, SourceError
+from pairwright.pairs.decisions.decision_log import DecisionLog, Line, check_name, check_uid, read_lines
+from pairwright.paths import Place, local_path
+
+FILE_NAME = "turn_votes.csv"
+COLUMNS = ("voter", "uid", "turn", "verdict", "time")
+Verdict = Literal["ok", "failed", "unknown"]
+WORDS = ("ok", "failed", "unknown", "skip")
+TurnVotes = dict[str, dict[int, Verdict]]  # id of the experience -> turn -> what most people say
+
+
+class TurnVoteFile:
+    """The votes on turns of an experience table, in its folder; several processes may use one file.
+
+    Args:
+        folder: Folder of the table, on this machine.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> votes = TurnVoteFile(Path(tempfile.mkdtemp()))
+    >>> votes.vote("ada", "run-1", 3, "failed"), votes.votes()
+    (None, {'run-1': {3: 'failed'}})
+    """
+
+    def __init__(self, folder: Place) -> None:
+        local = local_path(folder)
+        if local is None:
+            raise PairwrightError(f"{folder}: turns are voted on on this machine only: copy the table here")
+        self.path = local / FILE_NAME
+        self._log = DecisionLog(self.path, COLUMNS)
+
+    def vote(self, voter: str, uid: str, turn: int, verdict: str) -> None:
+        """Save a vote; on return it is on the disk.
+
+        Args:
+            voter: Name of the person.
+            uid: Id of the experience.
+            turn: Position of the turn in its messages.
+            verdict: ok, failed or unknown; skip takes the vote back.
+        """
+        if verdict not in WORDS or turn < 0:
+            raise PairwrightError(f"got {verdict!r} on turn {turn}, expected one of {', '.join(WORDS)}")
+        self._log.append(voter=check_name(voter), uid=check_uid(uid), turn=str(turn), verdict=verdict)
+
+    def votes(self) -> TurnVotes:
+        """What most people say, also in votes that other processes have added."""
+        return _replay(self.path, self._log.read())
+
+
+def read_turn_votes(folder: Place) -> TurnVotes:
+    """Read the votes on turns of a table, which may be at an address; empty if there is no file."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return {}
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _replay(path, read_lines(path, content, COLUMNS)[0])
+
+
+def _replay(path: Place, lines: Sequence[Line]) -> TurnVotes:
+    last: dict[tuple[str, int], dict[str, str]] = {}
+    for line in lines:
+        cells = line.cells
+        turn, verdict, uid = cells.get("turn", ""), cells.get("verdict", ""), cells.get("uid", "")
+        if verdict not in WORDS or not turn.isdecimal() or not uid:
+            raise SourceError(f"{path}:{line.number}: got {verdict!r} on turn {turn!r}, expected {', '.join(WORDS)}")
+        last.setdefault((uid, int(turn)), {})[cells.get("voter", "")] = verdict
+    votes: TurnVotes = {}
+    for (uid, turn_number), by_voter in last.items():
+        counts = Counter(verdict for verdict in by_voter.values() if verdict != "skip").most_common()
+        # A tie is no verdict.
+        if counts and (len(counts) == 1 or counts[0][1] > counts[1][1]):
+            votes.setdefault(uid, {})[turn_number] = cast(Verdict, counts[0][0])
+    return votes
