@@ -46,6 +46,10 @@ def find_target(name: str) -> Exporter:
     """
     if name in EXPORTERS:
         return EXPORTERS[name]
+    if name == "tokens":
+        raise ConfigError(
+            "export: tokens are rows of encoded pairs: Encoded(...).to_trl(kind), or the command's --to tokens"
+        )
     if not is_own(name, TARGETS):
         raise ConfigError(f"--to {name!r}: {suggest_name(name, EXPORTERS)}, or file.py:FUNCTION")
     return jsonl_exporter(name, own_lines(load_function(name, group=TARGETS)))
