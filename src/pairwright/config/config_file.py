@@ -23,11 +23,10 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_vali
 from pydantic.fields import FieldInfo
 
 from pairwright.config.backend_config import BackendConfig
-from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
+from pairwright.config.collect_config import CollectConfig, PolicyConfig, ScoreConfig, TeachConfig
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_config import PairsConfig, own_names
 from pairwright.config.plain_yaml import parse_yaml, read_yaml
-from pairwright.config.score_config import ScoreConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError

@@ -24,6 +24,7 @@ _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
     "nemo-customizer": {"httpx": "customizer", "huggingface_hub": "customizer"},
     "nemo-platform": {"httpx": "customizer"},
+    "trl": {"torch": "train", "trl": "trl", "datasets": "trl"},
 }
 
 
@@ -102,7 +103,6 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
             backend.nemo_platform.validation,
         ),
         "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
-        "trl": ("trl", backend.trl.validation),
     }
     if patient.pairs is None or backend.name not in targets:
         return
