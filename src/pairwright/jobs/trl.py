@@ -174,7 +174,7 @@ def _check(train: TrainConfig, options: Json) -> None:
         losses=LOSSES,
         more={
             "train.dpo.preference_average_log_probs": train.dpo.preference_average_log_probs,
-            "train.dpo.sft_loss_weight": train.dpo.sft_loss_weight > 0,
+            "train.dpo.sft_loss_weight": train.dpo.foreign_sft_weight > 0,
             "train.min_learning_rate": train.min_learning_rate > 0,
             "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
             "train.shuffle": not train.shuffle,

@@ -110,6 +110,7 @@ def load_channels(
     """The channels that have a weight, their data encoded and their reference computed."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
+    shared = {"options": options, "show": show, "where": settings.where, "uses_credit": settings.credit != "off"}
     folders = TokenFolders(tokens, output / "tokens")
     # The first process encodes while the others wait; they then read everything from the cache.
     if not ranks.is_first:
@@ -119,7 +120,7 @@ def load_channels(
     pair_data: PairData | None = None
     units: Array | None = None  # what each item is shuffled with
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, options=options, show=show, where=settings.where, **folders.of("pairs"))
+        pair_data = load_pairs(pairs, **shared, **folders.of("pairs"))
         pair_data = _add_stages(pair_data, pairs, settings, pair_data.pairs.ids, has_pairs=True)
         units = pair_data.tasks if settings.shuffle_by == "group" else None
     if weights.dpo:
@@ -129,7 +130,7 @@ def load_channels(
     if weights.sft:
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
-            load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
+            load_runs = partial(load_policy_data, scored=False, **shared)
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
             parts = [load_runs(source, **folders.of(name)) for name, source in sources.items()]
@@ -141,8 +142,7 @@ def load_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        load_scored = partial(load_policy_data, options=options, show=show, where=settings.where)
-        runs = load_scored(source, policy=settings.grpo, **folders.of("runs"))
+        runs = load_policy_data(source, policy=settings.grpo, **shared, **folders.of("runs"))
         runs = _add_stages(runs, source, settings, runs.ids)
         order_of, run_weight = partial(_order, config, data=runs), settings.run_weight
         if weights.grpo:
@@ -194,8 +194,12 @@ def _load_taught(
 
 
 def token_options(config: Config, model: Path) -> TokensConfig:
-    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another."""
-    return config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
+    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another, and with
+    credit stored where training weighs by it."""
+    changes: dict[str, Any] = {"tokenizer": config.tokens.tokenizer or str(model)}
+    if config.train.credit != "off" and not config.tokens.uses_credit:
+        changes["credit"] = config.tokens.credit.model_copy(update={"store": True})
+    return config.tokens.model_copy(update=changes)
 
 
 def _compute_references(
