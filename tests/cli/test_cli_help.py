@@ -62,9 +62,9 @@ def test_commands_are_in_the_order_of_the_flow_and_in_groups(run):
     listed = re.findall(r"^(?:╭─ |│ )([A-Z][\w ]+?|[a-z]+) (?= |─)", out, re.M)
     assert listed == [
         "Options",
-        "Data", "import", "collect", "record", "teach", "experience", "pairs", "export", "push", "pull",
+        "Data", "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
         "Training", "tokens", "train", "jobs",
-        "Proof and deployment", "evaluate", "explain", "report", "view", "serve",
+        "Proof and deployment", "evaluate", "compare", "explain", "report", "view", "serve",
         "Project", "init", "run", "demo", "model", "doctor", "config",
     ]  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_the_help_of_a_group_has_the_options_of_its_default_command_and_its_comm
 @pytest.mark.parametrize(
     ("words", "values"),
     [
-        (("export", "pairs", "--to", ""), list(EXPORTERS)),
+        (("export", "pairs", "--to", ""), [*EXPORTERS, "tokens"]),
         (("export", "--to", "trl"), ["trl", "trl-implicit", "trl-unpaired"]),
         (("export", "--split", "v"), ["validation"]),
         (("import", "--format", ""), ["auto", *READERS]),

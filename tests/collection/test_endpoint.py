@@ -7,7 +7,7 @@ import pytest
 
 from collection.failing_endpoint import FailingEndpoint
 from pairwright import Table
-from pairwright.collection import Ask, PolicyError, collect
+from pairwright.collection import Ask, PolicyError, collect, endpoint_policy
 from pairwright.collection.chat_completions import completions_of_chat
 from pairwright.collection.endpoint_policy import EndpointPolicy
 from pairwright.collection.rate_limits import RateLimit, backoff, retry_after
@@ -16,6 +16,12 @@ from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
 
 pytestmark = pytest.mark.stress
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(endpoint_policy, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint_policy, "_MAX_RETRY_SECONDS", 0.2)
 
 
 async def one_step(task, policy, recorder):
@@ -27,7 +33,7 @@ async def one_step(task, policy, recorder):
 def config(endpoint, **collect_options) -> Config:
     return Config.model_validate(
         {
-            "policy": {"base_url": endpoint.url, "model": "m", "max_retries": 30, "retry_seconds": 0.01, "max_retry_seconds": 0.2, "timeout_seconds": 300},
+            "policy": {"base_url": endpoint.url, "model": "m", "max_retries": 30, "timeout_seconds": 300},
             "collect": {"max_concurrency": 1000, **collect_options},
         }
     )  # fmt: skip
@@ -145,7 +151,7 @@ def test_nobody_listening_is_a_connection_failure_after_the_retries():
     with FailingEndpoint() as endpoint:
         pass
     with pytest.raises(PolicyError) as caught:
-        asked(endpoint, ASK, max_retries=2, retry_seconds=0.001)
+        asked(endpoint, ASK, max_retries=2)
     assert caught.value.kind == "connection"
 
 

@@ -8,19 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pairwright import EID, Experience, Message, Table
+from pairwright import Table
 from pairwright.collection import collect
 from pairwright.config import load_config
 from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
-from pairwright.pairs.build import build_pairs
-from pairwright.pairs.options import pair_options
-from pairwright.pairs.pair_table import read_pairs
 from training.made_runs import make_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tool_agent"
 sys.path.insert(0, str(EXAMPLE))
 
-import ablation  # noqa: E402
 import assistant  # noqa: E402
 
 TASK = {"tool": "add", "arguments": {"a": 12, "b": 30}}
@@ -122,46 +118,6 @@ def test_the_first_steps_run_with_any_model(config, tmp_path):
     assert all(row.prompt[0].text == assistant.SYSTEM and len(row.prompt) == 18 for row in rows)
     play_holdout(config, str(config.model), tmp_path / "exam", base=EXAMPLE)
     assert len(holdout_scores(config, tmp_path / "exam").column("success")) == 6
-
-
-@pytest.fixture
-def run(config, tmp_path):
-    """A run whose answers were written by hand: exact, nearly right, and twice the same score."""
-    rows = []
-    for task in assistant.make_tasks("train", 6, seed=0):
-        call = {"name": task["tool"], "arguments": task["arguments"]}
-        texts = [json.dumps(call), json.dumps({**call, "name": "call"}), json.dumps({**call, "name": "do"}), "yes"]
-        for number, text in enumerate(texts):
-            parts = assistant.check(task, text)
-            rows.append(
-                Experience(
-                    eid=EID(batch=1, task=task["id"], run=number), kind="single_turn",
-                    prompt=[Message(**message) for message in assistant.build_prompt(task["request"])],
-                    completion=[Message("assistant", text)], reward=assistant.score(parts),
-                )
-            )  # fmt: skip
-    with Table(tmp_path / "run/round-1/experience") as table:
-        table.append(rows)
-    build_pairs([Table(tmp_path / "run/round-1/experience")], tmp_path / "run/round-1/pairs", pair_options(config))
-    return tmp_path / "run"
-
-
-@pytest.mark.parametrize("arm", ["sft-best", "grpo", "across", "noise"])
-def test_an_arm_of_the_ablation_trains_and_is_examined(arm, run, config, tmp_path):
-    ablation.run_arm(arm, config, run, tmp_path / arm, num_steps=1)
-    assert len(holdout_scores(config, tmp_path / arm / "exam").column("success")) == 6
-    if arm in ("across", "noise"):
-        pairs = list(read_pairs(tmp_path / arm / "pairs"))
-        ties = [pair for pair in pairs if pair.gap < 1e-5]
-        others = [pair for pair in pairs if pair.chosen_eid.task != pair.rejected_eid.task]
-        assert (arm == "noise") == bool(ties)
-        assert (arm == "across") == bool(others)
-
-
-def test_every_arm_is_a_configuration_that_loads(config):
-    for _, changes in ablation.ARMS.values():
-        assert ablation.adjust(config, changes, num_steps=3).train.max_steps == 3
-    assert ablation.adjust(config, ablation.ARMS["kto"][1], num_steps=1).train.dpo.loss == "kto"
 
 
 @pytest.mark.slow

@@ -254,7 +254,9 @@ def test_an_answer_that_was_lost_starts_no_second_job(peer, tmp_path, fault):
 @pytest.mark.parametrize("was_created", [False, True])
 def test_a_submission_that_was_interrupted_is_taken_up_without_a_second_job(peer, tmp_path, was_created, monkeypatch):
     if was_created:  # the service has it, and we were killed before we wrote that down
-        monkeypatch.setattr(customizer.CustomizerApi, "write_created", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(
+            customizer.CustomizerApi, "write_created", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
     else:
         peer.script[("POST", JOBS)] = [400]
     with pytest.raises((ServiceError, KeyboardInterrupt)):

@@ -20,7 +20,6 @@ from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright import Message
 from pairwright.cli import app
 from pairwright.config import Config, load_config
-from pairwright.config.backend_config import PlatformTraining
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, ServiceError, Unreachable, read_job
 from pairwright.jobs.job import silent
@@ -34,12 +33,12 @@ class Strict(BaseModel):
 
 
 class Parallelism(Strict):
-    num_gpus_per_node: int
-    num_nodes: int
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    context_parallel_size: int
-    sequence_parallel: bool
+    num_gpus_per_node: int = 1
+    num_nodes: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    sequence_parallel: bool = False
 
 
 class Training(Strict):
@@ -68,7 +67,7 @@ class Training(Strict):
     val_check_interval: float | None = None
     val_at_end: bool = True
     keep_top_k: int = 1
-    parallelism: Parallelism
+    parallelism: Parallelism | None = None
     execution_profile: str | None = None
 
 
@@ -200,38 +199,10 @@ def test_a_job_goes_from_pairs_to_a_completed_model(tmp_path, platform):
     assert "secret" not in (tmp_path / "run" / "job.json").read_text()
 
 
-def test_the_defaults_are_the_platforms(platform):
-    ours = PlatformTraining().model_dump(exclude_none=True)
-    for name, value in ours.items():
-        if name != "parallelism":
-            assert Training.model_fields[name].default == value, name
-    if WHEEL is not None:
-        sys.path.append(WHEEL)
-        from nmp.rl.schemas import DPOTraining
-
-        sys.path.remove(WHEEL)
-        theirs = DPOTraining(type="dpo").model_dump(mode="json")
-        assert {name: theirs[name] for name in ours if name != "parallelism"} == {
-            name: value for name, value in ours.items() if name != "parallelism"
-        }
-        assert set(PlatformTraining.model_fields) == set(theirs) - {"type", "progress_reporting"}
-        assert ours["parallelism"].items() <= theirs["parallelism"].items()
-
-
-@pytest.mark.parametrize(
-    ("training", "words"),
-    [
-        ({"batch_size": 5, "micro_batch_size": 2}, "cannot be shared by 1 models"),
-        ({"parallelism": {"tensor_parallel_size": 2}}, "1 GPUs cannot be shared"),
-        ({"min_learning_rate": 1.0}, "more than learning_rate"),
-        ({"preference_loss_weight": 0}, "nothing would be trained"),
-        ({"parallelism": {"num_gpus_per_node": 4, "tensor_parallel_size": 2, "context_parallel_size": 2, "sequence_parallel": True}}, "do not go together"),
-        ({"lora": {}}, "lora"),
-    ],
-)  # fmt: skip
-def test_what_the_platform_would_refuse_is_said_before_anything_is_sent(platform, training, words):
-    with pytest.raises(ValueError, match=words):
-        config_of(platform, training)
+def test_training_fields_are_sent_as_they_are_and_the_rest_is_the_platforms_choice(tmp_path, platform):
+    submit(tmp_path, config_of(platform, {"batch_size": 4, "learning_rate": 1e-5}))
+    (job,) = platform.jobs.values()
+    assert job["spec"]["training"] == {"type": "dpo", "seed": 5, "batch_size": 4, "learning_rate": 1e-5}
 
 
 def test_tool_calls_are_refused_or_written_as_text(tmp_path, platform):
@@ -352,4 +323,14 @@ def test_the_configuration_of_the_page_loads(tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     loaded = load_config(tmp_path / "config.yaml", environment={"NMP_API_TOKEN": "secret"}).backend.nemo_platform
     assert loaded.api_token.get_secret_value() == "secret"
-    assert (loaded.training.batch_size, loaded.training.ref_policy_kl_penalty, loaded.tool_calls) == (16, 0.1, "refuse")
+    assert (loaded.training, loaded.tool_calls) == (
+        {
+            "epochs": 1,
+            "batch_size": 16,
+            "learning_rate": 5e-6,
+            "max_seq_length": 4096,
+            "ref_policy_kl_penalty": 0.1,
+            "parallelism": {"num_gpus_per_node": 1},
+        },
+        "refuse",
+    )

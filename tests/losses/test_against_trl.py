@@ -263,7 +263,6 @@ def trl_grpo(
         ("dapo", {"beta": 0.04}, {"aggregation": "token", "kl_weight": 0.04}),
         ("dr_grpo", {}, {"aggregation": "constant", "constant_length": 32}),
         ("grpo", {"level": "sequence"}, {"loss": "gspo", "aggregation": "sequence"}),
-        ("dapo", {"delta": 1.6}, {"aggregation": "token", "max_ratio": 1.6}),
     ],
 )
 def test_the_policy_loss_is_that_of_grpo_trainer(theirs, kwargs, options, recorded):

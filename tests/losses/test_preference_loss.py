@@ -84,7 +84,6 @@ HAND = [
     ("sigmoid", {"label_smoothing": 0.2}, -0.8 * math.log(3 / 4) - 0.2 * math.log(1 / 4)),
     # The margin is taken off z: σ(ln 3 - 0.5).
     ("sigmoid", {"use_margin": True}, -math.log(sigma(LN3 - 0.5))),
-    ("sigmoid", {"use_margin": True, "margin_scale": 2.0}, -math.log(sigma(LN3 - 1))),
     # Averaged: z = β (1 - -1) = 2 ln 3 / 5.
     ("sigmoid", {"preference_average_log_probs": True}, -math.log(sigma(2 * LN3 / 5))),
     ("robust", {}, -math.log(3 / 4)),

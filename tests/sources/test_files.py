@@ -306,3 +306,19 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     assert [(Path(one.file).name, one.reason) for one in refused] == [
         ("closed", "a folder that cannot be listed: Permission denied")
     ]
+
+
+def test_keys_that_repeat_lone_surrogates_and_rewards_that_are_no_numbers(tmp_path):
+    lines = [
+        '{"prompt":"q","completion":"a","reward":1,"reward":0}',  # the last of a key that stands twice counts
+        '{"prompt":"q","completion":"b\\ud800","reward":1}',
+        *(f'{{"prompt":"q","completion":"{text}","reward":{text}}}' for text in ("NaN", "Infinity", "-Infinity")),
+        '{"prompt":"q","completion":"c","reward":1e400}',
+    ]
+    path = written(tmp_path, "\n".join(lines).encode())
+    table = pw.import_traces(str(path), tmp_path / "table")
+    assert [row.reward for row in table.records()][:2] == [0.0, 1.0]
+    assert len(table) == 5
+    assert "Number out of range" in (tmp_path / "table" / "quarantine.jsonl").read_text()
+    pairs = table.pairs(strategy="all", output=tmp_path / "pairs")
+    assert [(pair.chosen_reward, pair.rejected_reward) for pair in pairs] == [(1.0, 0.0)]

@@ -125,6 +125,22 @@ def test_two_processes_give_what_one_does(table, tokenizer, tmp_path, monkeypatc
     assert all(a[2] == b[2] for a, b in zip(left, right, strict=True))
 
 
+def test_a_run_of_long_items_that_is_killed_keeps_what_it_has_encoded(table, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "MESSAGES_PER_TASK", 4)
+    options = TokensConfig(tokenizer=str(tokenizer))
+    whole = encode_source(table.path, tmp_path / "whole", options, num_workers=1)
+
+    def die(done: int, total: int) -> None:
+        if done >= 4:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        encode_source(table.path, tmp_path / "tokens", options, num_workers=1, progress=die)
+    again = encode_source(table.path, tmp_path / "tokens", options, num_workers=1)
+    assert 4 <= again["from_cache"] < again["items"]
+    assert {**again, "from_cache": 0} == whole
+
+
 def test_pairs_share_their_prompt_ids(tokenizer, tmp_path):
     pair = Pair(
         id="0" * 32, prompt=[Message("user", "hi")], chosen=[Message("assistant", "good")],

@@ -79,8 +79,8 @@ def test_feedback_is_what_the_environment_said_beside_a_sibling_or_alone(model, 
     _, texts = taught(model, runs, tmp_path / "a", context=["feedback"])
     assert sorted(texts) == [1, 11]
     assert "say red 0\n\nWhat came of an earlier attempt:\n\nnot the colour that was asked for<|end|>" in texts[1][1]
-    _, texts = taught(model, runs, tmp_path / "b", context=["sibling", "feedback"], solution_text="Like {solution}.")
-    assert "say red 0\n\nLike it is red.\n\nWhat came of" in texts[1][1]
+    _, texts = taught(model, runs, tmp_path / "b", context=["sibling", "feedback"])
+    assert "say red 0\n\nAn answer to this that succeeded:\n\nit is red\n\nWhat came of" in texts[1][1]
     assert "attempt" not in texts[2][1]
     with Table(tmp_path / "table") as table:
         table.append([
@@ -157,7 +157,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(model, teacher, runs, tmp_pa
     [
         ({"context": ["hints", "sibling"]}, "give one kind"),
         ({"context": [], "teacher": "same"}, "teach nothing"),
-        ({"solution_text": "look"}, "expected {solution} in it"),
+        ({"solution_text": "look"}, "solution_text"),
     ],
 )
 def test_what_cannot_teach_is_refused(section, message):
@@ -191,8 +191,7 @@ def test_runs_lie_in_a_mapped_file(model, runs, tmp_path):
     assert data.tree(3).num_tokens == data.lengths[3]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_a_recorded_teacher_lowers_the_divergence_that_is_asked_for(beta, model, tmp_path):
+def test_a_recorded_teacher_lowers_the_divergence(model, tmp_path):
     prompt, answer = [1, 30, 31, 5, 4], [40, 41, 5]
     teacher, sampled = np.array([-1.0, -2.0, -0.5], np.float32), np.array([-2.0, -1.5, -0.5], np.float32)
     with Table(tmp_path / "table") as table:
@@ -205,12 +204,10 @@ def test_a_recorded_teacher_lowers_the_divergence_that_is_asked_for(beta, model,
         ])  # fmt: skip
     settings = {
         "channels": {"dpo": 0, "grpo": 1}, "batch_size": 1, "threads": 1,
-        "grpo": {"teacher_weight": 0.5, "teacher_beta": beta},
+        "grpo": {"teacher_weight": 0.5},
     }  # fmt: skip
     train(
         Config.model_validate({"train": settings}), model=model, experience=tmp_path / "table", output=tmp_path / "run"
     )
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    ratio = np.exp(teacher - sampled)
-    advantages = {0.0: ratio - 1, 0.5: 0.5 * np.log(0.5 + 0.5 * ratio), 1.0: np.log(ratio)}[beta]
-    assert row["grpo/advantage"] == pytest.approx(0.5 * float(advantages.mean()), rel=1e-5)
+    assert row["grpo/advantage"] == pytest.approx(0.5 * float((teacher - sampled).mean()), rel=1e-5)

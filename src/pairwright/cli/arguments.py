@@ -37,7 +37,7 @@ def complete_target(incomplete: str) -> list[str]:
     """Names for `export --to`."""
     from pairwright.export import EXPORTERS
 
-    return [name for name in EXPORTERS if name.startswith(incomplete)]
+    return [name for name in (*EXPORTERS, "tokens") if name.startswith(incomplete)]
 
 
 def complete_format(incomplete: str) -> list[str]:

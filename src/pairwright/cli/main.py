@@ -19,6 +19,7 @@ from pairwright.cli.arguments import GroupInOrder, name_types_plainly
 from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
+from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
 from pairwright.cli.commands.pairs import export_pairs, pull_table, push_table
@@ -74,7 +75,7 @@ class _Commands(GroupInOrder):
     order = (
         "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
-        "evaluate", "explain", "report", "view", "serve",
+        "evaluate", "compare", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
     )  # fmt: skip
 
@@ -100,6 +101,7 @@ app.add_typer(tokens.app, name="tokens", rich_help_panel=_TRAINING)
 app.command("train", cls=with_options(*TRAIN_KEYS, after="override"), rich_help_panel=_TRAINING)(train_model)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAINING)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
+app.command("compare", cls=ConfigCommand, rich_help_panel=_PROOF)(compare_recipes)
 app.command("explain", rich_help_panel=_PROOF)(explain_run)
 app.command("report", rich_help_panel=_PROOF)(report)
 app.command("view", rich_help_panel=_PROOF)(view)

@@ -256,6 +256,7 @@ _FROM_START = "nothing was finished, and the same command begins again"
 _AT_STOP = {
     "run": _SAME,
     "demo": _SAME,
+    "compare": _SAME,
     "import": "the same command adds what is not in the table yet",
     "collect": _WITH_RESUME,
     "teach": _SAME,

@@ -65,7 +65,7 @@ def _variables(policy: Json) -> Json:
 def _identity(config: Config, workflow: str) -> Json:
     policy = config.policy.model_dump(mode="json")
     scorer = config.collect.scorer.model_dump(mode="json")
-    judge = scorer["judge"]
+    judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
     scorer["judge"] = {key: judge[key] for key in _SAMPLING} | _variables(judge)
     for key in ("timeout_seconds", "max_concurrency"):  # these may change on resume: they do not change results
         del scorer[key]

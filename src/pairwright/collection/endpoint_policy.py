@@ -17,6 +17,11 @@ from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Json, to_chat_message
 
+# The first wait before a request is repeated; it doubles each time, with jitter.
+_RETRY_SECONDS = 0.5
+# The longest wait. An endpoint that asks for more fails the run.
+_MAX_RETRY_SECONDS = 60.0
+
 
 class EndpointPolicy:
     """Requests answers from an endpoint. `retries` counts repeated requests by kind of failure."""
@@ -63,12 +68,10 @@ class EndpointPolicy:
                     failure, asked = _failure(error)
             kind = failure.kind
             last = attempt == config.max_retries
-            if last or kind == "refused" or (asked is not None and asked > config.max_retry_seconds):
+            if last or kind == "refused" or (asked is not None and asked > _MAX_RETRY_SECONDS):
                 raise failure
             self.retries[kind] = self.retries.get(kind, 0) + 1
-            await asyncio.sleep(
-                backoff(attempt, first=config.retry_seconds, longest=config.max_retry_seconds, asked=asked)
-            )
+            await asyncio.sleep(backoff(attempt, first=_RETRY_SECONDS, longest=_MAX_RETRY_SECONDS, asked=asked))
         raise AssertionError("the last attempt returned or raised")
 
 

@@ -97,9 +97,7 @@ class Judge:
             ask = Ask(
                 messages=(Message("user", question),),
                 temperature=config.temperature,
-                top_p=config.top_p,
                 max_tokens=config.max_tokens,
-                stop=config.stop,
                 seed=seed + attempt,  # a retry with the same seed might get the same answer
                 chat_template_kwargs=config.chat_template_kwargs,
             )

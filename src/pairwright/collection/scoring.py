@@ -110,7 +110,7 @@ def _command(config: ScorerConfig, base: Path | None) -> Scorer:
 def _judge(config: ScorerConfig, base: Path | None) -> Scorer:
     from pairwright.collection.run_policy import make_policy
 
-    judge = Judge(make_policy(config.judge, base=base), config)
+    judge = Judge(make_policy(config.judge.as_policy(), base=base), config)
     return Scorer(step=judge.score, close=judge.close)
 
 

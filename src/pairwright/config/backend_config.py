@@ -1,11 +1,12 @@
 """`backend`: where a job trains, and what that place wants to know."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from pairwright.config.sections import Section
 from pairwright.config.user_code import BACKENDS, check_name
@@ -51,21 +52,18 @@ def follow_average(dpo: Mapping[str, Any]) -> dict[str, Any]:
     return {"sft_average_log_probs": options.get("preference_average_log_probs", False), **options}
 
 
-class LoraHyperparameters(Section):
-    """LoRA, in the names of NeMo Customizer."""
-
-    adapter_dim: int | None = Field(default=None, ge=1)
-    """Rank."""
-    alpha: int | None = Field(default=None, ge=1)
-    """Scale."""
-    adapter_dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Dropout."""
-    target_modules: tuple[str, ...] | None = None
-    """Modules that get an adapter."""
+# Hyperparameters of the service that need nothing of us.
+SENT_AS_THEY_ARE = (
+    "lora", "seed", "max_steps", "warmup_steps", "weight_decay", "optimizer", "adam_beta1", "adam_beta2",
+    "min_learning_rate", "val_check_interval", "log_every_n_steps", "sequence_packing_enabled",
+)  # fmt: skip
 
 
 class CustomizerHyperparameters(Section):
-    """What the job is asked to do. What is not set is not sent, and is the service's choice."""
+    """What the job is asked to do. What is left out is the service's choice. The keys of `SENT_AS_THEY_ARE` may stand
+    beside these; the service checks their values."""
+
+    model_config = ConfigDict(extra="allow")
 
     training_type: Literal["dpo", "sft"] = "dpo"
     """dpo trains on pairs; sft trains on their chosen sides."""
@@ -78,30 +76,16 @@ class CustomizerHyperparameters(Section):
     learning_rate: float = Field(default=5e-5, gt=0)
     """Learning rate."""
     dpo: DpoHyperparameters = DpoHyperparameters()
-    lora: LoraHyperparameters | None = None
-    """LoRA, where the job trains an adapter."""
-    seed: int | None = None
-    """Seed of the service's own draws."""
-    max_steps: int | None = Field(default=None, ge=1)
-    """Stop after this many steps."""
-    warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps of warm-up."""
-    weight_decay: float | None = Field(default=None, ge=0)
-    """Weight decay."""
-    optimizer: str | None = None
-    """Optimizer."""
-    adam_beta1: float | None = None
-    """Adam."""
-    adam_beta2: float | None = None
-    """Adam."""
-    min_learning_rate: float | None = Field(default=None, ge=0)
-    """Where a decaying learning rate ends."""
-    val_check_interval: float | None = Field(default=None, gt=0)
-    """Steps, or share of an epoch, between validations."""
-    log_every_n_steps: int | None = Field(default=None, ge=1)
-    """Steps between log lines."""
-    sequence_packing_enabled: bool | None = None
-    """Pack sequences."""
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> "CustomizerHyperparameters":
+        known = (*type(self).model_fields, *SENT_AS_THEY_ARE)
+        for name in self.model_extra or {}:
+            if name not in SENT_AS_THEY_ARE:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+                raise ValueError(f"unknown key {name!r}; {hint}")
+        return self
 
     def options(self) -> dict[str, Any]:
         """The options that are set, by name; sft has none of DPO's."""
@@ -172,8 +156,6 @@ class NemoCustomizerConfig(Section):
     """How long a deployment is waited for."""
     max_status_failures: int = Field(default=10, ge=0)
     """Status calls that may fail in a row before waiting ends."""
-    request_timeout_seconds: float = Field(default=60, gt=0)
-    """Of one request; uploads may take ten times as long."""
     wait_for_completion: bool = True
     """Wait for the job after submitting it."""
 
@@ -214,108 +196,6 @@ _PLATFORM_NAME = r"^[a-z](?!.*--)[a-z0-9\-@.+_]{1,62}(?<!-)$"
 _PlatformName = Annotated[str, Field(max_length=63), AfterValidator(partial(_check_name, pattern=_PLATFORM_NAME))]
 
 
-class PlatformParallelism(Section):
-    """GPUs of a job."""
-
-    num_gpus_per_node: int = Field(default=1, ge=1)
-    """GPUs a node."""
-    num_nodes: int = Field(default=1, ge=1)
-    """Nodes."""
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that share a layer."""
-    pipeline_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that share the layers."""
-    context_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that share a sequence."""
-    sequence_parallel: bool = False
-    """Share activations along the sequence, too."""
-
-
-class PlatformTraining(Section):
-    """DPO, in the names and with the defaults of NeMo Platform 0.6."""
-
-    # the loss
-    ref_policy_kl_penalty: float = Field(default=0.05, ge=0)
-    """Beta: how strongly the policy is held to its reference."""
-    preference_average_log_probs: bool = False
-    """Average log-probs over tokens in the preference loss."""
-    sft_average_log_probs: bool = False
-    """Average log-probs over tokens in the SFT loss."""
-    preference_loss_weight: float = Field(default=1.0, ge=0)
-    """Weight of the preference loss."""
-    sft_loss_weight: float = Field(default=0.0, ge=0)
-    """Weight of an SFT loss on the chosen side."""
-    max_grad_norm: float = Field(default=1.0, ge=0)
-    """Largest norm of a gradient."""
-    # steps and batches
-    epochs: int = Field(default=1, ge=1)
-    """Passes over the data."""
-    max_steps: int | None = Field(default=None, ge=1)
-    """Steps, whatever the epochs say."""
-    batch_size: int = Field(default=32, ge=1)
-    """Pairs a step, over all GPUs."""
-    micro_batch_size: int = Field(default=1, ge=1)
-    """Pairs a pass on a GPU."""
-    max_seq_length: int = Field(default=2048, ge=1)
-    """Longest sequence, in tokens."""
-    activation_checkpointing: bool = False
-    """Compute activations again instead of keeping them."""
-    seed: int | None = None
-    """Seed; the configuration's if not set."""
-    # optimizer
-    optimizer_type: (
-        Literal["adamw_with_cosine_annealing", "adam_with_cosine_annealing", "adamw_with_flat_lr", "adam_with_flat_lr"]
-        | None
-    ) = None
-    """Optimizer and schedule; AdamW with cosine annealing if not set."""
-    learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak learning rate."""
-    min_learning_rate: float | None = Field(default=None, ge=0)
-    """Learning rate at the end."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """Weight decay."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Of the first moment."""
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Of the second moment."""
-    adam_eps: float = Field(default=1e-5, gt=0)
-    """Added to the denominator."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up."""
-    # validation and checkpoints
-    val_check_interval: float | None = Field(default=None, ge=0)
-    """Steps between validations, up to 1 a share of an epoch."""
-    val_at_end: bool = True
-    """Validate after the last step."""
-    keep_top_k: int = Field(default=1, ge=1)
-    """Best checkpoints to keep."""
-    # where it runs
-    parallelism: PlatformParallelism = PlatformParallelism()
-    execution_profile: str | None = Field(default=None, min_length=1)
-    """Profile of the GPU step; the service's if not set."""
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> "PlatformTraining":
-        """What the service refuses when it compiles the job is said before anything is sent."""
-        gpus = self.parallelism
-        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
-            raise ValueError(f"min_learning_rate: {self.min_learning_rate} is more than learning_rate")
-        share = gpus.tensor_parallel_size * gpus.pipeline_parallel_size * gpus.context_parallel_size
-        total = gpus.num_gpus_per_node * gpus.num_nodes
-        if total % share:
-            raise ValueError(f"parallelism: {total} GPUs cannot be shared by models on {share} GPUs each")
-        if gpus.context_parallel_size > 1 and gpus.sequence_parallel and gpus.tensor_parallel_size > 1:
-            raise ValueError("parallelism: context and sequence parallelism do not go together with tensor parallelism")
-        if self.batch_size % (self.micro_batch_size * (total // share)):
-            raise ValueError(
-                f"batch_size: {self.batch_size} pairs cannot be shared by {total // share} models of "
-                f"micro_batch_size {self.micro_batch_size}"
-            )
-        if not self.preference_loss_weight and not self.sft_loss_weight:
-            raise ValueError("preference_loss_weight: this and sft_loss_weight are 0: nothing would be trained")
-        return self
-
-
 class NemoPlatformConfig(Section):
     """NeMo Platform: workspaces, filesets and DPO jobs over HTTP."""
 
@@ -326,26 +206,22 @@ class NemoPlatformConfig(Section):
     workspace: _PlatformName = "default"
     """Workspace of filesets, jobs and models."""
     dataset_name: _PlatformName = Field(default="pairwright-dpo", max_length=34)
-    """Filesets begin with this; every run has its own."""
+    """Names of filesets and of tuned models begin with this; every run has its own."""
     model: str | None = None
     """Model entity that is tuned, NAME or WORKSPACE/NAME; else the job's model."""
-    output_name: _PlatformName | None = Field(default=None, max_length=34)
-    """The model that a run makes begins with this; dataset_name if not set."""
     project: str | None = None
     """Project of the job."""
     tool_calls: Literal["refuse", "text"] = "refuse"
     """Its rows hold no tool calls: refuse such pairs, or write calls, results and schemas as text (Hermes tags)."""
     validation: float = Field(default=0.2, gt=0, lt=1)
     """Share of the groups held out where the pairs have no validation split; the platform needs some."""
-    training: PlatformTraining = PlatformTraining()
+    training: dict[str, Any] = Field(default={})
+    """Fields of a DPO training in the platform's names, sent as they are: {epochs: 2, batch_size: 16, learning_rate:
+    1e-5}. Fields that are left out have the platform's defaults, the seed that of the configuration."""
     poll_interval_seconds: float = Field(default=15, gt=0)
     """Between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
     """How long a job is waited for; null: for ever."""
-    max_status_failures: int = Field(default=10, ge=0)
-    """Status calls that may fail in a row before waiting ends."""
-    request_timeout_seconds: float = Field(default=60, gt=0)
-    """Of one request; uploads may take ten times as long."""
     wait_for_completion: bool = True
     """Wait for the job after submitting it."""
 
@@ -377,8 +253,6 @@ class LocalConfig(Section):
     """How long a job is waited for; null: for ever."""
     cancel_grace_seconds: float = Field(default=60, ge=0)
     """How long a cancelled job may take to save its checkpoint before it is killed."""
-    deployment_timeout_seconds: float = Field(default=300, gt=0)
-    """How long a model server may take to answer."""
 
 
 class TrlConfig(Section):

@@ -248,7 +248,33 @@ def _expectation(message: str) -> str:
     return message
 
 
+# Keys of earlier versions, and what happens without them.
+_REMOVED = {
+    "policy.retry_seconds": "the first wait is 0.5 s and doubles",
+    "policy.max_retry_seconds": "the longest wait is 60 s",
+    "train.dpo.margin_scale": "a margin is the reward gap itself",
+    "train.grpo.max_ratio": "ratios are bounded by clip_low and clip_high alone",
+    "train.grpo.kl_estimator": "the estimator is k3",
+    "train.grpo.teacher_beta": "the advantage is log p_teacher - log p_student",
+    "train.sdpo.top_k_of": "the tokens are the student's likeliest",
+    "train.sdpo.token_clip": "the loss of a token is not bounded",
+    "train.sdpo.entropy_weight": "tokens count alike",
+    "train.sdpo.feedback_field": "feedback is info.feedback",
+    "train.sdpo.solution_text": "the text around an answer is fixed",
+    "train.sdpo.feedback_text": "the text around feedback is fixed",
+    "backend.nemo_customizer.request_timeout_seconds": "a request may take 60 s",
+    "backend.nemo_platform.request_timeout_seconds": "a request may take 60 s, an upload 600",
+    "backend.nemo_platform.max_status_failures": "10 status calls in a row may fail",
+    "backend.nemo_platform.output_name": "models are named after dataset_name",
+    "backend.local.deployment_timeout_seconds": "a model server may take 300 s to answer",
+}
+
+
 def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
+    # Options that are built in Python have no section in front of their key.
+    removed = next((key for key in _REMOVED if f".{key}".endswith("." + ".".join(location))), None)
+    if removed is not None:
+        return f"unknown key {'.'.join(location)!r}, which was removed: {_REMOVED[removed]}"
     known = _list_keys(location[:-1], root)
     near = difflib.get_close_matches(location[-1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
@@ -327,7 +353,7 @@ def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
-    tree = {} if path is None else _read_yaml(Path(path))
+    tree = {} if path is None else read_tree(Path(path))
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX):
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
@@ -345,7 +371,8 @@ def config_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_tree(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file; ConfigError if it has others."""
     value = read_yaml(path)
     if value is None:
         return {}

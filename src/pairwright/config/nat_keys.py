@@ -96,7 +96,7 @@ IMAGE = "nvcr.io/nim/meta/llama-3.1-8b-instruct"
 _AGENT = "a part of the agent in NAT; here collect.workflow names the function that plays a task"
 _FOLDER = "files go to runs/<name>: set name, or --output"
 _SCORES = "the pairs come from the scores of the candidates; to score what has none, set collect.scorer"
-_ENDPOINT = "how requests are repeated is set by policy.max_retries, retry_seconds and max_retry_seconds"
+_ENDPOINT = "how requests are repeated is set by policy.max_retries"
 _STEP = (
     "pairwright import --step-name picks the step of NAT's files; a workflow here records only what is to be compared"
 )

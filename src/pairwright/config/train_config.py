@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from pairwright.config.collect_config import PolicyConfig as ModelConfig
+from pairwright.config.collect_config import JudgeConfig
 from pairwright.config.sections import Section
 from pairwright.config.user_code import LOSSES, check_name
 
@@ -83,8 +83,6 @@ class PreferenceTerms(Named):
     """simpo: target margin."""
     use_margin: bool = False
     """Ask for a margin as large as the pair's reward gap."""
-    margin_scale: Amount = 1.0
-    """Multiplies the reward gap where it is a margin."""
     desirable_weight: Amount = 1.0
     """kto: weight of chosen sides."""
     undesirable_weight: Amount = 1.0
@@ -173,12 +171,8 @@ class PolicyTerms(Named):
     """ε below 1."""
     clip_high: Amount = 0.2
     """ε above 1."""
-    max_ratio: Annotated[float, Field(gt=1)] | None = None
-    """Largest ratio of a token with negative advantage (dual clip)."""
     kl_weight: Amount = 0.0
     """Weight of the divergence from the reference."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that divergence."""
     max_sampling_ratio: Annotated[float, Field(gt=0)] | None = None
     """Truncated importance sampling: ratios are to the initial policy, computed by the trainer, and each token counts
     by π_initial / π_recorded, at most this much; null takes ratios to the recorded log-probabilities."""
@@ -198,11 +192,8 @@ class PolicyConfig(PolicyTerms, AdvantageName):
     """Weight of the negative log-likelihood of runs with a positive advantage, averaged per trained token; runs with
     advantages or rewards of single tokens have none. 0 leaves it out, with a warning."""
     teacher_weight: Amount = 0.0
-    """On-policy distillation from recorded teacher_logprobs and logprobs: the advantage of a token is this times that
-    of `teacher_beta`, in the place of rewards; 0: teacher_logprobs are not used."""
-    teacher_beta: Share = 1.0
-    """Divergence that teacher_weight lowers: 1 is KL(student‖teacher), 0 is KL(teacher‖student), between them the
-    generalised JSD, as in `sdpo.beta`."""
+    """On-policy distillation from recorded teacher_logprobs and logprobs: the advantage of a token is this times
+    log p_teacher − log p_student, in the place of rewards; 0: teacher_logprobs are not used."""
 
 
 class KtoConfig(Named):
@@ -238,15 +229,9 @@ class DistillTerms(Named):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Divides the logits of both."""
     top_k: Positive | None = 100
-    """Compare the k likeliest tokens and one bucket for the rest; null compares all."""
-    top_k_of: Literal["student", "teacher"] = "student"
-    """Whose k likeliest tokens."""
-    token_clip: Amount | None = None
-    """Largest loss of one token."""
+    """Compare the student's k likeliest tokens and one bucket for the rest; null compares all."""
     ratio_clip: Amount | None = 2.0
     """Largest importance ratio, where log-probabilities were recorded."""
-    entropy_weight: bool = False
-    """Weight each token by √(p(1−p)) of the student."""
 
 
 class DistillConfig(DistillTerms):
@@ -264,17 +249,11 @@ class DistillConfig(DistillTerms):
     """sibling, feedback: the runs that are taught: those without success, or all; a run never reads itself."""
     success_reward: float | None = None
     """A run with this reward or more is a success; null: those with the highest reward of a group that has several."""
-    feedback_field: str = "feedback"
-    """Key of a run's `info` with the feedback; without it, what its error sites reported."""
-    solution_text: str = "An answer to this that succeeded:\n\n{solution}"
-    """What the teacher reads of a sibling."""
-    feedback_text: str = "What came of an earlier attempt:\n\n{feedback}"
-    """What the teacher reads of feedback."""
     templates: dict[str, str] = Field(default={})
     """Hints by error kind, beside the built-in ones."""
     hint: str | None = None
     """Function of (messages, site) that returns a hint or null: module:function or path/file.py:function."""
-    judge: ModelConfig = ModelConfig()
+    judge: JudgeConfig = JudgeConfig()
     """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
     hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
         "function",
@@ -292,9 +271,6 @@ class DistillConfig(DistillTerms):
             raise ValueError("context: hints are for single turns, sibling and feedback for whole runs: give one kind")
         if not self.context and self.teacher == "same":
             raise ValueError("teacher: the same weights in the same context teach nothing: name a model, or a context")
-        for name, field in (("solution_text", "{solution}"), ("feedback_text", "{feedback}")):
-            if field not in getattr(self, name):
-                raise ValueError(f"{name}: expected {field} in it")
         return self
 
 

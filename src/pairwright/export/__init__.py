@@ -47,6 +47,10 @@ def find_target(name: str) -> Exporter:
     """
     if name in EXPORTERS:
         return EXPORTERS[name]
+    if name == "tokens":
+        raise ConfigError(
+            "export: tokens are rows of encoded pairs: Encoded(...).to_trl(kind), or the command's --to tokens"
+        )
     if not is_own(name, TARGETS):
         near = difflib.get_close_matches(name, EXPORTERS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}, or file.py:FUNCTION"

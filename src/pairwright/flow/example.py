@@ -76,7 +76,7 @@ def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
     # atomic: an interrupted preparation leaves no folder that a later run would take for complete
     with lock_folder(folder, work="run"), write_atomic(start) as temporary:
         script = example_folder(example.folder) / "prepare.py"
-        done = _run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], view)
+        done = run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], view)
         if done.returncode:
             reason = " ".join(done.stderr.strip().splitlines()[-1:])
             raise PairwrightError(f"the example could not be prepared: {reason}")
@@ -86,7 +86,7 @@ def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
 _STEP = re.compile(r"step (\d+) of (\d+)")  # what a script prints while it works
 
 
-def _run_script(command: list[str], view: View) -> subprocess.CompletedProcess[str]:
+def run_script(command: list[str], view: View) -> subprocess.CompletedProcess[str]:
     """Run a script of an example and show its progress. Its errors go to a file: a full pipe would block it."""
     with tempfile.TemporaryFile("w+") as errors:
         # offline: the example needs nothing from the Hugging Face Hub

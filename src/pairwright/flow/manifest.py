@@ -27,7 +27,8 @@ _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow",
 
 class StageRecord(msgspec.Struct, kw_only=True):
     """The state of one stage; `key` is the hash of its inputs and settings. CPU time is of all threads, with processes
-    that it started and that have ended; peak memory is of this process. Of a stage that was resumed, the last part."""
+    that it started and that have ended; peak memory is of this process, or of one that it started. Of a stage that was
+    resumed, the last part."""
 
     key: str
     state: str = "running"
@@ -46,13 +47,15 @@ class Meter:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._started, self._cpu = time.monotonic(), _cpu_seconds()
+        self._children = _children_memory()
 
     def read(self) -> dict[str, Any]:
         """The fields of a StageRecord."""
         return {
             "seconds": round(time.monotonic() - self._started, 3),
             "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
-            "peak_memory_bytes": _peak_memory(),
+            # the largest process that has ended so far counts if it is larger than those before
+            "peak_memory_bytes": max(_peak_memory(), peak if (peak := _children_memory()) > self._children else 0),
         }
 
 
@@ -66,8 +69,15 @@ def _peak_memory() -> int:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, but for macOS
+        return _as_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def _children_memory() -> int:
+    return _as_bytes(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+
+def _as_bytes(peak: int) -> int:
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, but for macOS
 
 
 class Manifest:

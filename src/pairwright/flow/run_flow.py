@@ -209,6 +209,9 @@ class Flow:
             config = self.policy_config(model, number)
             # limits of concurrency and time do not decide what is sampled, so they are no part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
+            # as collections of earlier versions have it, so that these are found again
+            judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
+            settings["scorer"]["judge"] = {**judge, "retry_seconds": 0.5, "max_retry_seconds": 60.0}
             policy = config.policy.model_dump(
                 mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}
             )

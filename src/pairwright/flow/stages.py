@@ -137,7 +137,7 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
     return {name: manifest[name] for name in _TOKEN_COUNTS}
 
 
-def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
+def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path | None], view: View) -> Json:
     """Train locally, or submit a job to a backend and wait for it. `model` in the result is the trained folder."""
     from pairwright.collection.nat_files import add_training
 
@@ -146,14 +146,14 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         "backend": config.backend.name,
         "job_id": result.get("job_id") or result.get("job"),
         "output_model": result.get("model") or result.get("output_model"),
-        "dataset_name": result.get("dataset") or str(inputs["pairs"]),
+        "dataset_name": result.get("dataset") or str(inputs["pairs"] or inputs["experience"]),
         "status": result.get("state", "completed"),
     }
     add_training(folder.parent, training)
     return result
 
 
-def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
+def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path | None], view: View) -> Json:
     if config.backend.name == "local":
         from pairwright.jobs.ray_training import train_on_ray
         from pairwright.training import train
@@ -197,7 +197,7 @@ def _account(folder: Path, view: View) -> Json:
     return counts
 
 
-def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
+def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path | None], view: View) -> Json:
     from pairwright.jobs import JobRequest, find_backend, is_submitted, read_job
 
     backend = find_backend(config.backend.name)

@@ -40,6 +40,8 @@ from pairwright.records.messages import Json
 COMMAND = (sys.executable, "-m", "pairwright.cli")
 CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
+# How long a model server may take to answer.
+_SERVER_SECONDS = 300
 Progress = Callable[[Path, Job], Status]  # what the trainer's own files tell; a message is the reason of a failure
 
 
@@ -176,7 +178,7 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     deployment = {"url": f"http://127.0.0.1:{port}", "pid": pid, "status": "starting", "model": str(model)}
     job = write_job(folder, change_job(job, deployment=deployment))
     say(f"process {pid} serves {model} at {deployment['url']}")
-    _wait_for(f"{deployment['url']}/health", folder, config.backend.local.deployment_timeout_seconds)
+    _wait_for(f"{deployment['url']}/health", folder)
     write_job(folder, change_job(job, deployment={**deployment, "status": "ready"}))
     return {**deployment, "status": "ready"}
 
@@ -199,11 +201,11 @@ def wait_limits(config: Config) -> WaitLimits:
     )
 
 
-def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
+def _wait_for(url: str, folder: Path) -> None:
     """Poll a URL until it succeeds. Raises JobFailed if the server exits, JobTimeout after the timeout."""
     import httpx
 
-    until = time.monotonic() + timeout_seconds
+    until = time.monotonic() + _SERVER_SECONDS
     while time.monotonic() < until:
         if not process.is_alive(folder / SERVER):
             lines = process.log_end(folder / SERVER, 3)
@@ -215,7 +217,7 @@ def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.2)
-    raise JobTimeout(f"{url}: no answer after {timeout_seconds:g} s; its log is {folder / SERVER / process.LOG}")
+    raise JobTimeout(f"{url}: no answer after {_SERVER_SECONDS} s; its log is {folder / SERVER / process.LOG}")
 
 
 LOCAL = Backend(

@@ -20,8 +20,9 @@ from pairwright.records.messages import Json
 
 _TRAINING_STEP = "dpo-training"
 _FILES = ("training.jsonl", "validation.jsonl")
-# An upload may take this many times as long as another request.
-_UPLOAD_FACTOR = 10
+# The platform's default.
+_BATCH_SIZE = 32
+_UPLOAD_SECONDS = 600
 _LOG_LINES = 1000
 
 
@@ -50,10 +51,9 @@ class PlatformApi(Dialect):
 
     settings: NemoPlatformConfig
 
-    def __init__(self, settings: NemoPlatformConfig) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: NemoPlatformConfig, timeout_seconds: float = 60) -> None:
+        super().__init__(settings, timeout_seconds)
         space = quote(settings.workspace, safe="")
-        self._upload_seconds = _UPLOAD_FACTOR * settings.request_timeout_seconds
         self._files = f"/apis/files/v2/workspaces/{space}/filesets"
         self._rl_jobs = f"/apis/customization/v2/workspaces/{space}/rl/jobs"
         self._jobs = f"/apis/jobs/v2/workspaces/{space}/jobs"
@@ -80,10 +80,10 @@ class PlatformApi(Dialect):
         # Sent again from its start if a try fails: the same bytes under the same name.
         with path.open("rb") as file:
             try:
-                answer = self._sent("PUT", place, content=file, headers=headers, timeout=self._upload_seconds)
+                answer = self._sent("PUT", place, content=file, headers=headers, timeout=_UPLOAD_SECONDS)
             except Unreachable:
                 file.seek(0)
-                answer = self._sent("PUT", place, content=file, headers=headers, timeout=self._upload_seconds)
+                answer = self._sent("PUT", place, content=file, headers=headers, timeout=_UPLOAD_SECONDS)
         if answer.get("size") != size:
             raise BackendError(f"PUT {self.host}{place}: the platform has {answer.get('size')!r} of {size} bytes")
 
@@ -94,7 +94,7 @@ class PlatformApi(Dialect):
             "workspace": settings.workspace,
             "model": settings.model or model,
             "fileset": f"{settings.dataset_name}-{suffix}",
-            "output_model": f"{settings.output_name or settings.dataset_name}-{suffix}",
+            "output_model": f"{settings.dataset_name}-{suffix}",
             "job_name": None,
         }
 
@@ -117,10 +117,11 @@ class PlatformApi(Dialect):
             )
         if dataset.validation is None:
             raise BackendError(f"{pairs}: no pair for validation, and NeMo Platform needs a validation.jsonl")
-        if settings.training.batch_size > dataset.num_training:
+        batch_size = settings.training.get("batch_size", _BATCH_SIZE)
+        if batch_size > dataset.num_training:
             raise ConfigError(
-                f"backend.nemo_platform.training.batch_size: {settings.training.batch_size} is more than the "
-                f"{dataset.num_training} pairs for training, and a step that is not full is left out: "
+                f"backend.nemo_platform.training.batch_size: {batch_size} is more than the {dataset.num_training} "
+                "pairs for training, and a step that is not full is left out: "
                 "choose a smaller one"
             )
         return dataset
@@ -135,12 +136,11 @@ class PlatformApi(Dialect):
 
     def create_job(self, job: Job, *, seed: int) -> Json:
         settings, details = self.settings, job.details
-        training = settings.training.model_dump(mode="json", exclude_none=True)
         body = {
             "spec": {
                 "model": details["model"],
                 "dataset": f"{settings.workspace}/{details['fileset']}",
-                "training": {"type": "dpo", "seed": seed} | training,
+                "training": {"type": "dpo", "seed": seed, **settings.training},
                 "output": {"name": details["output_model"]},
             },
             "description": f"{details['files']['num_training']} preference pairs by pairwright",

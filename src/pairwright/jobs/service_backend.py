@@ -67,13 +67,11 @@ class Dialect(ServiceClient, ABC):
         """Client for an existing job: addresses and names as of its submission, tokens from the configuration."""
         return cls(cls.settings_of(config).model_copy(update={name: job.details[name] for name in cls.kept}))
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, timeout_seconds: float = 60) -> None:
         """Open an HTTP client. Raises ConfigError if no address is set."""
         self.settings = settings
         tokens = self.tokens_by_host()
-        super().__init__(
-            next(iter(tokens)), tokens, token_keys=self.token_keys, timeout_seconds=settings.request_timeout_seconds
-        )
+        super().__init__(next(iter(tokens)), tokens, token_keys=self.token_keys, timeout_seconds=timeout_seconds)
 
     @abstractmethod
     def tokens_by_host(self) -> dict[str, str | None]:
@@ -230,7 +228,7 @@ class Dialect(ServiceClient, ABC):
         return WaitLimits(
             poll_interval_seconds=settings.poll_interval_seconds,
             timeout_seconds=settings.training_timeout_seconds,
-            max_failures=settings.max_status_failures,
+            max_failures=settings.max_status_failures if isinstance(settings, NemoCustomizerConfig) else 10,
         )
 
     @classmethod

@@ -91,26 +91,16 @@ def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = 
     return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]
 
 
-def teacher_advantages(teacher_N: Tensor, student_N: Tensor, *, beta: float = 1.0) -> Tensor:
-    """Advantages that lower the divergence of the student from a teacher, from log-probabilities of sampled tokens.
+def teacher_advantages(teacher_N: Tensor, student_N: Tensor) -> Tensor:
+    """Advantages that lower KL(p_S‖p_T), from log-probabilities of sampled tokens: A = log p_T − log p_S.
 
-    For a divergence D = E_S[f(r)] with r = p_T/p_S the gradient is E_S[(f(r) − r f′(r)) ∇ log p_S], so that
-    A = r f′(r) − f(r), up to a constant. With M = (1−β) p_S + β p_T as in `generalised_jsd`:
+    On-policy distillation (Lu 2025; MiniLLM, Gu et al. 2024). Bounded: a ratio beyond e^20 says that the teacher would
+    never have been sampled here.
 
-    β = 1      KL(p_S‖p_T)   A = log r: on-policy distillation (Lu 2025; MiniLLM, Gu et al. 2024)
-    β = 0      KL(p_T‖p_S)   A = r − 1
-    between    JSD           A = (1−β) log(1 − β + β r)
-
-    >>> teacher_advantages(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), beta=0.0)
-    tensor([1.])
+    >>> teacher_advantages(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())
+    tensor([0.6931])
     """
-    # Bounded: an r beyond e^20 says that the teacher would never have been sampled here.
-    log_ratio_N = (teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if beta == 1:
-        return log_ratio_N
-    if beta == 0:
-        return torch.expm1(log_ratio_N)
-    return (1 - beta) * torch.log1p(beta * torch.expm1(log_ratio_N))
+    return (teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _has_spread(rewards_S: Tensor, group_S: Tensor, scored_S: Tensor, num: int) -> Tensor:

@@ -31,11 +31,9 @@ class DistillOptions(Options, DistillTerms):
 @dataclass(frozen=True)
 class DistillLosses:
     loss_K: Tensor
-    """Clipped and weighted loss of each position, with gradient. The loop divides their sum by their number."""
+    """Weighted loss of each position, with gradient. The loop divides their sum by their number."""
     divergence_K: Tensor
     """The divergence alone, without gradient."""
-    num_clipped: int
-    """Positions whose divergence was above `token_clip`; they have no gradient."""
 
 
 def generalised_jsd(student_Kk: Tensor, teacher_Kk: Tensor, beta: float) -> Tensor:
@@ -64,9 +62,9 @@ def distill_loss(
 ) -> DistillLosses:
     """The loss of each position from the logits of both.
 
-    `targets_K` are the tokens that stand there, needed for the importance ratio and for `entropy_weight`;
-    `old_logps_K` their recorded log-probabilities (NaN where there is none: a ratio of 1). `weights_K` says how much
-    each position counts: divide by their sum, not by their number.
+    `targets_K` are the tokens that stand there, needed for the importance ratio; `old_logps_K` their recorded
+    log-probabilities (NaN where there is none: a ratio of 1). `weights_K` says how much each position counts: divide by
+    their sum, not by their number.
     """
     # At least float32, whatever the model has; the teacher is a constant.
     wide = torch.promote_types(student_KV.dtype, torch.float32)
@@ -76,14 +74,10 @@ def distill_loss(
     if options.top_k is not None and options.top_k < student_KV.shape[-1]:
         student_logps_KV, teacher_logps_KV = _bucket_tail(student_logps_KV, teacher_logps_KV, options)
     divergence_K = generalised_jsd(student_logps_KV, teacher_logps_KV, options.beta)
-    loss_K, num_clipped = divergence_K, 0
-    if options.token_clip is not None:
-        num_clipped = int((divergence_K > options.token_clip).sum())
-        loss_K = divergence_K.clamp(max=options.token_clip)  # the gradient of a clamped value is 0
     weight_K = _weight(student_KV, targets_K, old_logps_K, options)
-    loss_K = loss_K if weight_K is None else weight_K * loss_K
+    loss_K = divergence_K if weight_K is None else weight_K * divergence_K
     loss_K = loss_K if weights_K is None else weights_K.to(loss_K.dtype) * loss_K
-    return DistillLosses(loss_K=loss_K, divergence_K=divergence_K.detach(), num_clipped=num_clipped)
+    return DistillLosses(loss_K=loss_K, divergence_K=divergence_K.detach())
 
 
 def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
@@ -92,12 +86,11 @@ def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
 
 
 def _bucket_tail(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the k likeliest tokens of one of the two, and in a last column log(1 − Σp) of the rest.
+    """Log-probabilities of the student's k likeliest tokens, and in a last column log(1 − Σp) of the rest.
 
     The rest is summed up itself, in logarithms: 1 − Σp would be rounding where the k tokens have nearly everything.
     """
-    whose_KV = (student_KV if options.top_k_of == "student" else teacher_KV).detach()
-    index_Kk = whose_KV.topk(options.top_k, -1).indices
+    index_Kk = student_KV.detach().topk(options.top_k, -1).indices
     return _with_tail(student_KV, index_Kk), _with_tail(teacher_KV, index_Kk)
 
 
@@ -110,22 +103,14 @@ def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
 def _weight(
     student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillTerms
 ) -> Tensor | None:
-    """min(π/π_old, ratio_clip) where log-probabilities were recorded, times √(p(1−p)) where asked for; no gradient.
+    """min(π/π_old, ratio_clip) of the token that stands there, under the student at temperature 1; no gradient.
 
-    Both are of the token that stands there under the student at temperature 1. √(p(1−p)) is largest at p = ½: what the
-    student is sure of, either way, counts less.
+    None where no log-probabilities were recorded.
     """
-    wants_ratio = options.ratio_clip is not None and old_logps_K is not None
-    if not wants_ratio and not options.entropy_weight:
+    if options.ratio_clip is None or old_logps_K is None:
         return None
     if targets_K is None:
-        raise ConfigError("targets_K: the importance ratio and entropy_weight need the tokens and the batch has none")
+        raise ConfigError("targets_K: the importance ratio needs the tokens and the batch has none")
     logps_K = torch.log_softmax(student_KV.detach(), -1).gather(-1, targets_K[:, None])[:, 0]
-    weight_K = torch.ones_like(logps_K)
-    if wants_ratio:
-        assert old_logps_K is not None
-        log_ratio_K = torch.where(old_logps_K.isnan(), 0.0, logps_K - old_logps_K)
-        weight_K = log_ratio_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=options.ratio_clip)
-    if options.entropy_weight:
-        weight_K = weight_K * (logps_K.exp() * -torch.expm1(logps_K)).clamp(min=0).sqrt()
-    return weight_K
+    log_ratio_K = torch.where(old_logps_K.isnan(), 0.0, logps_K - old_logps_K)
+    return log_ratio_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=options.ratio_clip)

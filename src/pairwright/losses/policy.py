@@ -72,31 +72,21 @@ class PolicyLoss:
 def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> Tensor:
     """−min(ρA, clip(ρ, 1−ε_l, 1+ε_h) A). PPO (Schulman et al. 2017, eq. 7), GRPO (Shao et al. 2024, eq. 3).
 
-    ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8). `max_ratio` bounds ρ itself where A < 0 (dual clip, Ye et
-    al. 2020), where the minimum does not.
+    ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8).
     """
     clipped_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
-    if options.max_ratio is not None:
-        ratio_N = ratio_N.clamp(max=options.max_ratio)
     # The minimum takes the pessimistic one of both: clipping never makes an update larger.
     return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
 
 
-def divergence(logps_N: Tensor, ref_logps_N: Tensor, estimator: str) -> Tensor:
-    """Estimates of KL(π‖ref) from tokens of π, with d = log π − log ref (Schulman 2020).
+def divergence(logps_N: Tensor, ref_logps_N: Tensor) -> Tensor:
+    """Estimate of KL(π‖ref) from tokens of π: k3 = e^−d − 1 + d with d = log π − log ref (Schulman 2020; GRPO, eq. 4).
 
-    k1 = d (unbiased, any sign); k2 = d²/2 (biased, its gradient is the KL's); k3 = e^−d − 1 + d (unbiased, never below
-    0; GRPO, eq. 4). As a term of a loss the gradient of k1 is 0 in expectation: prefer k2 or k3.
+    Unbiased, and never below 0.
     """
     # Bounded from below only: e^−d overflows where d is far below 0.
     apart_N = (logps_N - ref_logps_N).clamp(min=-MAX_LOG_RATIO)
-    if estimator == "k1":
-        return apart_N
-    if estimator == "k2":
-        return apart_N.square() / 2
-    if estimator == "k3":
-        return torch.expm1(-apart_N) + apart_N
-    raise ConfigError(f"kl_estimator: got {estimator!r}, expected k1, k2 or k3")
+    return torch.expm1(-apart_N) + apart_N
 
 
 def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
@@ -113,7 +103,7 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
         loss_N = loss_N * sampling_N
     kl_sum = logps_N.new_zeros(())
     if tokens.ref_logps_N is not None:
-        kl_N = divergence(logps_N, tokens.ref_logps_N, options.kl_estimator)
+        kl_N = divergence(logps_N, tokens.ref_logps_N)
         kl_sum = kl_N.detach().sum()
         loss_N = loss_N + options.kl_weight * kl_N
     elif options.kl_weight:

@@ -90,7 +90,7 @@ class Mixture:
 
 
 # Options that only some losses understand: `check_preference` refuses them for the others.
-_MARGIN = frozenset({"use_margin", "margin_scale"})
+_MARGIN = frozenset({"use_margin"})
 _SPECIAL = sorted(_MARGIN | {"label_smoothing", "gamma", "desirable_weight", "undesirable_weight"})
 
 # By the name in the configuration. Fields that are not given are the usual case: a reference, sums, no margin.
@@ -217,7 +217,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     # simpo's γ is a constant margin; the reward gap is added to it where margins are used.
     margin_B = zeros_B + options.gamma if "gamma" in loss.options else zeros_B
     if options.use_margin and "use_margin" in loss.options:
-        gap_B = options.margin_scale * _require(name, "margin_B", logps.margin_B).to(zeros_B.dtype)
+        gap_B = _require(name, "margin_B", logps.margin_B).to(zeros_B.dtype)
         margin_B = margin_B + torch.where(full_B, gap_B, zeros_B)
     point = logps.reference_point
     return Scores(

@@ -1,7 +1,7 @@
 """Builds the report: a self-contained HTML page without scripts or network requests, and its plots as files.
 
-Sections are in the order of a reader's questions: outcome, funnel, pairs, tokens, ledger, training, settings. A missing
-stage has no section. The output is deterministic: the same run gives the same bytes.
+Sections are in the order of a reader's questions: outcome, recipes, funnel, pairs, tokens, ledger, training, settings.
+A missing stage has no section. The output is deterministic: the same run gives the same bytes.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from pairwright.report.outcome import outcome_section
 from pairwright.report.page_sections import Section
 from pairwright.report.pairs_section import pairs_section
 from pairwright.report.plots import Markup, join, tag
+from pairwright.report.recipes_section import recipes_section
 from pairwright.report.run_folder import RunFolder, open_run
 from pairwright.report.settings_section import settings_section
 from pairwright.report.stage_sections import funnel_section, tokens_section
@@ -39,6 +40,7 @@ def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | Non
     run = open_run(folder)
     builders: list[tuple[str, Callable[[RunFolder], Section | None]]] = [
         ("outcome", outcome_section),
+        ("recipes", recipes_section),
         ("funnel", funnel_section),
         ("pairs", pairs_section),
         ("tokens", lambda opened: tokens_section(opened, tokenizer)),

@@ -1,6 +1,6 @@
 """The files of a run folder, by stage. A missing stage is None, and its section is left out.
 
-RUN/                 config.yaml, manifest.json, evaluation.json, and one round's stages, or
+RUN/                 config.yaml, manifest.json, evaluation.json, comparison.json, and one round's stages, or
 RUN/round-N/         the stages of round N
 <stages>/            experience/, pairs/, tokens/, metrics.jsonl (or train/metrics.jsonl), evaluation.json, model/
 """
@@ -42,6 +42,7 @@ class RunFolder:
     evaluation: Path | None
     config: Path | None
     manifest: Path | None
+    comparison: Path | None = None
     tokenizers: list[Path] = field(default_factory=list)
 
     @property
@@ -51,7 +52,8 @@ class RunFolder:
             for stages in self.rounds
             for part in (stages.pairs, stages.tokens, stages.metrics, stages.train, stages.evaluation)
         ]
-        return not any(parts) and self.evaluation is None and self.config is None and self.manifest is None
+        parts += [self.evaluation, self.config, self.manifest, self.comparison]
+        return not any(parts)
 
 
 def open_run(folder: Path) -> RunFolder:
@@ -75,6 +77,7 @@ def open_run(folder: Path) -> RunFolder:
         evaluation=next(filter(None, evaluations), None),
         config=_file(folder / "config.yaml"),
         manifest=_file(folder / "manifest.json"),
+        comparison=_file(folder / "comparison.json"),
         # the newest model first: its tokenizer is the most likely one
         tokenizers=[path for stages in rounds[::-1] for path in _models(stages.folder)],
     )

@@ -234,7 +234,7 @@ class Hinter:
         }
         self._judge: HintJudge | None = None
         if settings.judge.model is not None and "judge" in settings.hint_sources:
-            self._judge = HintJudge(settings.judge)
+            self._judge = HintJudge(settings.judge.as_policy())
             folder = _cache_folder() if settings.hint_cache is None else Path(settings.hint_cache)
             self._options |= {"judge": self._judge, "cache": folder / self._judge.identity}
 

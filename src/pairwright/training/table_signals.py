@@ -73,5 +73,5 @@ def _teacher_advantages(run: Experience, options: PolicyConfig) -> Array | None:
         return None
     # Copies: arrays of a record may be read-only.
     both = (torch.tensor(values.astype(np.float32)) for values in (teacher, sampled))
-    advantages: Array = options.teacher_weight * teacher_advantages(*both, beta=options.teacher_beta).numpy()
+    advantages: Array = options.teacher_weight * teacher_advantages(*both).numpy()
     return advantages

@@ -51,9 +51,9 @@ class RunAids:
         for run in students:
             texts = []
             if solution := solutions.get(self._siblings.get(run.eid.uid, "")):
-                texts.append(settings.solution_text.replace("{solution}", solution))
-            if "feedback" in settings.context and (feedback := find_feedback(run, settings.feedback_field)):
-                texts.append(settings.feedback_text.replace("{feedback}", feedback))
+                texts.append(f"An answer to this that succeeded:\n\n{solution}")
+            if "feedback" in settings.context and (feedback := find_feedback(run)):
+                texts.append(f"What came of an earlier attempt:\n\n{feedback}")
             # Templates refuse a system message in mid-dialogue, and an assistant's would be the model's own words.
             place = len(run.prompt) - 1
             if not texts:
@@ -104,9 +104,9 @@ def _find_siblings(table: Table, settings: DistillConfig, excluded: set[str]) ->
     return siblings, successes
 
 
-def find_feedback(run: Experience, name: str) -> str:
-    """What the environment said of a run: `info[name]`, or what its error sites reported, each once."""
-    feedback = run.info.get(name)
+def find_feedback(run: Experience) -> str:
+    """What the environment said of a run: `info["feedback"]`, or what its error sites reported, each once."""
+    feedback = run.info.get("feedback")
     if feedback is not None:
         return feedback.strip() if isinstance(feedback, str) else msgspec.json.encode(feedback).decode()
     return "\n".join(dict.fromkeys(text for site in run.errors if (text := site.text.strip())))

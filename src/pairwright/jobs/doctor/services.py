@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pairwright.config.backend_config import NemoPlatformConfig
-from pairwright.config.collect_config import PolicyConfig
+from pairwright.config.collect_config import ModelConfig
 from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
 from pairwright.jobs.job import ServiceError, Unreachable
 
@@ -21,7 +21,7 @@ def check_policy(patient: Patient) -> Iterator[Finding]:
         yield from _check_endpoint("judge", config.collect.scorer.judge)
 
 
-def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
+def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
     """Check a policy: a local model folder, or an OpenAI-compatible endpoint."""
     # Without an address, the policy is a model folder that is loaded here.
     if policy.base_url is None:
@@ -63,7 +63,7 @@ def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
         yield from _check_name(name, policy, answer)
 
 
-def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Finding]:
+def _check_name(name: str, policy: ModelConfig, answer: object) -> Iterator[Finding]:
     """Check that the endpoint lists the model."""
     try:
         listed = [card["id"] for card in answer.json()["data"]]  # type: ignore[attr-defined]
@@ -89,9 +89,8 @@ def check_service(patient: Patient) -> Iterator[Finding]:
     from pairwright.jobs.customizer import CustomizerApi
 
     settings = patient.config.backend.nemo_customizer
-    quick = settings.model_copy(update={"request_timeout_seconds": min(_SECONDS, settings.request_timeout_seconds)})
     wanted = settings.customization_config or patient.model
-    with CustomizerApi(quick) as api:
+    with CustomizerApi(settings, _SECONDS) as api:
         try:
             listed = [_config_name(row) for row in api.configs()]
         except Unreachable as error:
@@ -127,8 +126,7 @@ def _config_name(row: dict[str, object]) -> str:
 def _check_platform(settings: NemoPlatformConfig) -> Iterator[Finding]:
     from pairwright.jobs.nemo_platform import PlatformApi
 
-    quick = settings.model_copy(update={"request_timeout_seconds": min(_SECONDS, settings.request_timeout_seconds)})
-    with PlatformApi(quick) as api:
+    with PlatformApi(settings, _SECONDS) as api:
         try:
             backends = api.training_backends()
         except (Unreachable, ServiceError) as error:

@@ -11,7 +11,6 @@ command again reads the keys and encodes what is new. A refusal is a row, too, w
 import os
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +45,12 @@ from pairwright.tokens.tokenizer_files import FILES, find_folder, find_tiktoken_
 from pairwright.tokens.train_turns import fingerprint_function
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from rich.text import Text
 
-ITEMS_PER_TASK = 256  # items that a worker encodes at a time
+# What a worker encodes at a time, and a killed run loses at most: so many items, fewer where they are long.
+ITEMS_PER_TASK = 256
+MESSAGES_PER_TASK = 2048
 _VERSION = 7  # of what is written for an item: a new one makes old rows unknown
 
 
@@ -160,9 +162,17 @@ def folder_hash(folder: Path) -> str:
 
 
 def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
-    """A few hundred items at a time."""
-    # iter(function, sentinel): tasks until an empty one.
-    return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
+    """Yield the items in tasks; their bounds depend on the items alone, so that every run writes the same files."""
+    task, num_messages = list[Item](), 0
+    for item in items:
+        task.append(item)
+        run = item.experience.messages if item.experience is not None else ()
+        num_messages += len(run) + len(item.prompt) + len(item.chosen) + len(item.rejected)
+        if len(task) >= ITEMS_PER_TASK or num_messages >= MESSAGES_PER_TASK:
+            yield task
+            task, num_messages = [], 0
+    if task:
+        yield task
 
 
 # By folder, chat template and its variables, in each process: loading takes longer than encoding a task.
@@ -255,7 +265,7 @@ class Encoded:
 
     Args:
         path: The folder of the sequences.
-        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` needs it.
+        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` and `to_trl` need it.
 
     >>> import pairwright as pw
     >>> data = pw.Encoded("runs/first/tokens", "models/tiny")
@@ -284,9 +294,7 @@ class Encoded:
 
         from pairwright.tokens.stage.paint import legend, paint_text
 
-        if self.tokenizer is None:
-            raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
-        ready = ChatTokenizer.from_folder(str(self.tokenizer))
+        ready = ChatTokenizer.from_folder(self._named_tokenizer("show"))
         pair, text = self[position], legend()
         for name, side in (("chosen", pair.chosen), ("rejected", pair.rejected)):
             title = f"\n{name}: {len(side)} tokens, {side.num_trained} trained\n"
@@ -317,6 +325,34 @@ class Encoded:
         for start in range(0, len(positions), size):
             pairs = [self._pairs[int(position)] for position in positions[start : start + size]]
             yield collate_preference(pairs, pad_id=0, multiple_of=multiple_of)  # attention comes from lengths
+
+    def to_trl(
+        self,
+        kind: str = "dpo",
+        *,
+        split: str = "train",
+        reference: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> "Dataset":
+        """The sequences as rows for a trainer of `pairwright.trl`, which takes them unchanged.
+
+        Args:
+            kind: "dpo" or "sft" for pairs, "sft" or "kto" for runs.
+            split: "train", "validation" or "all".
+            reference: A model whose log-probabilities the rows carry. By default TRL computes those of its own
+                reference; rows that carry them need `precompute_ref_log_probs=True` and the same model.
+            **options: Options of the section train that decide what is trained: `where`, `run_weight`, `kto`, ...
+        """
+        import pairwright  # trl lies downstream of tokens; the package loads it when it is asked for
+
+        return pairwright.trl.make_dataset(
+            self.path, self._named_tokenizer("to_trl"), kind, split=split, reference=reference, **options
+        )
+
+    def _named_tokenizer(self, name: str) -> str:
+        if self.tokenizer is None:
+            raise ConfigError(f"{name}: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
+        return os.fspath(self.tokenizer)
 
     @cached_property
     def _pairs(self) -> CachedPairs:

@@ -76,7 +76,7 @@ class DistillChannel(Channel):
         # (K,) log-probabilities recorded when the tokens were sampled, NaN where there are none.
         recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
         weights_K = torch.from_numpy(np.concatenate([_get_weights(item) for item in chosen])).to(policy.device)
-        sums = dict.fromkeys(("loss", "divergence", "clipped"), torch.zeros((), device=policy.device))
+        sums = dict.fromkeys(("loss", "divergence"), torch.zeros((), device=policy.device))
         for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # once at least: all processes use the head
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
@@ -88,12 +88,10 @@ class DistillChannel(Channel):
             )
             sums["loss"] = sums["loss"] + losses.loss_K.sum()
             sums["divergence"] = sums["divergence"] + losses.divergence_K.sum()
-            sums["clipped"] = sums["clipped"] + losses.num_clipped
         num = float(len(target_K))
         tokens = sum(tree.num_tokens for tree in (*students, *teachers))
         measured: Sums = {
             "sdpo/divergence": (float(sums["divergence"]), num),
-            "sdpo/clipped": (float(sums["clipped"]), num),
             "num_tokens": (float(tokens), 0.0),
             "trained_tokens": (num, 0.0),
         }

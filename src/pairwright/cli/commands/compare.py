@@ -1,0 +1,72 @@
+"""`pairwright compare CONFIG --recipes FILE --seeds N`: which recipe is best for this data?"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
+
+
+def compare_recipes(
+    config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
+    recipes: Annotated[Path, typer.Option(help="The ways of training, the budget and the exams.", show_default=False)],
+    override: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; each has its own tasks, runs and training.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run these recipes alone; repeat. The table has all.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder; by default runs/<name>-recipes.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Train on the same runs in several ways, with equal budgets, and give every model the same exams."""
+    from pairwright.cli.commands.run import live_view
+    from pairwright.config import base_folder, load_config
+    from pairwright.errors import ConfigError, PairwrightError
+    from pairwright.flow.compare_recipes import Comparer
+    from pairwright.flow.recipes import read_recipes
+    from pairwright.report import write_report
+
+    overrides = parse_overrides(override)
+    settings = load_config(config, overrides=overrides)
+    chosen = read_recipes(recipes)
+    unknown = [name for name in only or () if name not in chosen.recipes]
+    if unknown:
+        raise ConfigError(f"--only {unknown[0]}: expected one of {', '.join(chosen.recipes)}")
+    folder = output or Path("runs") / f"{settings.name}-recipes"
+    with live_view() as view:
+        comparer = Comparer(config, chosen, folder, base=base_folder(settings, config), overrides=overrides, view=view)
+        table = comparer.run(range(first_seed, first_seed + seeds), only or list(chosen.recipes))
+    write_report(folder, folder / "report.html", title=f"{settings.name}: recipes")
+    if as_json:
+        print_json(table)
+    else:
+        columns = [f"{exam}_{metric}" for exam in table["exams"] for metric in table["metrics"]]
+        heads = ("recipe", "seeds", *columns, f"against_{table['baseline']}", "cpu_minutes", "memory_gb")
+        print_table("recipes", heads, [_cells(row, len(columns)) for row in table["recipes"]], left=heads[-3:-2])
+    say(f"open {folder / 'report.html'}; every figure by seed is in {folder / 'comparison.json'}")
+    failed = [
+        f"{row['recipe']} (seed {seed}): {error}" for row in table["recipes"] for seed, error in row["errors"].items()
+    ]
+    if failed:
+        raise PairwrightError(f"{len(failed)} did not end: {'; '.join(failed)}. The same command tries them again")
+
+
+def _cells(row: dict[str, Any], num_columns: int) -> tuple[Any, ...]:
+    from pairwright.report.recipes_section import describe_difference
+
+    means = [result["mean"] for result in row["results"]] or [None] * num_columns
+    difference = describe_difference(row["results"][0]["difference"]) if row["results"] else None
+    memory = row["peak_memory_bytes"]
+    return (
+        row["recipe"],
+        len(row["seeds"]),
+        *means,
+        difference or None,
+        row["cpu_minutes"],
+        None if memory is None else round(memory / 2**30, 2),
+    )

@@ -1,0 +1,262 @@
+"""`pairwright compare`: several recipes on the same experience, with equal budgets, in the same exams.
+
+    DIR/seed-N/start/                what `prepare` made: a model and tasks of this seed
+    DIR/seed-N/experience/           the runs that every recipe trains on
+    DIR/seed-N/recipes/NAME/         train/, one folder for each exam, done.json with the costs
+    DIR/comparison.json              the table, for the report
+
+A recipe that is done and unchanged is not repeated. One that fails does not stop the others: it is in the table with
+its reason.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.collection.run_failures import one_line
+from pairwright.config import Config, load_config
+from pairwright.config.user_code import load_function
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.evaluation.comparison import Metric, compare
+from pairwright.evaluation.evaluate_options import evaluate_settings
+from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
+from pairwright.evaluation.paired_statistics import Interval, seed_interval
+from pairwright.evaluation.scores import Scores
+from pairwright.flow.example import run_script
+from pairwright.flow.manifest import Meter
+from pairwright.flow.recipes import BASE, Recipe, Recipes, flatten, recipe_config
+from pairwright.flow.stages import View, collect_stage, import_stage, pairs_stage, train_stage
+from pairwright.pairs.pair_table import FILE_NAME as PAIRS
+from pairwright.paths import claim_folder, find_model, write_atomic, write_json
+from pairwright.records.messages import Json, content_hash
+
+FILE_NAME = "comparison.json"
+Overrides = list[tuple[str, str]]
+
+
+class Comparer:
+    """The recipes of a file, run over seeds in one folder."""
+
+    def __init__(
+        self, path: Path, recipes: Recipes, folder: Path, *, base: Path, overrides: Overrides, view: View
+    ) -> None:
+        self.path, self.recipes, self.folder, self.base, self.view = path, recipes, folder, base, view
+        self._overrides = overrides
+
+    def run(self, seeds: Sequence[int], names: Sequence[str]) -> Json:
+        """Run the named recipes with every seed, and write and return the table of all that is done."""
+        with claim_folder(self.folder, None, work="compare"):
+            for seed in seeds:
+                self._run_seed(seed, names)
+            table = self.table(seeds)
+            write_json(self.folder / FILE_NAME, table)
+        return table
+
+    def _run_seed(self, seed: int, names: Sequence[str]) -> None:
+        place = self.folder / f"seed-{seed}"
+        words = self._prepare(seed, place)
+        config = load_config(self.path, overrides=words)
+        model = _model_of(config)
+        experience = self._collect(config, place)
+        for name in (BASE, *names):
+            recipe = self.recipes.recipes.get(name)
+            settings = config if recipe is None else recipe_config(self.path, self.recipes, recipe, words)
+            folder, key = place / "recipes" / name, self._key(settings, recipe)
+            if _read_done(folder).get("key") == key and "error" not in _read_done(folder):
+                self.view.say(f"seed {seed}, {name}: unchanged")
+                continue
+            if _read_done(folder).get("key") not in (None, key):
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "done.json", {"key": key, "error": "interrupted"})
+            self.view.say(f"seed {seed}, {name}: started")
+            done = self._try(recipe, settings, model, experience, folder)
+            write_json(folder / "done.json", {"key": key, **done})
+
+    def _prepare(self, seed: int, place: Path) -> Overrides:
+        """The overrides of a seed, after its model and tasks were made where the file says how."""
+        start = place / "start"
+        if self.recipes.prepare is not None and not start.exists():
+            self.view.say(f"seed {seed}: {self.recipes.prepare}")
+            place.mkdir(parents=True, exist_ok=True)
+            # atomic: an interrupted preparation leaves no folder that a later run would take for complete
+            with write_atomic(start) as temporary:
+                script = self.base / self.recipes.prepare
+                done = run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], self.view)
+                if done.returncode:
+                    raise PairwrightError(f"{script}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+        places = [(key, str((start / name).resolve())) for key, name in self.recipes.places.items()]
+        return [("seed", str(seed)), *places, *self._overrides]
+
+    def _collect(self, config: Config, place: Path) -> Path:
+        """The experience of a seed, collected or imported once; refused if it was made with other settings."""
+        sections = config.model_dump(mode="json", include={"collect", "policy", "sources", "seed"})
+        key, path = content_hash("experience", sections), place / "experience.json"
+        known = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+        if known.get("key") not in (None, key):
+            raise ConfigError(
+                f"{place}: its experience was made with another configuration; restore it, or give another -o"
+            )
+        if "seconds" not in known:
+            write_json(path, {"key": key})
+            meter, gather = Meter(), import_stage if config.collect.workflow is None else collect_stage
+            gather(config, place, self.base, self.view)
+            write_json(path, {"key": key, **meter.read()})
+        return place / "experience"
+
+    def _key(self, config: Config, recipe: Recipe | None) -> str:
+        """The hash of everything that the result of a recipe depends on, apart from code."""
+        exams = [self.recipes.exams, config.evaluate.model_dump(mode="json")]
+        if recipe is None:
+            return content_hash("base", exams, config.seed)
+        settings = config.model_dump(mode="json", exclude={"name", "evaluate"})
+        return content_hash("recipe", settings, recipe.data, recipe.experience, exams)
+
+    def _try(self, recipe: Recipe | None, config: Config, model: Path, experience: Path, folder: Path) -> Json:
+        """Train and examine; what it cost, or why it failed."""
+        meter = Meter()
+        try:
+            result = {} if recipe is None else self._train(recipe, config, model, experience, folder)
+            trained = str(result.get("model") or model)
+            spent = meter.read()
+            for exam, changes in self.recipes.exams.items():
+                settings = self._exam_config(config, changes)
+                play_holdout(settings, trained, folder / exam, resume=True, base=self.base, watch=self.view.collecting)
+            return {"result": result, "training": spent, **meter.read()}
+        except PairwrightError as error:
+            self.view.say(f"warning: {folder.name} failed: {error}")
+            return {"error": str(error)}
+
+    def _train(self, recipe: Recipe, config: Config, model: Path, experience: Path, folder: Path) -> Json:
+        if recipe.experience is not None:
+            rewrite = load_function(recipe.experience, group="pairwright.recipes", base=self.base)
+            source, experience = experience, folder / "experience"
+            if not experience.exists():
+                with write_atomic(experience) as temporary:
+                    _rewrite(recipe.experience, rewrite, source, temporary, config)
+        channels = config.train.channels
+        pairs = None
+        if channels.dpo or (channels.sft and recipe.data == "pairs"):
+            pairs = folder / "pairs"
+            if not (pairs / PAIRS).exists():
+                pairs_stage(config, [experience], pairs, self.view)
+        inputs = {"pairs": pairs, "experience": experience, "tokens": None, "reference": folder / "reference"}
+        return train_stage(config, model, folder / "train", inputs, self.view)
+
+    def _exam_config(self, config: Config, changes: Json) -> Config:
+        if not changes:
+            return config
+        section = load_config(None, overrides=list(flatten({"evaluate": changes})), environment={}).evaluate
+        return config.model_copy(
+            update={"evaluate": config.evaluate.model_copy(update={key: getattr(section, key) for key in changes})}
+        )
+
+    def table(self, seeds: Sequence[int]) -> Json:
+        """Every metric of every exam by recipe and seed, with the difference to the baseline, and the costs."""
+        config = load_config(self.path, overrides=self._overrides)
+        metrics = [Metric(metric.name, metric.better) for metric in config.evaluate.metrics] or [Metric("reward")]
+        rows = [self._row(name, seeds, metrics, config) for name in (BASE, *self.recipes.recipes)]
+        return {
+            "seeds": list(seeds),
+            "baseline": self.recipes.baseline,
+            "budget": self.recipes.budget.model_dump(mode="json"),
+            "exams": list(self.recipes.exams),
+            "metrics": [metric.name for metric in metrics],
+            "confidence": config.evaluate.confidence,
+            "recipes": [row for row in rows if row["seeds"] or row["errors"]],
+        }
+
+    def _row(self, name: str, seeds: Sequence[int], metrics: Sequence[Metric], config: Config) -> Json:
+        done = {seed: _read_done(self.folder / f"seed-{seed}" / "recipes" / name) for seed in seeds}
+        ready = [seed for seed in seeds if done[seed] and "error" not in done[seed]]
+        recipe = self.recipes.recipes.get(name)
+        return {
+            "recipe": name,
+            "what": "the model before training" if recipe is None else recipe.what,
+            "seeds": ready,
+            "errors": {str(seed): done[seed]["error"] for seed in seeds if "error" in done[seed]},
+            "cpu_minutes": _mean([done[seed]["cpu_seconds"] / 60 for seed in ready]),
+            "training_cpu_minutes": _mean([done[seed]["training"]["cpu_seconds"] / 60 for seed in ready]),
+            "peak_memory_bytes": max((done[seed]["peak_memory_bytes"] for seed in ready), default=None),
+            "results": [
+                self._result(name, exam, metric, ready, config)
+                for exam in self.recipes.exams
+                for metric in metrics
+                if ready
+            ],
+        }
+
+    def _result(self, name: str, exam: str, metric: Metric, seeds: Sequence[int], config: Config) -> Json:
+        """One metric in one exam: by seed, its mean, and its difference to the baseline where that is done, too."""
+        values = [_mean(_numbers(self._scores(name, exam, seed, config), metric)) for seed in seeds]
+        baseline = self.recipes.baseline
+        both = [
+            seed for seed in seeds if "cpu_seconds" in _read_done(self.folder / f"seed-{seed}" / "recipes" / baseline)
+        ]
+        difference = None
+        if name != baseline and both:
+            comparisons = [
+                compare(
+                    self._scores(baseline, exam, seed, config),
+                    self._scores(name, exam, seed, config),
+                    metric,
+                    evaluate_settings(config.evaluate, seed=config.seed)["options"],
+                ).difference
+                for seed in both
+            ]
+            # several seeds: over seeds, which are independent; one seed: over its tasks
+            means = [comparison.mean for comparison in comparisons]
+            over_seeds = seed_interval(means, confidence=config.evaluate.confidence)
+            difference = _interval_json(over_seeds if len(both) > 1 else comparisons[0]) | {"by_seed": means}
+        return {
+            "exam": exam,
+            "metric": metric.name,
+            "mean": _mean(values),
+            "by_seed": values,
+            "difference": difference,
+        }
+
+    def _scores(self, name: str, exam: str, seed: int, config: Config) -> Scores:
+        return holdout_scores(config, self.folder / f"seed-{seed}" / "recipes" / name / exam)
+
+
+def _rewrite(name: str, function: Callable[..., None], source: Path, folder: Path, config: Config) -> None:
+    try:
+        function(source, folder, config)
+    except PairwrightError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise PairwrightError(f"{name} failed: {one_line(error)}") from error
+
+
+def _model_of(config: Config) -> Path:
+    name = config.model or (config.policy.model if config.policy.base_url is None else None)
+    if name is None:
+        raise ConfigError("model: expected the folder of the model that is trained")
+    return find_model(name)
+
+
+def _read_done(folder: Path) -> Json:
+    path = folder / "done.json"
+    done: Json = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    return done
+
+
+def _numbers(scores: Scores, metric: Metric) -> list[float]:
+    numbers = [value for value in scores.column(metric.name).values() if value is not None]
+    if not numbers:
+        raise PairwrightError(f"{scores.source}: no run has {metric.name}; they have {', '.join(scores.metrics)}")
+    return numbers
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _interval_json(interval: Interval) -> dict[str, Any]:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}

@@ -1,0 +1,85 @@
+"""The recipes section: what `pairwright compare` found, as a table and as differences to the baseline."""
+
+from typing import Any
+
+from pairwright.report.page_sections import Section, Span, interval_chart
+from pairwright.report.plots import Markup, format_count, format_number, join, tag
+from pairwright.report.run_folder import RunFolder, read_json
+from pairwright.report.style_sheets import Plot
+
+Json = dict[str, Any]
+
+
+def recipes_section(run: RunFolder) -> Section | None:
+    """The comparison of recipes, or None if the folder has none."""
+    if run.comparison is None:
+        return None
+    table = read_json(run.comparison)
+    rows = [row for row in table["recipes"] if row["results"]]
+    plots = [plot for place in range(len(rows[0]["results"]) if rows else 0) if (plot := _plot(table, rows, place))]
+    budget = table["budget"]
+    note = (
+        f"Same experience, {budget['updates']:,} updates of {budget['sequences']:,} sequences each, "
+        f"{format_count(len(table['seeds']), 'seed')}. Differences are to {table['baseline']}, paired by task and "
+        f"seed, with {table['confidence']:.0%} intervals "
+        f"{'over seeds (Student)' if len(table['seeds']) > 1 else 'over tasks (bootstrap)'}, not corrected for the "
+        "number of recipes."
+    )
+    body = [
+        tag("p", note),
+        tag("div", _table(table), class_="card scroll"),
+        tag("div", *(plot.card() for plot in plots), class_="cards"),
+    ]
+    return Section("recipes", "Recipes", join(body), plots)
+
+
+def _table(table: Json) -> Markup:
+    columns = [f"{metric}, {exam}" for exam in table["exams"] for metric in table["metrics"]]
+    heads = ("recipe", "what", "seeds", *columns, f"against {table['baseline']}", "CPU minutes", "memory")
+    lines = []
+    for row in table["recipes"]:
+        errors = "; ".join(f"seed {seed}: {error}" for seed, error in row["errors"].items())
+        values = [format_number(result["mean"], 3) for result in row["results"]] or [""] * len(columns)
+        difference = row["results"][0]["difference"] if row["results"] else None
+        memory = row["peak_memory_bytes"]
+        cells = (
+            row["recipe"],
+            join([row["what"], tag("p", errors, class_="note") if errors else ""]),
+            len(row["seeds"]),
+            *values,
+            describe_difference(difference),
+            format_number(row["cpu_minutes"], 3),
+            "" if memory is None else f"{memory / 2**30:.1f} GB",
+        )
+        lines.append(tag("tr", *(tag("td", cell) for cell in cells)))
+    return tag("table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *lines))
+
+
+def describe_difference(difference: Json | None) -> str:
+    """A difference with its interval.
+
+    >>> describe_difference({"mean": 0.25, "low": 0.125, "high": 0.375})
+    '+0.25 (+0.125 to +0.375)'
+    """
+    if difference is None:
+        return ""
+    if difference["low"] is None:
+        return f"{difference['mean']:+.3g}"
+    return f"{difference['mean']:+.3g} ({difference['low']:+.3g} to {difference['high']:+.3g})"
+
+
+def _plot(table: Json, rows: list[Json], place: int) -> Plot | None:
+    """The differences of one metric in one exam; None if no recipe has one."""
+    results = [(row["recipe"], row["results"][place]) for row in rows]
+    spans = [
+        Span(name, result["difference"]["mean"], result["difference"]["low"], result["difference"]["high"])
+        for name, result in results
+        if result["difference"] is not None
+    ]
+    if not spans:
+        return None
+    title = f"{results[0][1]['metric']}, {results[0][1]['exam']}: difference to {table['baseline']}"
+    data: list[tuple[object, ...]] = [("recipe", "mean", "low", "high")]
+    data += [(span.name, span.mean, span.low, span.high) for span in spans]
+    name = f"recipes-{results[0][1]['exam']}-{results[0][1]['metric']}"
+    return Plot(name, title, interval_chart(spans, label=title, zero=True), data)
