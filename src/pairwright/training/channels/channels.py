@@ -143,7 +143,12 @@ def read_channels(
     """The channels that have a weight with their data encoded; no model is loaded. `is_ready`: by another process."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
-    shared = {"options": options, "show": show, "where": settings.where, "uses_credit": settings.credit != "off"}
+    shared: dict[str, Any] = {
+        "options": options,
+        "show": show,
+        "where": settings.where,
+        "uses_credit": settings.credit != "off",
+    }
     folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
     pair_data: PairData | None = None
