@@ -220,6 +220,11 @@ class KtoConfig(Named):
     sft_average_log_probs: bool = True
     """Divide the log-likelihood of a desirable run by its number of tokens."""
 
+    @property
+    def foreign_sft_weight(self) -> float:
+        """`sft_loss_weight` for other trainers, whose own default is 0."""
+        return self.sft_loss_weight if "sft_loss_weight" in self.model_fields_set else 0.0
+
 
 class DistillTerms(Named):
     """What the distillation loss takes."""
