@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pairwright.config import Config
-from pairwright.config.backend_config import CustomizerHyperparameters, NemoCustomizerConfig, PlatformTraining
+from pairwright.config.backend_config import CustomizerHyperparameters, NemoCustomizerConfig, NemoPlatformConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
 from pairwright.records.experience import EID, Experience, Pair
@@ -92,7 +92,8 @@ def test_other_trainers_and_services_keep_their_own_zero():
     assert Config().train.dpo.sft_loss_weight == 0.1
     assert Config().train.dpo.foreign_sft_weight == 0.0
     assert Config.model_validate({"train": {"dpo": {"sft_loss_weight": 0.2}}}).train.dpo.foreign_sft_weight == 0.2
-    assert CustomizerHyperparameters().dpo.sft_loss_weight == PlatformTraining().sft_loss_weight == 0.0
+    assert CustomizerHyperparameters().dpo.sft_loss_weight == 0.0
+    assert not NemoPlatformConfig().has_anchor
     assert Dpo().sft_loss_weight == 0.0
     assert not NemoCustomizerConfig().has_anchor
     assert NemoCustomizerConfig(hyperparameters={"dpo": {"sft_loss_weight": 0.1}}).has_anchor

@@ -238,7 +238,7 @@ class NemoPlatformConfig(Section):
     @property
     def has_anchor(self) -> bool:
         """Whether something holds the likelihood of chosen sides."""
-        return self.training.sft_loss_weight > 0
+        return bool(self.training.get("sft_loss_weight"))
 
 
 # The other places: this machine, TRL, NeMo RL.
