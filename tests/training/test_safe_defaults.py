@@ -160,3 +160,29 @@ def test_credit_turns_values_into_token_weights(model, tmp_path):
     assert item.get("weights") in (None, [None])
     with pytest.raises(PairwrightError, match="no trained turn has a value"):
         trained(model, tmp_path / "none", experience=make_runs(tmp_path / "no", 1, 1), channels=data["channels"], credit="value", tokens={"credit": {"sources": ("errors",)}})  # fmt: skip
+
+
+def test_turns_before_a_compared_decision_are_anchored_once_for_each_prompt(model, tmp_path):
+    history = [Message("user", "?"), Message("assistant", "look"), Message("tool", "one"), Message("assistant", "act"), Message("tool", "two")]  # fmt: skip
+    pairs = []
+    for number, bad in enumerate(("no", "go")):
+        sides = (Message("assistant", "yes"),), (Message("assistant", bad),)
+        eids = {"chosen_eid": EID(batch=0, task=0, run=0), "rejected_eid": EID(batch=0, task=0, run=1 + number)}
+        name = pair_id(history, (), *sides)
+        pairs.append(Pair(id=name, prompt=tuple(history), chosen=sides[0], rejected=sides[1], chosen_reward=1.0, rejected_reward=0.0, gap=1.0, strategy="all", **eids))  # fmt: skip
+    write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
+    for name, weight in (("anchored", 0.1), ("plain", 0.0)):
+        rows = trained(model, tmp_path / name, pairs=tmp_path / "pairs", dpo={"anchor_weight": weight}, dump_batches=1)
+        channels = json.loads((tmp_path / name / "batches/step-00000000.json").read_text())["channels"]
+        assert set(channels) == ({"dpo", "anchor"} if weight else {"dpo"})
+        if not weight:
+            plain = rows[0]["loss"]
+            continue
+        (item,) = channels["anchor"]
+        # "look" and "act", each with its stop: the results of tools are context.
+        assert sum(item["masks"][0]) == 5 + 4
+        anchored = rows[0]
+    assert anchored["loss"] - plain == pytest.approx(0.1 * anchored["anchor/nll"], rel=1e-3)
+    # Where no prompt has a turn of the model there is nothing to hold, which is said.
+    trained(model, tmp_path / "none", pairs=make_pairs(tmp_path / "first", 4), dpo={"anchor_weight": 0.1})
+    assert any("there is no anchor" in note for note in read_status(tmp_path / "none").notes)

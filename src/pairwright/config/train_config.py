@@ -142,6 +142,9 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     sft_average_log_probs: bool = True
     """Divide the chosen side's log-likelihood by its number of tokens; other trainers and services by default as
     preference_average_log_probs."""
+    anchor_weight: Amount = 0.0
+    """Weight of the likelihood of generated turns in the prompts of pairs (steps, divergence), which are not compared:
+    it holds them, per trained token; 0 leaves them out."""
     reference_sync: Positive | None = _also("reference_sync", "ref_model_sync_steps", default=None)
     """Updates after which the reference moves towards the policy (TR-DPO); null leaves it as it is."""
     reference_mixup: Share = _also("reference_mixup", "ref_model_mixup_alpha", default=0.6)

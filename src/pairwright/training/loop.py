@@ -377,7 +377,9 @@ class Training:
             if options.chat_template is not None:
                 template = choose_template(str(options.tokenizer), options.chat_template)
             name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
-            write_trained(folder.path, self.channels, state.step)
+            # Anchor turns are not counted: the ledger has one fate for a turn, and theirs is that of their pairs.
+            counted = [channel for channel in self.channels if channel.name != "anchor"]
+            write_trained(folder.path, counted, state.step)
         self.ranks.wait()
         folder.write_status(
             state="completed",

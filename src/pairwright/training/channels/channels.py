@@ -23,6 +23,7 @@ from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
+from pairwright.training.anchor_turns import load_anchor
 from pairwright.training.batch_schedule import Order
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
@@ -161,6 +162,14 @@ def read_channels(
         data = _require(pair_data, "dpo", "--pairs")
         order = _order(config, data.train, data, units)
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
+    if weights.dpo and settings.dpo.anchor_weight:
+        anchor = load_anchor(pairs, output / "anchor", options, show, is_ready=is_ready) if pairs is not None else None
+        if anchor is None:
+            channels[0].notes.append("dpo.anchor_weight: no prompt of a pair has a generated turn: there is no anchor")
+        else:
+            held = _likely_of_runs([anchor], settings.run_weight)
+            weight = weights.dpo * settings.dpo.anchor_weight
+            channels.append(LikelihoodChannel(held, weight, _order(config, held.train), limits, name="anchor"))
     if weights.sft:
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
