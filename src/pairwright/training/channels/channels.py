@@ -173,10 +173,11 @@ def read_channels(
     if weights.sft:
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
-            load_runs = partial(load_policy_data, scored=False, **shared)
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
-            parts = [load_runs(source, **folders.of(name)) for name, source in sources.items()]
+            parts = [
+                load_policy_data(source, scored=False, **shared, **folders.of(name)) for name, source in sources.items()
+            ]
             parts[0] = _add_stages(parts[0], experience, settings, parts[0].ids)
             likely = _likely_of_runs(parts, settings.run_weight)
             units = _number_units(parts[0], settings.shuffle_by or "run")
