@@ -23,11 +23,10 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_vali
 from pydantic.fields import FieldInfo
 
 from pairwright.config.backend_config import BackendConfig
-from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
+from pairwright.config.collect_config import CollectConfig, PolicyConfig, ScoreConfig, TeachConfig
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_config import PairsConfig, own_names
 from pairwright.config.plain_yaml import parse_yaml, read_yaml
-from pairwright.config.score_config import ScoreConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
@@ -433,7 +432,7 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
     if any(section in tree for section in ("finetuning", *COMPONENTS)):
         raise ConfigError(
             f"{where}: a configuration of NeMo Agent Toolkit: turn it into one of ours with pairwright config from-nat "
-            f"{where} -o ours.yaml, or keep it and run nat finetune with our plugin (docs/how-to/from-nat.md)"
+            f"{where} -o ours.yaml, or keep it and run nat finetune with our plugin (docs: From NAT)"
         )
     try:
         return Config.model_validate(tree)
