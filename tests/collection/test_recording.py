@@ -112,4 +112,4 @@ def test_failed_calls_of_a_collected_run_are_error_sites_as_those_of_an_imported
     results = [Message("tool", text, tool_call_id="1") for text in ("line 1", "ToolError: line 1 is closed")]
     made.trajectory("q", [calls[0], results[0], calls[1], results[1], Message("assistant", "sorry")], reward=0.0)
     (record,) = emitted
-    assert [(site.index, site.kind, site.tool_name) for site in record.errors] == [(4, "tool_error", "send")]
+    assert [(site.index, site.kind, site.tool) for site in record.errors] == [(4, "tool_error", "send")]
