@@ -63,7 +63,7 @@ def test_commands_are_in_the_order_of_the_flow_and_in_groups(run):
     listed = re.findall(r"^(?:╭─ |│ )([A-Z][\w ]+?|[a-z]+) (?= |─)", out, re.M)
     assert listed == [
         "Options",
-        "Data", "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
+        "Data", "import", "collect", "record", "teach", "score", "experience", "advise", "pairs", "export", "push", "pull",
         "Training", "tokens", "train", "jobs",
         "Proof and deployment", "evaluate", "compare", "explain", "report", "view", "serve",
         "Project", "init", "run", "demo", "model", "doctor", "config",

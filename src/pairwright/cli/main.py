@@ -18,6 +18,7 @@ from pairwright import __version__
 from pairwright.cli.arguments import GroupInOrder, simplify_help
 from pairwright.cli.commands import begin, config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
+from pairwright.cli.commands.advise import advise_recipe
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
@@ -74,7 +75,7 @@ _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment",
 
 class _Commands(GroupInOrder):
     order = (
-        "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
+        "import", "collect", "record", "teach", "score", "experience", "advise", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
         "evaluate", "compare", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
@@ -95,6 +96,7 @@ app.command("record", rich_help_panel=_DATA)(record)
 app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
 app.command("score", cls=with_options("score", after="experience"), rich_help_panel=_DATA)(score_runs)
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
+app.command("advise", rich_help_panel=_DATA)(advise_recipe)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)
 app.command("push", rich_help_panel=_DATA)(push_table)
