@@ -29,6 +29,9 @@ class Pretended(torch.Tensor):
         tensor.values = values
         return tensor
 
+    def tolist(self) -> Any:
+        return self.values.tolist()
+
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation on tensors of the device: checked, then computed with the values on the CPU."""

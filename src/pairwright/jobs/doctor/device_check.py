@@ -46,7 +46,7 @@ def check_device(name: str) -> list[DeviceRow]:
     name: cuda, mps or cpu.
     """
     device = torch.device(choose_device(name))
-    rows = []
+    rows: list[DeviceRow] = []
     checks: list[tuple[str, Callable[[Any], Iterator[DeviceRow]]]] = [
         ("losses and gradients", _check_layouts),
         ("LoRA gradients", _check_adapter),
