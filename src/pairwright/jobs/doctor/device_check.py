@@ -190,7 +190,8 @@ def _loss_and_gradient(model: Any, layout: str, precision: str) -> tuple[float, 
 
 def _adapter_gradients(model: Any) -> dict[str, Any]:
     _loss(Policy(model), "trees").backward()
-    return {name: None if weight.grad is None else weight.grad.cpu() for name, weight in trainable(model).items()}
+    matrices = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
+    return {name: None if weight.grad is None else weight.grad.cpu() for name, weight in matrices.items()}
 
 
 def _update(model: Any, settings: TrainConfig, steps: int, *, optimizer: Any = None) -> tuple[Any, Any]:
