@@ -1,7 +1,6 @@
 """Outcomes of a build (number of pairs of each experience, or why it is in none)."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -51,8 +50,12 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
 
 def write_outcomes(folder: Place, frames: Iterable[pl.DataFrame]) -> None:
     """Write `folder/outcomes.parquet` atomically."""
-    with write_atomic(folder / FILE_NAME, error=PairwrightError) as temporary:
-        _write(temporary, frames)
+    with (
+        write_atomic(folder / FILE_NAME, error=PairwrightError) as temporary,
+        pq.ParquetWriter(temporary, _SCHEMA, compression="lz4", use_dictionary=["reason"]) as writer,
+    ):
+        for group in row_groups(_batches(frames), _SCHEMA):
+            writer.write_table(group, row_group_size=group.num_rows)
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:
@@ -82,12 +85,6 @@ def explain(folder: Place, identity: str) -> dict[str, Any]:
         what = "no experience and no pair with that id" if not matching.height else "part of several pair ids"
         raise PairwrightError(f"{identity!r}: {what} in {folder}")
     return {"pair": matching["id"][0], **matching.to_dicts()[0]}
-
-
-def _write(path: Path, frames: Iterable[pl.DataFrame]) -> None:
-    with pq.ParquetWriter(path, _SCHEMA, compression="lz4", use_dictionary=["reason"]) as writer:
-        for group in row_groups(_batches(frames), _SCHEMA):
-            writer.write_table(group, row_group_size=group.num_rows)
 
 
 def _batches(frames: Iterable[pl.DataFrame]) -> Iterable[pa.RecordBatch]:

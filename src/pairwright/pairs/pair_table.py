@@ -217,14 +217,10 @@ def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[p
             file = stack.enter_context(parquet_file(path, read_dictionary))
         except (OSError, pa.ArrowException) as error:
             raise TableError(f"{path}: not a pairs table: {error}") from error
-        _check(file, path)
+        missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
+        if missing:
+            raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
         yield file
-
-
-def _check(file: pq.ParquetFile, path: Place) -> None:
-    missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
-    if missing:
-        raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
 
 
 def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:

@@ -267,7 +267,14 @@ def _read_records(task: ImportTask, result: ImportResult, write_rejected: Write)
             result.counts[task.layout.format]["part_of_another_file"] += 1
             continue
         if record.tokens is not None and record.source and (record.source.file, record.source.line) in redacted:
-            record = _without_ids(record)
+            # Remove recorded token ids and arrays from an experience that was redacted, since they still encode the
+            # secret.
+            cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
+            for name in ("chosen", "rejected"):
+                side = getattr(record, name)
+                cleared[name] = None if side is None else replace(side, **dict.fromkeys(SIDE_ARRAYS))
+            info = {**record.info, "tokens_dropped": "the record was redacted"}
+            record = replace(record, **cleared, multi_modal_inputs={}, info=info)
         if task.scores is not None:
             result.score_keys = result.score_keys or matching_keys(record)
             match = task.scores.of(record)
@@ -341,16 +348,6 @@ def _redacted(
         result.secrets += [(*where, finding.kind, finding.where) for finding in findings]
         redacted |= {where} if findings else set()
         yield unit
-
-
-def _without_ids(exp: Experience) -> Experience:
-    """Remove recorded token ids and arrays from an experience that was redacted, since they still encode the secret."""
-    cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
-    for name in ("chosen", "rejected"):
-        side = getattr(exp, name)
-        cleared[name] = None if side is None else replace(side, **dict.fromkeys(SIDE_ARRAYS))
-    info = {**exp.info, "tokens_dropped": "the record was redacted"}
-    return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
 # Where in a file something was refused: `trace 'a1', call 'b2'`, `turn 4`, `simulations[3]`.

@@ -155,7 +155,12 @@ def deploy(
     folder = job_folder(name, root)
     job = read_job(folder)
     settings = _load(config, override)
-    _report_deployment(backend_of(job, settings).deploy(folder, job, settings, say), as_json=as_json)
+    deployment = backend_of(job, settings).deploy(folder, job, settings, say)
+    if as_json:
+        print_json(deployment)
+    else:
+        print_table("deployment", ("what", "value"), [(key, str(value)) for key, value in deployment.items()])
+    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
 
 
 # Following a job to its end.
@@ -273,14 +278,6 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
     if job.error:
         rows.append(("error", job.error))
     print_table(job.id, ("what", "value"), rows)
-
-
-def _report_deployment(deployment: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(deployment)
-    else:
-        print_table("deployment", ("what", "value"), [(key, str(value)) for key, value in deployment.items()])
-    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
 
 
 def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[str, Any]:

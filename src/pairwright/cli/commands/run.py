@@ -91,7 +91,7 @@ class _LiveView:
         if line.startswith(f"{self._stage}: ") and self._place:
             say_stage(self._place, line)
         else:
-            say_in_colour(line, _colour_of(line))
+            say_in_colour(line, "yellow" if line.startswith("warning") else "")
 
     def _begin(self, name: str, number: int, total: int) -> None:
         self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
@@ -123,10 +123,6 @@ def say_stage(place: str, line: str) -> None:
     name, _, rest = line.partition(": ")
     is_over = rest.startswith(("done", "unchanged"))
     say_in_colour(f"{place}  {name:<17} {rest}", "green" if is_over else "cyan")
-
-
-def _colour_of(line: str) -> str:
-    return "yellow" if line.startswith("warning") else ""
 
 
 def _show_plan(flow: Any, *, as_json: bool) -> None:
