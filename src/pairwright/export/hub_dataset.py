@@ -29,8 +29,9 @@ from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS
 from pairwright.pairs.pair_table import count_pairs
 from pairwright.paths import Place, is_hub_id, local_path, place, publish
-from pairwright.store.segments import MARKER, SUFFIX
+from pairwright.store.journal import SUFFIX
 from pairwright.store.table import Table
+from pairwright.store.table_marker import MARKER
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

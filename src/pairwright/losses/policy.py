@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.train_config import PolicyTerms
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence

@@ -12,7 +12,7 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.pairs.row_groups import row_groups
 from pairwright.paths import Place, write_atomic
-from pairwright.paths.paths import scan_parquet
+from pairwright.paths.parquet_files import scan_parquet
 
 FILE_NAME = "outcomes.parquet"
 _SCHEMA = pa.schema(

@@ -19,11 +19,11 @@ from pairwright.errors import RecordError, TableError
 from pairwright.pairs.candidates.pair_ids import pair_key
 from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
 from pairwright.paths import Place, write_atomic
-from pairwright.paths.paths import parquet_file
+from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
-from pairwright.store.segments import MARKER as TABLE_MARKER
+from pairwright.store.table_marker import MARKER as TABLE_MARKER
 
 FILE_NAME = "pairs.parquet"
 

@@ -13,8 +13,9 @@ from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.codec import dumps_many
 from pairwright.store.columns import SCHEMA
-from pairwright.store.segments import MARKER, copy_labels
+from pairwright.store.file_labels import copy_labels
 from pairwright.store.table import Table
+from pairwright.store.table_marker import MARKER
 
 
 def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:

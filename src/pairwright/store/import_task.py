@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from pairwright.errors import CodecError, PairwrightError, TableError
 from pairwright.paths import Place, deliver, local_copy, local_workspace
-from pairwright.paths.paths import parquet_file
+from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
 from pairwright.sources.assemble import Assembler
@@ -33,7 +33,7 @@ from pairwright.sources.rewards import Scores, matching_keys, score_names
 from pairwright.store.arrow import from_arrow, to_batch
 from pairwright.store.arrow_arrays import numbers_of
 from pairwright.store.codec import MAGIC, loads_many, payload_size
-from pairwright.store.segments import hidden_part, write_hidden_part
+from pairwright.store.parts import hidden_part, write_hidden_part
 
 # Reading exported experiences: pairwright bytes, and Parquet with the columns of the table
 

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pairwright.cli.output import Progress, print_json, say
+from pairwright.cli.output import print_json, say
+from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError
-
-# `pairwright init`.
 
 
 class ProjectTemplate(StrEnum):
@@ -43,8 +42,6 @@ def init_project(
     for command in (f"cd {folder}", *commands):
         say(f"  {command}")
 
-
-# `pairwright model`.
 
 app = typer.Typer(help="Get a model's folder: from the Hugging Face Hub, or from a GGUF file.", no_args_is_help=True)
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.output import Interrupted, print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
+from pairwright.cli.guards import Interrupted
+from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.errors import PairwrightError
 
 if TYPE_CHECKING:
@@ -163,9 +165,6 @@ def deploy(
     say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
 
 
-# Following a job to its end.
-
-
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
     from pairwright.jobs import backend_of, read_job
 
@@ -234,9 +233,6 @@ def _line(status: "Status") -> str:
         if value is not None:
             parts.append(f"{name} {value:.4g}")
     return ", ".join([*parts, *([status.message] if status.message else [])])
-
-
-# What is checked first, and what is printed.
 
 
 def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:

@@ -10,8 +10,6 @@ import typer
 from pairwright.cli.output import print_json, print_table, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
 
-# `pairwright run`.
-
 
 def run_flow(
     config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
@@ -97,12 +95,12 @@ class _LiveView:
         self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
 
     def _counting(self, done: int, total: int) -> None:
-        from pairwright.cli.output import Progress
+        from pairwright.cli.progress import Progress
 
         self._switch_to("count", lambda: Progress(self._stage or "preparing", "items")).show(done, total)
 
     def _collecting(self, status: Any) -> None:
-        from pairwright.cli.output import CollectView
+        from pairwright.cli.progress import CollectView
 
         self._switch_to("collect", CollectView).show(status)
 
@@ -147,9 +145,6 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
         else:
             rows.append((name, value))
     return rows
-
-
-# `pairwright demo`.
 
 
 class DemoName(StrEnum):
