@@ -77,7 +77,7 @@ EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {
 def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]:
     """Write the rows for which `where` holds to a new table; returns the number of rows before and after.
 
-    The labels of imported files (store/segments.py) are copied, so that importing a file again adds no duplicates.
+    The labels of imported files (store/file_labels.py) are copied, so that importing a file again adds no duplicates.
     """
     num_rows, num_kept = table.count(), table.count(where)
     if not num_kept:

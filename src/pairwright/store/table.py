@@ -2,8 +2,8 @@
 
     DIR/table.json               marker with the version of the table
     DIR/<id>.parquet             a part: rows with the columns of store/columns.py
-    DIR/<id>.journal             appends that are not in a part yet (store/segments.py)
-    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (store/segments.py)
+    DIR/<id>.journal             appends that are not in a part yet (store/journal.py)
+    DIR/<id>.merged              while small parts are merged: what <id>.parquet replaces (store/part_merging.py)
 
 An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
 deleted; if both exist, the part counts. So after a crash every acknowledged record is present exactly once, readers

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pairwright.cli.output import print_json, say
-from pairwright.cli.progress import Progress
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import typer
 
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides
-from pairwright.cli.progress import CollectView, duration
+from pairwright.cli.progress_view import CollectView, duration
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
-    from pairwright.cli.progress import CollectView
+    from pairwright.cli.progress_view import CollectView
     from pairwright.config import base_folder, load_config
     from pairwright.evaluation.held_out_runs import evaluate_models
 

@@ -10,7 +10,7 @@ from pairwright.cli.guards import Interrupted, describe_stop
 from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings
-from pairwright.cli.progress import Progress
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

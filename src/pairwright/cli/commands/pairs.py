@@ -10,7 +10,7 @@ from pairwright.cli.help_style import GroupWithBuild
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings
-from pairwright.cli.progress import Progress
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

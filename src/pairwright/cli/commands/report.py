@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.progress import Progress
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:

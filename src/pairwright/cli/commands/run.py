@@ -95,12 +95,12 @@ class _LiveView:
         self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
 
     def _counting(self, done: int, total: int) -> None:
-        from pairwright.cli.progress import Progress
+        from pairwright.cli.progress_view import Progress
 
         self._switch_to("count", lambda: Progress(self._stage or "preparing", "items")).show(done, total)
 
     def _collecting(self, status: Any) -> None:
-        from pairwright.cli.progress import CollectView
+        from pairwright.cli.progress_view import CollectView
 
         self._switch_to("collect", CollectView).show(status)
 

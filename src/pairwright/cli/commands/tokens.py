@@ -11,7 +11,7 @@ from pairwright.cli.help_style import GroupWithBuild
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
-from pairwright.cli.progress import Progress
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 from pairwright.records.json_text import to_json
 
