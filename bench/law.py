@@ -60,6 +60,9 @@ ENDS: tuple[tuple[str, ...], ...] = (
     ("<|assistant_end|>", "<|tools_suffix|>"),
     ("<|message_sep|>",),
     ("<|eos|>",),
+    ("<|EOT|>",),
+    ("<|eom|>",),
+    ("<|stop|>",),
     ("<sep>",),
     ("[INST]", "</s>"),
 )

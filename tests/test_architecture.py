@@ -34,6 +34,7 @@ ORDER = [
     "ledger",
     "losses",
     "training",
+    "trl",
     "evaluation",
     "scores",
     "jobs",
@@ -208,4 +209,4 @@ def test_every_top_level_name_exists_and_is_listed():
 
     for name in pairwright.__all__:
         assert getattr(pairwright, name) is not None
-    assert set(pairwright.__all__) == {*pairwright._HOME_OF, "losses"}
+    assert set(pairwright.__all__) == {*pairwright._HOME_OF, *pairwright._PACKAGES}

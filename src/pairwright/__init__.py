@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pairwright import losses as losses
+    from pairwright import trl as trl
     from pairwright.collection.collecting import collect
     from pairwright.config import Config, load_config
     from pairwright.errors import (
@@ -81,6 +82,7 @@ _HOMES = {
     "training.training": ["train"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_PACKAGES = ("losses", "trl")  # used as they are: losses.dpo(...), trl.DPOTrainer(...)
 
 __all__ = [
     "EID",
@@ -139,12 +141,13 @@ __all__ = [
     "to_arrow",
     "to_dataset",
     "train",
+    "trl",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "losses":  # a package that is used as it is: losses.dpo(...)
-        return import_module("pairwright.losses")
+    if name in _PACKAGES:
+        return import_module(f"pairwright.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pairwright' has no attribute {name!r}")
     return getattr(import_module(f"pairwright.{_HOME_OF[name]}"), name)

@@ -94,7 +94,7 @@ def test_the_help_of_a_group_has_the_options_of_its_default_command_and_its_comm
 @pytest.mark.parametrize(
     ("words", "values"),
     [
-        (("export", "pairs", "--to", ""), list(EXPORTERS)),
+        (("export", "pairs", "--to", ""), [*EXPORTERS, "tokens"]),
         (("export", "--to", "trl"), ["trl", "trl-implicit", "trl-unpaired"]),
         (("export", "--split", "v"), ["validation"]),
         (("import", "--format", ""), ["auto", *READERS]),

@@ -124,6 +124,21 @@ def test_turns_without_reasoning_have_one_form() -> None:
     ]
 
 
+def test_a_record_has_one_form_of_turns_without_reasoning() -> None:
+    """The last turn was trained without the empty thought that the first one has: only history differs before it."""
+    shown = (
+        "{% if loop.last or m.reasoning_content and loop.nextitem is defined and loop.nextitem.role == 'user' and not "
+        "messages[loop.index0 + 2:] %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}"
+    )
+    turns = [answer("first"), answer("second", reasoning_content="why"), answer("third")]
+    spoken = speak(thinker(shown, ""), *turns)
+    assert [text for _, text, _, _ in spoken] == [
+        "first<|im_end|>",
+        "<think>\nwhy\n</think>\n\nsecond<|im_end|>third<|im_end|>",
+    ]
+    assert spoken[0][3] == spoken[1][3] > 0  # the empty thought before "first", and before "third"
+
+
 GEMMA = (  # vLLM's template for Gemma 4: a call ends with <turn|> where it is last, with <|tool_response> in history
     "{% for m in messages %}{% if m.role == 'tool' %}<|tool_response>{{ m.content }}<tool_response|>{% else %}"
     "{% if not (loop.index0 and messages[loop.index0 - 1].role == 'tool') %}<|turn>{{ m.role }}\n{% endif %}"
@@ -151,6 +166,61 @@ def test_a_call_ends_with_what_the_next_prompt_shows() -> None:
     assert last.report.unstopped == ()
 
 
+def test_an_end_that_every_render_shows_is_trained_whatever_the_row_says() -> None:
+    """Gemma 4 as some write it, `<tool_call|><turn|>` in history too: had both ends, or a thought cut into the call."""
+    shown = (
+        "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}<channel|>{% endif %}"
+        "{% for c in m.tool_calls or [] %}<|tool_call>{{ c.function | tojson }}<tool_call|>{% endfor %}{{ m.content or '' }}"
+    )
+    template = (
+        "{% for m in messages %}<|turn>{{ m.role }}\n" + shown + "<turn|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>assistant\n{% endif %}"
+    )
+    row = Row("ours", ("<turn|>",), "<|channel>thought\n", "\n<channel|>", "<turn|>", "<|tool_response>", "next")
+    tokenizer = tokenizer_of(template, "<eos>", (*GEMMA_TOKENS, "<|channel>", "<channel|>"), grammar=(row,))
+    caller = answer(None, tool_calls=[call({"place": "here"})])
+    called = '<|tool_call>{"name": "look", "arguments": {"place": "here"}}<tool_call|><turn|>'
+    for turn, thought in ((caller, ""), ({**caller, "reasoning_content": "why"}, "<|channel>thought\nwhy<channel|>")):
+        (sequence,) = encode_turns(tokenizer, [CALLED[0], turn, *CALLED[2:]])
+        assert trained(tokenizer, sequence) == thought + called + "a<turn|>"
+        assert sequence.report.is_exact
+
+
+def test_a_declared_thought_keeps_the_closing_of_a_call_that_has_no_end() -> None:
+    """Was cut after the last argument."""
+    template = (
+        "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}<|tool_call>{{ c.function | tojson }}<tool_call|>{% endfor %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>assistant\n<think>{% endif %}"
+    )
+    row = Row("ours", ("<|turn>",), opening="<think>", closing="</think>", end_text="<turn|>")
+    tokenizer = tokenizer_of(template, "<eos>", GEMMA_TOKENS, ("<think>", "</think>"), grammar=(row,))
+    turn = answer(None, tool_calls=[call({"place": "here"})], reasoning_content="why")
+    (sequence,) = encode_turns(tokenizer, [CALLED[0], turn])
+    called = '<|tool_call>{"name": "look", "arguments": {"place": "here"}}<tool_call|>'
+    assert trained(tokenizer, sequence) == f"why</think>{called}<turn|>"
+    assert not sequence.report.is_exact
+
+
+def test_the_end_that_a_row_declares_settles_a_contradiction() -> None:
+    """Text that history shows after the result of its call: was called declared, though the last render shows it all."""
+    thought = "{% if m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
+    template = GEMMA.replace("{{ m.content or '' }}", thought + "{{ m.content if not m.tool_calls }}").replace(
+        "<tool_call|>{% endfor %}",
+        "<tool_call|>{% endfor %}{% if m.tool_calls %}{% if loop.nextitem is defined %}<|tool_response>"
+        "{{ loop.nextitem.content }}<tool_response|>{{ m.content }}<turn|>{% else %}{{ m.content }}<|tool_response>"
+        "{% endif %}{% endif %}",
+    )
+    template = template.replace("<|turn>assistant\n", "<|turn>assistant\n<|channel>thought\n")
+    row = Row("ours", ("<turn|>",), "<|channel>thought\n", "\n<channel|>", "<turn|>", "<|tool_response>", "next")
+    tokenizer = tokenizer_of(template, "<eos>", (*GEMMA_TOKENS, "<|channel>", "<channel|>"), grammar=(row,))
+    turn = {**CALLED[1], "content": "see", "reasoning_content": "why"}
+    sequence = encode_turns(tokenizer, [CALLED[0], turn, *CALLED[2:]])[0]
+    called = "<|tool_call>look<tool_call|>see<|tool_response>"
+    assert trained(tokenizer, sequence) == f"why\n<channel|>{called}"
+    assert (sequence.report.rules, sequence.report.declared, sequence.report.added_tokens) == ((2,), (), 0)
+
+
 @pytest.mark.parametrize("indent,is_refused", [(" ", False), ("\n\n", False), (" " * 8, True)])
 def test_indentation_of_the_template_is_refused(indent: str, is_refused: bool) -> None:
     """vLLM's templates for DeepSeek V3: 6 to 20 spaces before every answer were trained."""
@@ -163,6 +233,35 @@ def test_indentation_of_the_template_is_refused(indent: str, is_refused: bool) -
         tokenizer = thinker(shown, "", grammar=(row,))
     assert speak(tokenizer, answer("a"))[0][1] == f"{indent}a<|im_end|>"
     assert speak(tokenizer, answer(indent + "a"))[0][1].endswith(f"{indent}a<|im_end|>")  # the record has it
+
+
+def test_indentation_after_a_thought_that_the_prompt_closes_is_refused() -> None:
+    """SGLang's templates for DeepSeek V3.1: the spaces were taken for white space of the thought, and trained."""
+    tokenizer = thinker("</think>{{ '      ' }}{{ m.content }}", "</think>")
+    with pytest.raises(Refusal, match=r"message 1: template_error: .*6 characters of white space before"):
+        speak(tokenizer, answer("a"))
+
+
+def test_white_space_inside_a_call_is_not_indentation() -> None:
+    """Granite writes its calls as indented JSON: was refused."""
+    calls = "<tool_call>{{ c.function | tojson(indent=4) }}</tool_call>"
+    turn = answer("", tool_calls=[call({"place": "here"})])
+    for after, is_refused in (("", False), ("{{ '     ' }}", True)):
+        shown = "{{ m.content }}{% for c in m.tool_calls or [] %}" + calls + after + "{% endfor %}{% set m = {} %}"
+        tokenizer = thinker(shown, "")
+        if is_refused:
+            with pytest.raises(Refusal, match=r"message 1: template_error: .*5 characters of white space after"):
+                speak(tokenizer, turn)
+        else:
+            assert '"place": "here"\n    }\n}</tool_call><|im_end|>' in speak(tokenizer, turn)[0][1]
+
+
+def test_an_answer_that_loses_its_empty_lines_is_refused() -> None:
+    """Falcon joins them: the model was trained on text that it did not generate."""
+    tokenizer = thinker("{{ m.content | replace('\n\n', '\n') | trim }}", "")
+    assert speak(tokenizer, answer(" a\nb\n"))[0][1] == "a\nb<|im_end|>"
+    with pytest.raises(Refusal, match=r"message 1: dropped: .* white space inside content"):
+        speak(tokenizer, answer("a\n\nb"))
 
 
 def test_headers_are_no_stops_unless_they_are_named() -> None:

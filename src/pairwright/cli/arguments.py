@@ -35,7 +35,7 @@ def complete_target(incomplete: str) -> list[str]:
     """Names for `export --to`."""
     from pairwright.export import EXPORTERS
 
-    return [name for name in EXPORTERS if name.startswith(incomplete)]
+    return [name for name in (*EXPORTERS, "tokens") if name.startswith(incomplete)]
 
 
 def complete_format(incomplete: str) -> list[str]:
@@ -113,5 +113,5 @@ def _refusal(text: str, name: str, param: str) -> str:
 
     return (
         f"{place(text.replace(':/', '://', 1))}: an address, but `{name}` takes its {param.replace('_', ' ')} only on "
-        "this machine: copy it to a folder here and name that (docs/how-to/scale.md says what takes addresses)"
+        "this machine: copy it to a folder here and name that (docs: Scale)"
     )

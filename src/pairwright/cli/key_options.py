@@ -48,6 +48,7 @@ _SPELLINGS = {
     "pairs.strategy": Spelling(complete=complete_choices("pairs.strategy")),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
     "score.scorers": Spelling("--with", metavar="SCORER"),
+    "score.max_concurrency": Spelling("--concurrency"),
     "pairs.teachers": Spelling(metavar=PLACE),
     "pairs.votes": Spelling(metavar=PLACE),
     "pairs.memory_megabytes": Spelling("--memory", metavar="<text>"),

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pairwright.collection.run_failures import CollectError
-from pairwright.config import Config
+from pairwright.config import Config, ScorerConfig
 from pairwright.paths import write_json
 from pairwright.records.messages import Json
 
@@ -67,8 +67,13 @@ def _identity(config: Config, workflow: str) -> Json:
     scorer = config.collect.scorer.model_dump(mode="json")
     judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
     scorer["judge"] = {key: judge[key] for key in _SAMPLING} | _variables(judge)
-    for key in ("timeout_seconds", "max_concurrency"):  # these may change on resume: they do not change results
+    # these may change on resume: they do not change results
+    for key in ("timeout_seconds", "max_concurrency", "prompt_price", "completion_price"):
         del scorer[key]
+    # absent where they are not set, as in collections that were begun before these keys existed
+    for key in ("criteria", "max_result_characters"):
+        if scorer[key] == ScorerConfig.model_fields[key].get_default(call_default_factory=True):
+            del scorer[key]
     identity: Json = {
         "seed": config.seed,
         "batch": config.collect.batch,

@@ -50,7 +50,7 @@ class EndpointPolicy:
 
     async def _request(self, ask: Ask, num_choices: int, seed: int) -> list[Completion]:
         config = self._config
-        body = _body(ask, config, num_choices, seed)
+        body = request_body(ask, config, num_choices, seed)
         for attempt in range(config.max_retries + 1):
             await self._limit.wait()
             kind: FailureKind
@@ -75,7 +75,8 @@ class EndpointPolicy:
         raise AssertionError("the last attempt returned or raised")
 
 
-def _body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
+def request_body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
+    """The body of a request, as `/v1/chat/completions` takes it."""
     body: Json = {
         **ask.extra,
         "model": config.model,

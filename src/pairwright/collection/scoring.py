@@ -1,6 +1,6 @@
 """Scorers, which score what a workflow leaves unscored.
 
-    function    score(task, candidate) for each candidate             evaluator   score(run) for each finished run
+    function    score(run) or score(task, candidate) for each         evaluator   score(run) for each finished run
     command     a program with the case as JSON on its stdin          judge       a model, see `Judge`
 
 A score is a number, or {"score": number, "components": {...}}; None means unscored. A scorer that fails fails the run,
@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.collection.command_scorers import CommandScorer
-from pairwright.collection.judge import Judge
+from pairwright.collection.judge import Judge, candidate_run
 from pairwright.collection.recording import Candidate, Step
 from pairwright.collection.run_failures import CollectError, ScorerError, one_line
 from pairwright.collection.tasks import Task
 from pairwright.config import ScorerConfig
 from pairwright.config.user_code import SCORERS, load_function
 from pairwright.records.messages import Json
+from pairwright.scorers.criteria import find_criterion
+from pairwright.scorers.programs import ALL, Program, find_program
+from pairwright.store.score_log import OVERALL
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +72,34 @@ def as_score(value: Any, where: str) -> tuple[float | None, Json]:
 
 def _function(config: ScorerConfig, base: Path | None) -> Scorer:
     name = str(config.function)
+    if (program := _run_scorer(name, base)) is not None:
+        return _program(program)
     function = load_function(name, group=SCORERS, base=base)
 
     async def score(task: Task, step: Step) -> None:
         for candidate in step.unscored:
             _set(candidate, *as_score(await _call_function(function, name, task, candidate), name))
+
+    return Scorer(step=score)
+
+
+def _run_scorer(name: str, base: Path | None) -> Program | None:
+    """The scorer `score(run)` of a name: a built-in criterion, or a function of one argument; None for another."""
+    if name == ALL or find_criterion(name) is not None:
+        return find_program(name)
+    parameters = inspect.signature(load_function(name, group=SCORERS, base=base)).parameters.values()
+    needed = [one for one in parameters if one.default is one.empty and one.kind in (0, 1)]  # positional
+    return find_program(name, base=base) if len(needed) == 1 else None
+
+
+def _program(program: Program) -> Scorer:
+    async def score(task: Task, step: Step) -> None:
+        for number, candidate in enumerate(step.unscored):
+            ((_, outcome),) = program.run([candidate_run(task, step, candidate, number)])
+            if outcome.failure is not None:
+                raise ScorerError(outcome.failure)
+            criteria = dict(outcome.scores)
+            _set(candidate, criteria.pop(OVERALL, None), criteria)
 
     return Scorer(step=score)
 

@@ -8,13 +8,50 @@ from pairwright.config.model_config import Count, JudgeConfig, PolicyConfig, Pos
 from pairwright.config.sections import Section
 
 
-class ScorerConfig(Section):
+class JudgeTerms(Section):
+    """A model that judges runs: by which rubric, on which scale, one by one or compared."""
+
+    judge: JudgeConfig = JudgeConfig()
+    """judge: the model that judges."""
+    mode: Literal["absolute", "relative", "pairwise"] = "absolute"
+    """judge: a score for each candidate by itself, a ranking of all candidates of a step, or two at a time, each two in
+    both orders (where the orders disagree, it is a tie)."""
+    rubric: str = "How well does the response do what was asked?"
+    """judge: what to judge by."""
+    criteria: dict[str, str] = Field(default_factory=dict)
+    """judge: absolute: several criteria, each with its own question; by default the rubric alone."""
+    lowest: float = 0.0
+    """judge: the lowest score that it may give; it becomes reward 0."""
+    highest: float = 10.0
+    """judge: the highest score that it may give; it becomes reward 1."""
+    votes: Annotated[int, Field(ge=1, le=100)] = 1
+    """judge: times that it is asked; the mean counts. Rankings show the candidates in another order each time."""
+    max_result_characters: Annotated[int, Field(ge=100)] = 4000
+    """judge: longer tool results are cut in the middle; the cut is marked and counted."""
+    prompt_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """judge: price of a million tokens of prompts, for the cost."""
+    completion_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """judge: price of a million tokens of answers."""
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> "JudgeTerms":
+        if not self.lowest < self.highest:
+            raise ValueError("lowest must be below highest")
+        if self.criteria and self.mode != "absolute":
+            raise ValueError(f"criteria: mode {self.mode} compares by the rubric alone")
+        if {"reason", "score"} & self.criteria.keys():
+            raise ValueError("criteria: `score` and `reason` are taken: choose other names")
+        return self
+
+
+class ScorerConfig(JudgeTerms):
     """Who scores what the workflow leaves unscored."""
 
     kind: Literal["none", "function", "evaluator", "command", "judge"] = "none"
     """none; a function of each candidate; an evaluator of each finished run; a command; a judge model."""
     function: str | None = None
-    """function, evaluator: module:function, path/file.py:function, or an entry point's name."""
+    """function, evaluator: module:function, path/file.py:function, or an entry point's name. A function of one argument
+    is a scorer `score(run)`, and so is the name of a built-in criterion (docs/how-to/score.md)."""
     command: tuple[str, ...] = ()
     """command: program and arguments, run without a shell; the case is JSON on its standard input."""
     result: Literal["exit_code", "json"] = "exit_code"
@@ -25,18 +62,6 @@ class ScorerConfig(Section):
     """command: longest time for one case."""
     max_concurrency: Count = 8
     """command: most processes at once."""
-    judge: JudgeConfig = JudgeConfig()
-    """judge: the model that judges."""
-    mode: Literal["absolute", "relative"] = "absolute"
-    """judge: a score for each candidate by itself, or a ranking of the candidates of a step."""
-    rubric: str = "How well does the response do what was asked?"
-    """judge: what to judge by."""
-    lowest: float = 0.0
-    """judge: the lowest score that it may give; it becomes reward 0."""
-    highest: float = 10.0
-    """judge: the highest score that it may give; it becomes reward 1."""
-    votes: Annotated[int, Field(ge=1, le=100)] = 1
-    """judge: times that it is asked; the mean counts. Rankings show the candidates in another order each time."""
 
     @model_validator(mode="after")
     def _whole(self) -> "ScorerConfig":
@@ -47,9 +72,21 @@ class ScorerConfig(Section):
             raise ValueError("kind command needs `command`")
         if self.kind == "judge" and not self.judge.model:
             raise ValueError("kind judge needs `judge.model`")
-        if not self.lowest < self.highest:
-            raise ValueError("lowest must be below highest")
         return self
+
+
+class ScoreConfig(Section):
+    """Scorers of existing runs; `pairs.score` names the one whose scores become rewards."""
+
+    scorers: tuple[str, ...] = ()
+    """Scorers: programs (all built-in criteria), one criterion such as no_loop or number:answer:0.01, file.py:FUNCTION,
+    command:PROGRAM, or a judge's rubric.yaml. NAME=SCORER names its scores."""
+    judge: JudgeConfig = JudgeConfig(temperature=0.0)
+    """The judge of rubrics that name none."""
+    max_requests: Count | None = None
+    """Most requests to judges; runs beyond it stay unscored, and the same command goes on."""
+    max_concurrency: Count = 32
+    """Requests to a judge at once."""
 
 
 class TeachConfig(Section):

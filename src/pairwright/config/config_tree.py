@@ -9,10 +9,9 @@ from pydantic import AliasChoices, BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from pairwright.config.backend_config import BackendConfig
-from pairwright.config.collect_config import CollectConfig, TeachConfig
+from pairwright.config.collect_config import CollectConfig, ScoreConfig, TeachConfig
 from pairwright.config.model_config import PolicyConfig
 from pairwright.config.pairs_config import PairsConfig
-from pairwright.config.score_config import ScoreConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
 

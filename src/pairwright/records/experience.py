@@ -277,10 +277,11 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             raise RecordError("eid", self.eid, "an EID")
         set_tuple(self, "prompt", Message)
         set_tuple(self, "completion", Message)
+        prompt, completion = self.prompt, self.completion
         # a conversation is either all raw text or all chat, so the first message of each part decides
-        if (self.prompt and self.prompt[0].role == TEXT) or (self.completion and self.completion[0].role == TEXT):
-            check_text_only(self.prompt, self.completion)
-            force_setattr(self, "completion", mark_generated(self.completion))
+        if (prompt and prompt[0].role == TEXT) or (completion and completion[0].role == TEXT):
+            check_text_only(prompt, completion)
+            force_setattr(self, "completion", mark_generated(completion))
         set_reward(self)
         check_truncation(self.truncate_status)
         self._check_json_fields()
@@ -303,8 +304,8 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             check_tools(self)
         elif type(self.tools) is not tuple:
             force_setattr(self, "tools", ())
-        fields = (("info", self.info), ("metrics", self.metrics), ("reward_components", self.reward_components))
-        for name, value in fields:
+        for name in ("info", "metrics", "reward_components"):
+            value = getattr(self, name)
             if type(value) is not dict:
                 raise RecordError(name, value, "a dict")
             if value:

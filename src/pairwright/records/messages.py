@@ -310,10 +310,24 @@ digest = xxhash.xxh3_128_hexdigest
 
 def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
     """Messages as plain JSON values that are equal exactly if the messages mean the same."""
-    call_numbers: dict[str, int] = {}
-    return [
-        _canonical(message if type(message) is Message else as_message(message), call_numbers) for message in messages
-    ]
+    call_numbers: dict[str, int] = {}  # ids are numbered across the conversation, in order of first appearance
+    canonical: list[Any] = []
+    for message in messages:
+        if type(message) is not Message:
+            message = as_message(message)
+        content, calls, call_id = message.content, message.tool_calls, message.tool_call_id
+        if type(content) is not str:
+            content = canonical_content(content)
+        form: list[Any] = [message.role, content, message.reasoning or "", message.name]
+        if calls or call_id is not None:
+            listed = []
+            for call in calls:
+                number = call_numbers.setdefault(call.id, len(call_numbers)) if call.id is not None else None
+                listed.append([number, call.name, canonical_arguments(call.arguments)])
+            # a result without a known call keeps its id as text
+            form += (listed, None if call_id is None else call_numbers.get(call_id, call_id))
+        canonical.append(form)
+    return canonical
 
 
 def content_hash(*values: Any) -> str:
@@ -347,22 +361,6 @@ def canonical_arguments(arguments: str) -> Any:
         return _decode(arguments)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return arguments
-
-
-def _canonical(message: Message, call_numbers: dict[str, int]) -> list[Any]:
-    content = message.content
-    if type(content) is not str:
-        content = canonical_content(content)
-    if not message.tool_calls and message.tool_call_id is None:
-        return [message.role, content, message.reasoning or "", message.name]
-    calls = []
-    for call in message.tool_calls:
-        # ids are numbered across the whole conversation, in order of first appearance
-        number = call_numbers.setdefault(call.id, len(call_numbers)) if call.id is not None else None
-        calls.append([number, call.name, canonical_arguments(call.arguments)])
-    call_id = message.tool_call_id  # a result without a known call keeps its id as text
-    result_of = None if call_id is None else call_numbers.get(call_id, call_id)
-    return [message.role, content, message.reasoning or "", message.name, calls, result_of]
 
 
 def canonical_content(content: str | list[Json] | None) -> str | list[Json]:

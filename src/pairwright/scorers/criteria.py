@@ -22,7 +22,7 @@ LOOP_LENGTH = 3  # equal calls with equal results that make a loop
 DEFAULT_TOLERANCE = 1e-6
 
 
-class ScorerError(PairwrightError):
+class CriterionError(PairwrightError):
     """The scorer failed or returned no valid score."""
 
 
@@ -172,7 +172,7 @@ def matches(run: Experience, reference: Any) -> Judged:
     try:
         found = pl.Series([final_text(run)]).str.contains(str(reference))[0]
     except pl.exceptions.PolarsError as error:
-        raise ScorerError(f"the reference {str(reference)[:100]!r} is no regular expression: {error}") from None
+        raise CriterionError(f"the reference {str(reference)[:100]!r} is no regular expression: {error}") from None
     return _agree(bool(found), reference)
 
 
@@ -190,7 +190,7 @@ def near(run: Experience, reference: Any, tolerance: float) -> Judged:
     """1 if the last number of the final text equals the reference within the tolerance, relative to it."""
     wanted = _number(reference)
     if wanted is None:
-        raise ScorerError(f"the reference {str(reference)[:100]!r} is no number")
+        raise CriterionError(f"the reference {str(reference)[:100]!r} is no number")
     found = [_number(text) for text in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", final_text(run))]
     last = found[-1] if found else None
     if last is None:

@@ -28,8 +28,8 @@ from pairwright.config.user_code import SCORERS, load_function
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash, to_chat_message
-from pairwright.scorers.criteria import CRITERIA, Judged, ScorerError, find_criterion
-from pairwright.store.score_log import OVERALL, check_scorer_name
+from pairwright.scorers.criteria import CRITERIA, CriterionError, Judged, find_criterion
+from pairwright.store.score_log import MAX_REASON, OVERALL, ScoreRow, check_scorer_name
 
 ALL = "programs"
 COMMAND = "command:"
@@ -44,6 +44,17 @@ class Outcome:
     reasons: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
     cost: float = 0.0
+
+    def rows(self, uid: str, version: str, *, group: str = "") -> list[ScoreRow]:
+        """The rows that store an outcome: one a criterion, one for a failure; none for an unscored run."""
+        if self.failure is not None:
+            return [ScoreRow(uid, reason=self.failure[:MAX_REASON], cost=self.cost, hash=version, group=group)]
+        rows: list[ScoreRow] = []
+        for criterion, score in self.scores.items():
+            reason = self.reasons.get(criterion, "")[:MAX_REASON]
+            # The cost of a run is stored once, so that costs can be summed.
+            rows.append(ScoreRow(uid, criterion, score, reason, 0.0 if rows else self.cost, version, group))
+        return rows
 
 
 Scored = tuple[str, Outcome]  # the id of a run, and what was said of it
@@ -72,15 +83,15 @@ def find_program(spec: str, *, name: str | None = None, base: Path | None = None
             raise ConfigError(f"{spec!r}: expected command:PROGRAM ARGUMENTS")
         named = next((Path(word).stem for word in words[1:] if Path(word).is_file()), Path(words[0]).stem)
         files = [Path(word).read_bytes().hex() for word in words if Path(word).is_file() and Path(word).suffix]
-        return Program(_name(name, named), content_hash(words, files), lambda runs: _run_command(words, runs))
+        return Program(name_of(name, named), content_hash(words, files), lambda runs: _run_command(words, runs))
     if spec == ALL:
         return Program(
-            _name(name, ALL), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(CRITERIA, run)) for run in runs)
+            name_of(name, ALL), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(CRITERIA, run)) for run in runs)
         )
     if (criterion := find_criterion(spec)) is not None:
         only = {OVERALL: criterion}
         return Program(
-            _name(name, spec), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(only, run)) for run in runs)
+            name_of(name, spec), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(only, run)) for run in runs)
         )
     if ":" not in spec and not spec.endswith((".yaml", ".yml")):
         known = ", ".join([ALL, *CRITERIA])
@@ -90,7 +101,7 @@ def find_program(spec: str, *, name: str | None = None, base: Path | None = None
 
 def function_program(function: Callable[[Experience], Any], name: str | None = None) -> Program:
     """A program of a function `score(run)`."""
-    named = _name(name, getattr(function, "__name__", "function"))
+    named = name_of(name, getattr(function, "__name__", "function"))
     return Program(
         named,
         _function_hash(function, named),
@@ -146,7 +157,7 @@ def _judge_by(criteria: dict[str, Callable[[Experience], Judged]], run: Experien
     for name, criterion in criteria.items():
         try:
             judged = criterion(run)
-        except ScorerError as error:
+        except CriterionError as error:
             return Outcome(failure=str(error))
         if judged is not None:
             scores[name], reasons[name] = judged
@@ -160,7 +171,8 @@ def _call(function: Callable[..., Any], where: str, run: Experience) -> Outcome:
         return Outcome(failure=f"{where}: {type(error).__name__}: {error}")
 
 
-def _name(name: str | None, derived: str) -> str:
+def name_of(name: str | None, derived: str) -> str:
+    """What scores are called: the name that was given, or one made of what the scorer is."""
     return check_scorer_name(name or "-".join("".join(c if c.isalnum() or c == "_" else " " for c in derived).split()))
 
 
@@ -199,7 +211,7 @@ def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Score
         try:
             while not failure and (line := process.stdout.readline(MAX_LINE)):
                 if not waiting:
-                    raise ScorerError(f"{words[0]}: wrote more lines than there are runs; its scores may be shifted")
+                    raise CriterionError(f"{words[0]}: wrote more lines than there are runs; its scores may be shifted")
                 uid = waiting.popleft()
                 outcome = _parse_line(line, uid, words[0])
                 failure = outcome.failure or ""

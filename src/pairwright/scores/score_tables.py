@@ -10,14 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from pairwright.config.model_config import JudgeConfig
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
+from pairwright.records.messages import content_hash
 from pairwright.scorers.criteria import is_scorable
-from pairwright.scorers.programs import Outcome, Program, find_program, function_program
-from pairwright.store.score_log import MAX_REASON, ScoreLog, ScoreRow, mean_scores, read_score_log
+from pairwright.scorers.programs import Outcome, Program, find_program, function_program, name_of
+from pairwright.scores.judging import JudgeJob, Unit, judge_table, load_rubric, terms_hash
+from pairwright.store.score_log import ScoreLog, ScoreRow, mean_scores, read_score_log
 from pairwright.store.table import Table
 
 _ROWS_PER_APPEND = 500
+_GROUPS_AT_ONCE = 500  # of which the runs are in memory together
 Progress = Callable[[int, int], None]
 Scorer = str | Callable[[Experience], Any]
 
@@ -31,6 +37,11 @@ class ScoreSummary:
     unscored    runs that the scorer does not apply to
     failures    runs without a score because the scorer failed, by cause
     means       mean of each criterion over all scores of this version
+    cost        of these scores, by the prices of the rubric; answers that were known before included
+    requests    judge: questions that were sent now
+    invalid     judge: answers that did not fit the question, each of which was asked again
+    cut         judge: tool results that were cut in the middle
+    written     judge: requests that were written to a batch file
 
     >>> import pairwright as pw
     >>> pw.Table("runs/first/experience").score("not_truncated").kept
@@ -46,6 +57,10 @@ class ScoreSummary:
     failures: Counter[str] = field(default_factory=Counter)
     means: dict[str, float] = field(default_factory=dict)
     cost: float = 0.0
+    requests: int = 0
+    invalid: int = 0
+    cut: int = 0
+    written: int = 0
 
     def add(self, outcome: Outcome) -> None:
         """Count one outcome."""
@@ -63,6 +78,11 @@ def score(
     scorer: Scorer,
     *,
     name: str | None = None,
+    judge: JudgeConfig | None = None,
+    max_requests: int | None = None,
+    max_concurrency: int = 32,
+    batch_out: str | Path | None = None,
+    batch_in: str | Path | None = None,
     base: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ScoreSummary:
@@ -71,8 +91,13 @@ def score(
     Args:
         table: An experience table, or its folder.
         scorer: A function `score(run) -> float | dict[str, float] | None`, or the name of a scorer: "programs",
-            "no_loop", "number:answer:0.01", "file.py:name", "command:PROGRAM".
+            "no_loop", "number:answer:0.01", "file.py:name", "command:PROGRAM", or the rubric of a judge, "rubric.yaml".
         name: What the scores are called, for `with_score` and `pairs(score=...)`; by default derived from the scorer.
+        judge: The judge of a rubric that names none.
+        max_requests: Most requests to the judge; runs beyond it stay unscored.
+        max_concurrency: Requests to the judge at once.
+        batch_out: Write the requests to an OpenAI batch file instead of sending them.
+        batch_in: Read the results of such a file, and score by them; nothing is sent.
         base: Folder that relative paths count from where the working directory does not have them.
         progress: Called with the number of runs done and in total.
 
@@ -88,6 +113,20 @@ def score(
     if not isinstance(scorer, str):
         return run_program(table, function_program(scorer, name), progress)
     label, spec = split_name(scorer)
+    if spec.endswith((".yaml", ".yml")):
+        path = Path(spec) if base is None or Path(spec).exists() else base / spec
+        job = JudgeJob(
+            name_of(name or label, path.stem),
+            load_rubric(path, JudgeConfig(temperature=0.0) if judge is None else judge),
+            max_requests=max_requests,
+            max_concurrency=max_concurrency,
+            batch_out=None if batch_out is None else Path(batch_out),
+            batch_in=None if batch_in is None else Path(batch_in),
+            base=base,
+        )
+        return run_judge(table, job, progress)
+    if batch_out is not None or batch_in is not None:
+        raise ConfigError(f"{spec}: batch files are for judges, whose scorer is a rubric .yaml")
     return run_program(table, find_program(spec, name=name or label, base=base), progress)
 
 
@@ -112,7 +151,7 @@ def run_program(table: Table, program: Program, progress: Progress) -> ScoreSumm
     rows: list[ScoreRow] = []
     for num_seen, (uid, outcome) in enumerate(program.run(_runs_to_score(table, done, summary)), 1):
         summary.add(outcome)
-        rows += rows_of(uid, outcome, program.hash)
+        rows += outcome.rows(uid, program.hash)
         if num_seen % _ROWS_PER_APPEND == 0:
             log.append(rows)
             rows = []
@@ -123,6 +162,56 @@ def run_program(table: Table, program: Program, progress: Progress) -> ScoreSumm
     return summary
 
 
+def run_judge(table: Table, job: JudgeJob, progress: Progress) -> ScoreSummary:
+    """Judge the runs of a table that have no score of this version of the judge."""
+    log = ScoreLog(table.path, job.name)
+    summary = ScoreSummary(str(table.path), job.name, runs=table.count())
+    version = terms_hash(job.terms)
+    done: dict[str, set[str]] = {}  # ids that have a score, by group; "" for runs that were judged by themselves
+    for row in log.rows():
+        if row.hash == version and row.score is not None:
+            done.setdefault(row.group, set()).add(row.uid)
+    units: Iterator[Unit]
+    if job.terms.mode == "absolute":
+        units = (Unit([run]) for run in _runs_to_score(table, done.get("", set()), summary))
+    else:
+        units = _groups_to_score(table, done, summary)
+    num_seen = 0
+
+    def take(uid: str, outcome: Outcome) -> None:
+        nonlocal num_seen
+        num_seen += 1
+        summary.add(outcome)
+
+    judge, summary.written = judge_table(
+        units, log, job, take, lambda judge: progress(num_seen + summary.kept, summary.runs)
+    )
+    summary.requests, summary.invalid, summary.cut = judge.num_requests, judge.num_invalid, judge.num_cut
+    if summary.scored or summary.kept:
+        summary.means = mean_scores(read_score_log(table.path, job.name))
+    return summary
+
+
+def _groups_to_score(table: Table, done: dict[str, set[str]], summary: ScoreSummary) -> Iterator[Unit]:
+    """Runs that may be compared, together: one task, step and prompt."""
+    narrow = table.lazy().filter(pl.col("kind") != "preference").select("uid", "tid", "step", "prompt_hash").collect()
+    summary.unscored += table.count() - narrow.height
+    groups = narrow.group_by("prompt_hash", "tid", "step", maintain_order=True).agg(pl.col("uid").unique().sort())
+    wanted: list[list[str]] = []
+    for uids in groups["uid"].to_list():
+        if len(uids) < 2:
+            summary.unscored += 1  # nothing to compare with
+        elif done.get(content_hash(uids), set()).issuperset(uids):
+            summary.kept += len(uids)
+        else:
+            wanted.append(uids)
+    for start in range(0, len(wanted), _GROUPS_AT_ONCE):
+        some = wanted[start : start + _GROUPS_AT_ONCE]
+        ids = pl.Series([uid for uids in some for uid in uids], dtype=pl.String)
+        runs = {run.eid.uid: run for run in table.records(where=pl.col("uid").is_in(ids.implode()))}
+        yield from (Unit([runs[uid] for uid in uids], content_hash(uids)) for uids in some)
+
+
 def _runs_to_score(table: Table, done: set[str], summary: ScoreSummary) -> Iterator[Experience]:
     for run in table.records():
         if not is_scorable(run):
@@ -131,15 +220,3 @@ def _runs_to_score(table: Table, done: set[str], summary: ScoreSummary) -> Itera
             summary.kept += 1
         else:
             yield run
-
-
-def rows_of(uid: str, outcome: Outcome, version: str, *, group: str = "") -> list[ScoreRow]:
-    """The rows that store an outcome: one a criterion, one for a failure; none for an unscored run."""
-    if outcome.failure is not None:
-        return [ScoreRow(uid, reason=outcome.failure[:MAX_REASON], cost=outcome.cost, hash=version, group=group)]
-    rows: list[ScoreRow] = []
-    for criterion, value in outcome.scores.items():
-        reason = outcome.reasons.get(criterion, "")[:MAX_REASON]
-        # The cost of a run is stored once, so that costs can be summed.
-        rows.append(ScoreRow(uid, criterion, value, reason, 0.0 if rows else outcome.cost, version, group))
-    return rows

@@ -6,12 +6,11 @@ bytes, and so are pairwright's own binary files and Parquet files, which store/i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pairwright.config.user_code import FORMATS, installed, is_own, load_own
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, suggest_name
 from pairwright.sources.agents import (
     agent_data,
     atif,
@@ -25,7 +24,7 @@ from pairwright.sources.agents import (
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.inspect_log import read_eval
-from pairwright.sources.assemble import Parts, Reader
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
@@ -85,17 +84,12 @@ from pairwright.sources.sessions import (
     session_lines,
 )
 from pairwright.sources.tracing import (
-    agents_sdk_traces,
     claude_stream,
     langfuse,
     langsmith,
-    litellm_logs,
-    mlflow_traces,
     nat,
-    nat_atof,
     otel,
-    span_exports,
-    weave_calls,
+    span_formats,
 )
 
 # The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first,
@@ -124,13 +118,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
-    "mlflow": (mlflow_traces.FORMAT,),
-    "weave": (weave_calls.FORMAT,),
-    "braintrust": (span_exports.BRAINTRUST_FORMAT,),
-    "opik": (span_exports.OPIK_FORMAT,),
-    "openai-agents": (agents_sdk_traces.FORMAT,),
-    "litellm": (litellm_logs.FORMAT,),
-    "nat-atof": (nat_atof.FORMAT,),
+    **{name: (own,) for name, own in span_formats.DECLARED.items()},
     "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
     "gemini-cli": (gemini_cli.FORMAT,),
@@ -192,10 +180,8 @@ def find_format(name: str) -> tuple[Format, ...]:
     if name in READERS:
         return READERS[name]
     if is_own(name, FORMATS):
-        own: Format = load_own(name, Format, group=FORMATS)
-        read: Any = own.read  # the user's may be a plain function
-        return (own if isinstance(read, Reader) else replace(own, read=Reader(read)),)
-    raise ConfigError(f"--format {name!r}: expected auto, file.py:FORMAT or one of {', '.join(sorted(READERS))}")
+        return (load_own(name, Format, group=FORMATS),)
+    raise ConfigError(f"--format {name!r}: {suggest_name(name, ['auto', *sorted(READERS)])}, or file.py:FORMAT")
 
 
 def all_formats() -> dict[str, tuple[Format, ...]]:

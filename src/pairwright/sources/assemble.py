@@ -44,6 +44,8 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NO_ANSWER = "no answer of the model, so there is no completion"
 _RAW_CHARACTERS = 2000
+_CHARACTERS_OF_PARTS = 1000  # about, of content that is not text
+_RECORDS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 2**22  # assembled together
 _NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
 # What encoders raise for unvalidated values: nested too deep, or not valid Unicode
 _NOT_JSON = (RecursionError, TypeError, ValueError)
@@ -95,15 +97,6 @@ ReadParts = Callable[[Any, Origin, Options], Iterator[Found]]
 Record = Experience | Rejected | PartOfAnother
 
 
-def num_characters_of(found: Found) -> int:
-    """Return about how many characters the messages of a record have that it does not share with others."""
-    total = 0
-    if type(found) is Parts:
-        for message in found.completion if found.messages is None else found.messages:
-            total += len(message.content) if type(message.content) is str else 1000
-    return total
-
-
 class Reader:
     """A reader of parts; `parts` raises BadRecord for any input that it cannot use, a call yields the experiences."""
 
@@ -115,10 +108,9 @@ class Reader:
         for found in self.parts(value, origin, options):
             if type(found) is Parts and found.where is None:
                 yield assembler.assemble(found, value)
-            elif type(found) is Parts:
-                yield from assembler.assemble_all([(origin, found, value)])
             else:
-                yield adopt(found, options, value, origin) if type(found) is Experience else found  # type: ignore[misc]
+                assembler.add(origin, found, value)
+                yield from assembler.drain()
 
     def parts(self, value: Any, origin: Origin, options: Options) -> Iterator[Found]:
         try:
@@ -131,9 +123,6 @@ class Reader:
             raise BadRecord(f"a value that JSON cannot hold: {error}") from None
 
 
-guarded = Reader
-
-
 class _Draft(msgspec.Struct, gc=False):
     """Parts with their conversation in the usual form."""
 
@@ -143,6 +132,7 @@ class _Draft(msgspec.Struct, gc=False):
     completion: tuple[Message, ...]
     metrics: Json
     results: list[str] | None  # texts of tool results, where nothing else can tell of a failure
+    num_characters: int  # of the completion, about
     has_failures: bool = True  # or may have some
 
 
@@ -154,6 +144,7 @@ class _Scan(msgspec.Struct, gc=False):
     results: list[str]
     has_flags: bool  # results with more than text, in which a format may mark a failure
     is_usual: bool  # roles of the closed set, and results with ids
+    num_characters: int  # of the texts, about
 
 
 class _Context(msgspec.Struct, gc=False):
@@ -172,31 +163,38 @@ def _scan(messages: Sequence[Message]) -> _Scan:
     called: list[tuple[str | None, str]] = []
     answered: set[str | None] = set()
     results: list[str] = []
-    has_flags, is_usual = False, True
+    has_flags, is_usual, num_characters = False, True, 0
     for message in messages:
-        if message.role == "tool":
+        role, content = message.role, message.content
+        num_characters += len(content) if type(content) is str else _CHARACTERS_OF_PARTS
+        if role == "tool":
             call_id = message.tool_call_id
             answered.add(call_id)
-            content = message.content
             results.append(content if type(content) is str else message.text)
             if message.extra:
                 has_flags = True
             if call_id is None:
                 is_usual = False
+        elif role not in ROLES:
+            is_usual = False
         elif message.tool_calls:
             for call in message.tool_calls:
                 called.append((call.id, call.name))
-        if message.role not in ROLES:
-            is_usual = False
-    return _Scan(called, answered, results, has_flags, is_usual)
+    return _Scan(called, answered, results, has_flags, is_usual, num_characters)
 
 
 class Assembler:
-    """Assembles the records of one file or piece of it; runs of one task share their prompt and what is made of it."""
+    """Assembles the records of one file or piece of it; runs of one task share their prompt and what is made of it.
+
+    What is found is added one by one, and drained when `is_full`: tool results are searched for failures all at once,
+    since most texts are cleared by one look at all of them.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._last: _Context | None = None
+        self._waiting: list[Any] = []  # drafts, and records that need no assembling
+        self._num_characters = 0
         self.has_reward = False  # some record has the reward that `--reward` names
         self.reward_names: Counter[str] = Counter()  # numbers that records have instead
         self._num_named = 0
@@ -205,20 +203,25 @@ class Assembler:
         """Return the experience of parts; raises BadRecord or RecordError. `unit` is what they were read from."""
         return self._finish(self._draft(parts, unit))
 
-    def assemble_all(self, found: Sequence[tuple[Origin, Found, Any]]) -> Iterator[Record]:
-        """Assemble what was found in several units, given as (origin, found, unit); a refused record is Rejected.
+    def add(self, origin: Origin, found: Found, unit: Any) -> None:
+        """Add what was found in a unit; what is refused is drained as Rejected."""
+        try:
+            if type(found) is Parts:
+                draft = self._draft(found, unit)
+                self._num_characters += draft.num_characters
+                self._waiting.append(draft)
+            else:
+                self._waiting.append(self._adopt(found, unit, origin) if type(found) is Experience else found)
+        except (BadRecord, RecordError) as error:
+            self._waiting.append(refusal(error, origin, found, unit))
 
-        Tool results are searched for failures all at once, since most texts are cleared by one look at all of them.
-        """
-        drafts: list[Any] = []
-        for origin, one, unit in found:
-            try:
-                if type(one) is Parts:
-                    drafts.append(self._draft(one, unit))
-                else:
-                    drafts.append(self._adopt(one, unit, origin) if type(one) is Experience else one)
-            except (BadRecord, RecordError) as error:
-                drafts.append(refusal(error, origin, one, unit))
+    @property
+    def is_full(self) -> bool:
+        return self._num_characters > _CHARACTERS_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
+
+    def drain(self) -> Iterator[Record]:
+        """Yield the records of what was added, in its order."""
+        drafts, self._waiting, self._num_characters = self._waiting, [], 0
         _clear_results([draft for draft in drafts if type(draft) is _Draft])
         for draft in drafts:
             try:
@@ -254,7 +257,8 @@ class Assembler:
                     num_open += 1
             if num_open:
                 metrics = {**metrics, "unanswered_calls": num_open}
-        return _Draft(parts, unit, context, tuple(completion), metrics, _plain_results(parts, context, after))
+        results = _plain_results(parts, context, after)
+        return _Draft(parts, unit, context, tuple(completion), metrics, results, after.num_characters)
 
     def _context(self, prompt: Sequence[Message], parts: Parts) -> _Context:
         """Return prompt and tools with their hash; those of the record before if they are equal, as for runs of a task.
@@ -477,9 +481,6 @@ def _side_body(side: Side | None) -> list[Any] | None:
 
 def _refuse(error: Exception) -> BadRecord:
     return BadRecord(f"a value that cannot be written as JSON: {error}")
-
-
-# Splitting conversations.
 
 
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:

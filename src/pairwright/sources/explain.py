@@ -127,9 +127,6 @@ def explain_file(path: Place, format_name: str, options: Options) -> Explanation
     return Explanation(str(path), layout.format, None, records)
 
 
-# What becomes of the fields of a record.
-
-
 def _explain_record(origin: Origin, value: Any, layout: Layout, options: Options) -> RecordUse:
     where = f"record {origin.ordinal + 1}" if layout.reader.unit == "record" else "the file as one record"
     try:
@@ -289,9 +286,6 @@ def _preview(value: Any) -> str:
         return f"{kind_of(value)} of {len(value)}"
     text = repr(value)
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-
-
-# Files that no format reads.
 
 
 def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Explanation:

@@ -51,6 +51,16 @@ def optional_text(value: Any, where: str) -> str | None:
     return None if value is None else text(value, where)
 
 
+def filled_text(value: Any) -> str | None:
+    """Return text that is not empty, else None."""
+    return value if isinstance(value, str) and value else None
+
+
+def object_or_empty(value: Any) -> Json:
+    """Return an object, or {} for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
 def identifier(value: Any) -> int | str | None:
     """Return the value if it is a valid id (non-empty text or an integer), else None."""
     # bool is a subclass of int in Python, and never an id.
@@ -126,8 +136,6 @@ def json_value(value: Any, where: str) -> Any:
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRecord(f"{where}: text that is no JSON ({error})") from None
 
-
-# Remaining fields of a row: kept in `info` if they are small.
 
 _NUMBERS = (float, int, bool)
 _SMALL_BYTES = 2_000

@@ -15,7 +15,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -227,37 +227,33 @@ def line_units(
     repairs: Counter[str] | None = None,
 ) -> Iterator[Unit | Rejected]:
     """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
-    return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label, repairs)
-
-
-def line_values(path: Place, decode: Callable[[bytes], Any], repairs: Counter[str] | None = None) -> Iterator[Any]:
-    """Yield the decoded lines of a file that is one unit, and Rejected for those that cannot be decoded."""
-    for first, lines in read_line_blocks(path):
-        for number, text in enumerate(lines, first):
-            if isinstance(text, int):
-                yield _decode_line(path, number, text, decode, repairs)
-                continue
-            try:
-                value = decode(text)
-            except (ValueError, RecursionError):
-                if text.isspace():
-                    continue
-                value = _decode_line(path, number, text.removesuffix(b"\n"), decode, repairs)
-            yield value
-
-
-def decode_units(
-    path: Place,
-    lines: Iterable[tuple[int, bytes | int]],
-    decode: Callable[[bytes], Any] = _decode,
-    label: str = "",
-    repairs: Counter[str] | None = None,
-) -> Iterator[Unit | Rejected]:
-    """Decode numbered lines of a file and yield them as units."""
     file = str(path)
-    for number, text in lines:
-        value = _decode_line(path, number, text, decode, repairs)
-        yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1, label), value)
+    for number, value in line_values(path, decode, repairs, start=start, stop=stop, line=line):
+        yield value if type(value) is Rejected else (Origin(file, number, number - 1, label), value)
+
+
+def line_values(
+    path: Place,
+    decode: Callable[[bytes], Any],
+    repairs: Counter[str] | None = None,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    line: int = 1,
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line that is not empty; the value of one that cannot be decoded is
+    Rejected."""
+    for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
+        for number, text in enumerate(lines, first):
+            try:
+                value = decode(text)  # type: ignore[arg-type]  # TypeError for the length of an overlong line
+            except (ValueError, RecursionError, TypeError):
+                if type(text) is bytes:
+                    if text.isspace():
+                        continue
+                    text = text.removesuffix(b"\n")
+                value = _decode_line(path, number, text, decode, repairs)
+            yield number, value
 
 
 def document(path: Place, repairs: Counter[str] | None = None) -> Any:

@@ -2,23 +2,21 @@
 
 A format has a `unit`: "record" (each line of a JSON Lines file, each item of a JSON list, or the single object of a
 JSON file) or "file" (all lines of a JSON Lines file as one list, or the value of a JSON file: one session). `matches`
-tests whether a decoded unit has this format; `read` is a Reader (sources/assemble.py) of its units. An unusable unit
+tests whether a decoded unit has this format; `read` yields the parts of its records, which a Reader assembles
+(sources/assemble.py). An unusable unit
 raises BadRecord or RecordError and is quarantined as a whole; an unusable part of a unit is yielded as Rejected.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from pairwright.errors import SourceError
 from pairwright.sources.field_map import NO_MAP, FieldMap
-
-if TYPE_CHECKING:
-    from pairwright.sources.assemble import Reader
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,11 +91,18 @@ class Format:
     name: str
     unit: Literal["record", "file"]
     matches: Callable[[Any], bool]
-    read: "Reader"
+    # A reader of parts; what is stored is a Reader, whose call yields the experiences of a unit
+    read: Callable[[Any, Origin, Options], Iterator[Any]]
     summary: str
     # Of a line; for formats whose lines repeat much, or that read lines of known types.
     decode: Callable[[bytes], Any] = msgspec.json.decode
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
-    # Of the first records of a file that it matches: why the file must not be read without a word of the user
+    # From the first records of a file: why reading this file needs explicit consent
     refuse: Callable[[list[Any], Options], str | None] = lambda records, options: None
-    is_general: bool = False  # it knows what many formats share, fits their files, too, and is asked after them
+    is_general: bool = False  # a general reader, tried after the specific ones
+
+    def __post_init__(self) -> None:
+        from pairwright.sources.assemble import Reader  # imports this module
+
+        if not isinstance(self.read, Reader):
+            object.__setattr__(self, "read", Reader(self.read))

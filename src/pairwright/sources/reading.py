@@ -7,7 +7,7 @@ first units. Reading is streaming; unusable records are yielded as Rejected and 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -15,7 +15,7 @@ from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.paths import Place, local_copy
 from pairwright.records.experience import Experience
 from pairwright.sources import BINARY_READERS, OWN_PREFIXES, all_formats, find_format
-from pairwright.sources.assemble import Assembler, Found, num_characters_of, raw_text
+from pairwright.sources.assemble import Assembler, Reader, raw_text
 from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
@@ -41,7 +41,6 @@ from pairwright.sources.shapes.row_fields import REWARD_KEYS
 from pairwright.sources.tables import Join, is_own_parquet, is_table, table_rows, table_sources
 
 _SAMPLE = 64  # units that a format is detected from
-_RECORDS_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 2**22  # assembled together
 NO_OPTIONS = Options()
 NOTHING_READ = "its reader found neither a record nor a reason to refuse one"
 
@@ -118,36 +117,25 @@ def read_units(
 ) -> Iterator[Experience | Rejected | PartOfAnother]:
     """Read the records of units, many at a time; what cannot be used is yielded as Rejected."""
     assembler = assembler or Assembler(options)
-    found: list[tuple[Origin, Found, Any]] = []
-    num_characters = 0
+    read = cast(Reader, layout.reader.read).parts
     for unit in units:
-        if isinstance(unit, Experience | Rejected):  # of a binary file
+        if isinstance(unit, Experience | Rejected):  # an experience of a binary file, or what could not be decoded
             source = unit.source if isinstance(unit, Experience) else None
-            found.append((Origin("a payload" if source is None else source.file), unit, None))
+            assembler.add(Origin("a payload" if source is None else source.file), unit, None)
             continue
-        for one in _parts_of(unit, layout, options):
-            found.append((unit[0], one, unit[1]))
-            num_characters += num_characters_of(one)
-            if num_characters > _CHARACTERS_AT_ONCE or len(found) >= _RECORDS_AT_ONCE:
-                yield from assembler.assemble_all(found)
-                found, num_characters = [], 0
-    yield from assembler.assemble_all(found)
-
-
-def _parts_of(unit: Unit, layout: Layout, options: Options) -> Iterator[Found]:
-    """Yield what the reader finds in a unit; BadRecord and RecordError are turned into Rejected."""
-    origin, value = unit
-    is_empty = True
-    try:
-        for one in layout.reader.read.parts(value, origin, options):
-            is_empty = False
-            yield one
-        if is_empty:
-            raise BadRecord(NOTHING_READ)
-    except (BadRecord, RecordError) as error:
-        yield Rejected(origin.file, origin.line, str(error), layout.format, raw_text(value))
-    except RecursionError:
-        yield Rejected(origin.file, origin.line, "nested too deep to read", layout.format, raw_text(value))
+        origin, value = unit
+        is_empty = True
+        try:
+            for found in read(value, origin, options):
+                is_empty = False
+                assembler.add(origin, found, value)
+                if assembler.is_full:
+                    yield from assembler.drain()
+            if is_empty:
+                raise BadRecord(NOTHING_READ)
+        except (BadRecord, RecordError) as error:
+            assembler.add(origin, Rejected(origin.file, origin.line, str(error), layout.format, raw_text(value)), value)
+    yield from assembler.drain()
 
 
 def file_units(
@@ -204,7 +192,8 @@ def _file_units(
         # The format reads the file as one unit: a session is all its lines.
         values = []
         if layout.shape == "lines":
-            units = line_values(path, layout.reader.decode if by_type else msgspec.json.decode, repairs)
+            decode = layout.reader.decode if by_type else msgspec.json.decode
+            units = (value for _, value in line_values(path, decode, repairs))
         else:
             units = (unit if isinstance(unit, Rejected) else unit[1] for unit in value_units(path, "", repairs))
         for value in units:

@@ -130,9 +130,6 @@ def _has_ending(path: Place, endings: tuple[str, ...]) -> bool:
     return path.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(endings)
 
 
-# Parquet and Arrow
-
-
 def _ipc_batches(source: Any, *, is_file: bool) -> Iterator[pa.RecordBatch]:
     if not is_file:
         yield from pa.ipc.open_stream(source)
@@ -173,9 +170,6 @@ def plain_value(value: Any, depth: int) -> Any:
     return str(value)
 
 
-# Excel
-
-
 def _excel_rows(path: str, sheet: str | None) -> Iterator[Json | BadRecord]:
     """Yield the rows of a sheet, with the names of its first row; without a name, it must be the only one with rows."""
     try:
@@ -213,9 +207,6 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
             yield BadRecord(f"more cells than columns: {len(cells)} under {len(names)} names in row {number}")
         elif cells and (is_text or any(cell is not None for cell in cells)):
             yield {name: None if cell == "" else cell for name, cell in zip(names, cells, strict=False)}
-
-
-# SQLite
 
 
 def _open_database(path: str) -> sqlite3.Connection:
@@ -298,9 +289,6 @@ def _joined_rows(database: sqlite3.Connection, join: Join) -> Iterator[Json]:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-# CSV and TSV
 
 
 def _delimited_rows(path: Place, fields: FieldMap, notes: Counter[str] | None) -> Iterator[Json | BadRecord]:

@@ -7,9 +7,10 @@ exactly; `dtypes` has the original dtypes. `arrays` is a packed blob of everythi
 dimensions, multi-modal inputs, arrays of the sides of a preference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
+from functools import partial, reduce
+from operator import and_, attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from pairwright.records.messages import Message, canonical_messages, content_has
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode
+_NOTHING = object()  # stands before the first row
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,18 @@ class Column:
             return [None] * len(experiences)
         if not self.shared:
             return list(map(of, experiences))
-        fields = attrgetter("eid", *self.shared)  # never a single name, so that it always gives a tuple
         values: list[Any] = []
-        before: tuple[Any, ...] = ()
-        for exp in experiences:
-            arguments = fields(exp)[1:]
-            # By identity, not by value: comparing long prompts would cost what is saved.
-            same = len(before) == len(arguments) and all(map(is_, before, arguments))
-            values.append(values[-1] if same else of(exp))
-            before = arguments
+        for exp, is_repeated in zip(experiences, self._repeats(experiences), strict=True):
+            values.append(values[-1] if is_repeated else of(exp))
         return values
+
+    def _repeats(self, experiences: Sequence[Experience]) -> Iterable[bool]:
+        """Return for each experience whether its shared fields are the same objects as in the experience before.
+
+        By identity, not by value: comparing long prompts would cost what is saved.
+        """
+        columns = [list(map(attrgetter(name), experiences)) for name in self.shared]
+        return reduce(partial(map, and_), (map(is_, column, [_NOTHING, *column]) for column in columns))
 
 
 def _json_or_null(value: Any) -> bytes | None:

@@ -51,6 +51,9 @@ def build(
     if config is not None:  # the folders of a configuration's run
         experience = experience or [str(Path("runs") / settings.name / "experience")]
         output = output or str(Path("runs") / settings.name / "pairs")
+    if experience and output is None and place(experience[0]).is_file():
+        file = experience[0]
+        raise ConfigError(f"{file}: a file, not an experience table; import it first: pairwright import {file} -o DIR")
     if not experience or output is None:
         raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
     folder, options = place(output), pair_options(settings)
@@ -192,7 +195,8 @@ def export_pairs(
     pairs: Annotated[
         str,
         typer.Argument(
-            help="The folder of a pairs table, or its file; for trl-unpaired also an experience table; also s3://...",
+            help="The folder of a pairs table, or its file; for trl-unpaired also an experience table; for tokens a "
+            "folder of sequences; also s3://...",
             show_default=False,
         ),
     ],
@@ -200,7 +204,7 @@ def export_pairs(
         str,
         typer.Option(
             "--to",
-            help="Target, such as trl, or your own as file.py:FUNCTION. See docs/reference/exports.md.",
+            help="Target, such as trl, or your own as file.py:FUNCTION. An unknown name lists them all.",
             show_default=False,
             autocompletion=complete_target,
         ),
@@ -235,13 +239,39 @@ def export_pairs(
             show_default=False,
         ),
     ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="tokens: rows for dpo, sft or kto.",
+            autocompletion=complete_words("dpo", "sft", "kto"),
+        ),
+    ] = "dpo",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokens: the folder that they were encoded with.", show_default=False)
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="tokens: a model whose log-probabilities the rows have.", show_default=False),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write pairs for a trainer, and say what became of every pair."""
     from pairwright.export import ExportOptions, NothingFits, export_runs, find_target
-    from pairwright.paths import claim_file, place
+    from pairwright.paths import claim_file, local_folder, place
 
+    if to == "tokens":
+        from pairwright.training.token_rows import TokenRows
+
+        if tokenizer is None:
+            raise ConfigError("--to tokens: name the folder of the tokenizer: --tokenizer DIR")
+        with local_folder(place(pairs)) as folder, claim_file(place(output), overwrite=overwrite, work="export"):
+            rows = TokenRows(folder, tokenizer, kind, reference=reference)
+            num_rows = rows.write_parquet(place(output), split)
+        if as_json:
+            print_json({"target": to, "kind": kind, "rows": num_rows, "refused": rows.refused, "output": output})
+        say(f"{num_rows:,} rows for {kind} written to {output} (tokens); {sum(rows.refused.values()):,} items refused")
+        return
     exporter = find_target(to)
     options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
     file, source = place(output), place(pairs)

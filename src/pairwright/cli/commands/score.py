@@ -25,6 +25,12 @@ def score_runs(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `score` section to use.")] = None,
     override: Overrides = None,
+    batch_out: Annotated[
+        Path | None, typer.Option(help="Judges: write the requests to this OpenAI batch file instead of sending them.")
+    ] = None,
+    batch_in: Annotated[
+        Path | None, typer.Option(help="Judges: read the results of a batch file, and score by them alone.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Score the runs of tables and store the scores beside them; the same command again scores only what is missing."""
@@ -36,13 +42,39 @@ def score_runs(
         experience = [str(Path("runs") / settings.name / "experience")]
     if not experience or not settings.score.scorers:
         raise ConfigError("expected tables and scorers, e.g. pairwright score runs/first/experience --with programs")
+    if batch_out is not None and len(experience) * len(settings.score.scorers) > 1:
+        raise ConfigError("--batch-out: one table and one judge at a time, since a file has the requests of one")
     base = None if config is None else base_folder(settings, config)
     summaries = []
     for table in experience:
         for scorer in settings.score.scorers:
             with Progress(f"scoring {scorer}:", "runs") as progress:
-                summaries.append(score(table, scorer, base=base, progress=progress.show))
+                summaries.append(
+                    score(
+                        table,
+                        scorer,
+                        judge=settings.score.judge,
+                        max_requests=settings.score.max_requests,
+                        max_concurrency=settings.score.max_concurrency,
+                        batch_out=batch_out,
+                        batch_in=batch_in,
+                        base=base,
+                        progress=progress.show,
+                    )
+                )
+    if batch_out is not None and summaries[0].written:
+        _report_batch(summaries[0], batch_out, as_json=as_json)
+        return
     _report(summaries, as_json=as_json)
+
+
+def _report_batch(summary: "ScoreSummary", path: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json([_figures(summary)])
+    say(
+        f"{summary.written:,} requests in {path}; nothing was sent. Send it as a batch, then: pairwright score "
+        f"{summary.table} --with ... --batch-in RESULTS"
+    )
 
 
 def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
@@ -50,7 +82,7 @@ def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
     if as_json:
         print_json(figures)
     else:
-        columns = ("table", "scorer", "runs", "scored", "kept", "unscored", "failed", "mean", "cost")
+        columns = ("table", "scorer", "runs", "scored", "kept", "unscored", "failed", "mean", "requests", "cost")
         print_table("scores", columns, [tuple(row[name] for name in columns) for row in figures])
         for summary in summaries:
             criteria = [f"{name} {mean:.3g}" for name, mean in summary.means.items() if name != "score"]
@@ -59,6 +91,8 @@ def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
     for summary in summaries:
         for cause, count in summary.failures.most_common(_MOST_CAUSES):
             say(f"{summary.scorer}: {count:,} runs failed: {cause}")
+        if summary.invalid or summary.cut:
+            say(f"{summary.scorer}: {summary.invalid:,} answers did not fit, {summary.cut:,} tool results were cut")
     empty = [summary for summary in summaries if not summary.scored and not summary.kept]
     if empty:
         names = ", ".join(f"{summary.scorer} in {summary.table}" for summary in empty)
@@ -87,6 +121,10 @@ def _figures(summary: "ScoreSummary") -> dict[str, Any]:
         "failed": summary.failures.total(),
         "mean": summary.means.get("score"),
         "cost": summary.cost,
+        "requests": summary.requests,
+        "invalid": summary.invalid,
+        "cut": summary.cut,
+        "written": summary.written,
         "means": summary.means,
         "failures": dict(summary.failures),
     }

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -97,6 +97,4 @@ def _has_tools(row: Json, details: Json) -> bool:
     return isinstance(details.get("tools", row.get("available_tools")), list)
 
 
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=guarded(read), summary="Agent Data Protocol trajectories"
-)
+FORMAT = Format(NAME, "record", matches, read, "Agent Data Protocol trajectories")

@@ -21,7 +21,7 @@ import msgspec
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -288,9 +288,5 @@ def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts 
     yield PartOfAnother()
 
 
-RESULT_FORMAT = Format(
-    name=NAME, unit="record", matches=matches_result, read=guarded(read_result), summary="results of Harbor's trials"
-)
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=guarded(read), summary="ATIF trajectories (Harbor, NAT)"
-)
+RESULT_FORMAT = Format(NAME, "record", matches_result, read_result, "results of Harbor's trials")
+FORMAT = Format(NAME, "record", matches, read, "ATIF trajectories (Harbor, NAT)")

@@ -25,7 +25,7 @@ import zstandard
 
 from pairwright.errors import RecordError, SourceError
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -41,8 +41,6 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
-
-# Messages and tools of samples.
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
@@ -163,8 +161,6 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
 def _dicts(value: Any) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
-
-# Reader of logs and samples.
 
 NAME = "inspect"
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -334,7 +330,7 @@ def _stop_reason(output: Json) -> Any:
     )
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Inspect evaluation logs")
+FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")
 
 
 # `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.

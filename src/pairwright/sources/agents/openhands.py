@@ -23,7 +23,7 @@ from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.openhands_events import KINDS, Entry, entry_of_event
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_items, score
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
@@ -236,6 +236,4 @@ def _raw(value: Any) -> str | None:
         return None
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="OpenHands events, rows and request logs"
-)
+FORMAT = Format(NAME, "file", matches, read, "OpenHands events, rows and request logs")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -32,8 +32,6 @@ from pairwright.sources.shapes.chat_messages import (
     tools_from_chat,
 )
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
-
-# Rows and request logs.
 
 NAME = "openhands"
 # The footer of a shell result; of several commands the last footer counts.
@@ -195,12 +193,8 @@ def _error_kind(position: int, message: Message) -> str | None:
     return error_kind_of_text(message.text)
 
 
-FORMAT = Format(
-    name="openhands-rows", unit="record", matches=matches, read=guarded(read), summary="OpenHands rows and request logs"
-)
+FORMAT = Format("openhands-rows", "record", matches, read, "OpenHands rows and request logs")
 
-
-# Events: each one as an entry with its message and failure kind.
 
 _ENTRIES = (
     "SystemPromptEvent",

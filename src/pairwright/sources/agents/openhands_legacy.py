@@ -18,7 +18,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.agents.openhands_events import error_kind_of_text, info_of, scores_of
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -242,6 +242,4 @@ def _is_event(value: Any) -> bool:
     return has_fields or ("observation" in value and "content" in value) or ("source" in value and "timestamp" in value)
 
 
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=guarded(read), summary="OpenHands events before its SDK"
-)
+FORMAT = Format(NAME, "record", matches, read, "OpenHands events before its SDK")

@@ -18,7 +18,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, canonical_arguments
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_mapping, score
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat
@@ -113,8 +113,6 @@ def _with_extra(message: Message, extra: Json) -> Message:
         {**message.extra, **extra},
     )
 
-
-# SWE-agent `.traj` files, and the reader of both formats.
 
 NAME = "swe-agent"
 _REWARDS = ("resolved", "score", "reward")
@@ -320,6 +318,4 @@ def _is_traj(value: Any) -> bool:
     return all(isinstance(step, dict) and isinstance(step.get("action"), str) for step in steps)
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="SWE-agent and mini-SWE-agent trajectories"
-)
+FORMAT = Format(NAME, "file", matches, read, "SWE-agent and mini-SWE-agent trajectories")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -145,4 +145,4 @@ def _is_run(value: Any) -> bool:
     return "reward_info" in value and ("messages" in value or "ticks" in value)
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="tau2-bench results")
+FORMAT = Format(NAME, "record", matches, read, "tau2-bench results")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import identifier, index, mapping, optional_mapping, score
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat
@@ -40,4 +40,4 @@ def _error_kind(position: int, message: Message) -> str | None:
     return "tool_error" if message.text.startswith("Error:") else None
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="tau-bench results")
+FORMAT = Format(NAME, "record", matches, read, "tau-bench results")

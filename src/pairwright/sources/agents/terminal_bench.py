@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import BadRecord, identifier, mapping, score
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
@@ -98,4 +98,4 @@ def _errors(result: Json, messages: list[Message]) -> list[ErrorSite]:
     return [ErrorSite(index=len(messages) - 1, kind=failure_kind(failure, "exception"), text=failure)]
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Terminal-Bench trials")
+FORMAT = Format(NAME, "record", matches, read, "Terminal-Bench trials")

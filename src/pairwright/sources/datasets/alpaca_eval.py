@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_text, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -31,7 +31,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("output"), str) and isinstance(value.get("generator"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     instruction, more = text(row.get("instruction"), "instruction"), optional_text(row.get("input"), "input")
     prompt = [Message("user", f"{instruction}\n{more}" if more else instruction)]
@@ -76,6 +76,4 @@ def _prefers_first(row: Json) -> bool:
     return preference < _TIE
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="AlpacaEval annotations and outputs")
+FORMAT = Format(NAME, "record", matches, read, "AlpacaEval annotations and outputs")

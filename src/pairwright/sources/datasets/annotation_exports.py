@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
 from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -281,17 +281,7 @@ def _rating(value: Any) -> float | None:
     return words[value.lower()] if isinstance(value, str) and value.lower() in words else score(value)
 
 
-FORMAT_ARGILLA = Format(
-    name=ARGILLA,
-    unit="record",
-    matches=matches_argilla,
-    read=guarded(read_argilla),
-    summary="Records exported from Argilla",
-)
+FORMAT_ARGILLA = Format(ARGILLA, "record", matches_argilla, read_argilla, "Records exported from Argilla")
 FORMAT_LABEL_STUDIO = Format(
-    name=LABEL_STUDIO,
-    unit="record",
-    matches=matches_label_studio,
-    read=guarded(read_label_studio),
-    summary="Tasks exported from Label Studio",
+    LABEL_STUDIO, "record", matches_label_studio, read_label_studio, "Tasks exported from Label Studio"
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, mapping, optional_items, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.roles import role_of
@@ -100,9 +100,5 @@ def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts
         raise BadRecord("label.steps: no completion")
 
 
-OASST_FORMAT = Format(
-    name=OASST, unit="record", matches=matches_oasst, read=guarded(read_oasst), summary="Conversation trees of OASST"
-)
-PRM800K_FORMAT = Format(
-    name=PRM800K, unit="record", matches=matches_prm800k, read=guarded(read_prm800k), summary="PRM800K rated steps"
-)
+OASST_FORMAT = Format(OASST, "record", matches_oasst, read_oasst, "Conversation trees of OASST")
+PRM800K_FORMAT = Format(PRM800K, "record", matches_prm800k, read_prm800k, "PRM800K rated steps")

@@ -12,7 +12,7 @@ good. Without it they are unscored rows (datasets/rows.py).
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -35,7 +35,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen_response", "rejected_response"))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if not matches(row):
         raise BadRecord(f"expected the keys prompt, chosen_response and rejected_response, got {sorted(row)[:10]}")
@@ -74,21 +74,12 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Part
     )
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="NeMo Customizer preference data",
-    matches_named=lambda value: True,  # each row then says what it lacks
-)
+FORMAT = Format(NAME, "record", matches, read, "NeMo Customizer preference data", matches_named=lambda value: True)
 SFT_FORMAT = Format(
-    name=SFT_NAME,
-    unit="record",
-    matches=lambda value: False,
-    read=guarded(read_sft_unit),
-    summary="NeMo Customizer fine-tuning data",
+    SFT_NAME,
+    "record",
+    lambda value: False,
+    read_sft_unit,
+    "NeMo Customizer fine-tuning data",
     matches_named=lambda value: True,
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -131,9 +131,6 @@ def _answer(output: Any) -> list[Message]:
     return read_turns([{"role": "assistant", **mapping(turn, "response.output")}], "response.output")
 
 
-# OpenAI
-
-
 def is_openai_item(value: Any) -> bool:
     return isinstance(value, dict) and value.get("object") == _ITEM
 
@@ -206,31 +203,7 @@ def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Pa
             yield Rejected(origin.file, None, str(error), OPENAI_EVALS)
 
 
-LM_EVAL_FORMAT = Format(
-    name=LM_EVAL,
-    unit="record",
-    matches=is_lm_eval,
-    read=guarded(read_lm_eval),
-    summary="Samples of lm-evaluation-harness",
-)
-PROMPTFOO_FORMAT = Format(
-    name=PROMPTFOO,
-    unit="record",
-    matches=is_promptfoo,
-    read=guarded(read_promptfoo),
-    summary="promptfoo results",
-)
-OPENAI_ITEM_FORMAT = Format(
-    name=OPENAI_EVALS,
-    unit="record",
-    matches=is_openai_item,
-    read=guarded(read_openai_item),
-    summary="OpenAI eval items and logs",
-)
-OPENAI_LOG_FORMAT = Format(
-    name=OPENAI_EVALS,
-    unit="file",
-    matches=is_openai_log,
-    read=guarded(read_openai_log),
-    summary="OpenAI eval items and logs",
-)
+LM_EVAL_FORMAT = Format(LM_EVAL, "record", is_lm_eval, read_lm_eval, "Samples of lm-evaluation-harness")
+PROMPTFOO_FORMAT = Format(PROMPTFOO, "record", is_promptfoo, read_promptfoo, "promptfoo results")
+OPENAI_ITEM_FORMAT = Format(OPENAI_EVALS, "record", is_openai_item, read_openai_item, "OpenAI eval items and logs")
+OPENAI_LOG_FORMAT = Format(OPENAI_EVALS, "file", is_openai_log, read_openai_log, "OpenAI eval items and logs")

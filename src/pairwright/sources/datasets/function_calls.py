@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, json_text, json_value, mapping, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import reward_of, task_of
@@ -71,4 +71,4 @@ def _property(item: Any) -> Any:
     return {**item, "type": _TYPES.get(kind, kind)}
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="xLAM function calls")
+FORMAT = Format(NAME, "record", matches, read, "xLAM function calls")

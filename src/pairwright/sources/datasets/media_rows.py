@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
-from pairwright.sources.datasets.openai_chat import read_unit as read_chat
+from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.openai_chat import read as read_chat
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
 from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -38,7 +38,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     files = {kind: list(items(row.get(key) or [], key)) for key, kind in _KINDS.items()}
     key = "messages" if "messages" in row else "conversations"
@@ -73,6 +73,4 @@ def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:
     return {"role": _ROLES[role], "content": parts if any(part["type"] != "text" for part in parts) else content}
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="LLaMA-Factory rows with files")
+FORMAT = Format(NAME, "record", matches, read, "LLaMA-Factory rows with files")

@@ -16,7 +16,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import PARENTS
 from pairwright.sources.datasets.own_turns import mapped_turn
 from pairwright.sources.datasets.row_names import MODELS, is_score_name, plain_name, speaker_role
@@ -233,9 +233,6 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
     return ways
 
 
-# One row
-
-
 def _field(row: Json, names: tuple[str, ...]) -> str | None:
     return _find_key(tuple(row), names)
 
@@ -314,20 +311,20 @@ def _weight(value: Any) -> Any:
 
 
 FORMAT = Format(
-    name=NAME,
-    unit="file",
-    matches=matches,
-    read=guarded(read),
-    summary="Logs and tables with one message a row",
+    NAME,
+    "file",
+    matches,
+    read,
+    "Logs and tables with one message a row",
     matches_named=lambda value: isinstance(value, dict),
     is_general=True,
 )
 # A variant of `openai-chat`, which has read such a JSON list before its lines can be taken for messages.
 TRANSCRIPT_FORMAT = Format(
-    name="openai-chat",
-    unit="file",
-    matches=matches_transcript,
-    read=guarded(_read_transcript),
-    summary="messages of one conversation, one a line",
+    "openai-chat",
+    "file",
+    matches_transcript,
+    _read_transcript,
+    "messages of one conversation, one a line",
     is_general=True,
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -48,7 +48,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one preference for two completions of different rank, else one experience per completion."""
     row = mapping(value, "row")
     if "completions" not in row:
@@ -114,13 +114,4 @@ def _binary(row: Json, origin: Origin) -> Parts:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="NeMo RL preference data",
-    matches_named=is_preference_row,
-)
+FORMAT = Format(NAME, "record", matches, read, "NeMo RL preference data", matches_named=is_preference_row)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, items, json_value, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -64,7 +64,7 @@ def matches(value: Any) -> bool:
     return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if isinstance(value, list):
         value = {"messages": value}
     row = mapping(value, "row")
@@ -218,13 +218,4 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_message, value))
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="OpenAI chat rows, logs and conversations",
-    is_general=True,
-)
+FORMAT = Format(NAME, "record", matches, read, "OpenAI chat rows, logs and conversations", is_general=True)

@@ -8,7 +8,7 @@ The input messages are the prompt, regardless of their roles; the outputs are th
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from, prompt_from
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import mapping, small_fields
@@ -24,7 +24,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and all(key in value for key in _READ)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row."""
     row = mapping(value, "row")
     input_value = row.get("input")
@@ -43,6 +43,4 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | 
     )
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="OpenAI preference fine-tuning data")
+FORMAT = Format(NAME, "record", matches, read, "OpenAI preference fine-tuning data")

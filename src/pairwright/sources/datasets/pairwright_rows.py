@@ -31,7 +31,6 @@ from pairwright.records.experience import (
 )
 from pairwright.records.json_text import encode, from_json, to_json
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import guarded
 from pairwright.sources.fields import BadRecord, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
@@ -200,6 +199,4 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     yield experience_from_json(value)
 
 
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=guarded(read_unit), summary="Experiences that pairwright exported"
-)
+FORMAT = Format(NAME, "record", matches, read_unit, "Experiences that pairwright exported")

@@ -14,8 +14,6 @@ from pairwright.sources.format import Origin
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
-# Splitting two conversations at the end of their shared prompt.
-
 
 def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
     """Split two conversations into their shared prompt and the remainder of each."""
@@ -38,8 +36,6 @@ def _last_answer(messages: list[Message], where: str) -> int:
             return position
     raise BadRecord(f"{where}: no assistant message, so there is no answer")
 
-
-# Building preferences from rows.
 
 # Keys for the score of a side; the placeholder is "chosen" or "rejected".
 _SCORE_KEYS = ("score_{}", "{}_score", "{}_rating", "{}-rating", "{}_reward", "reward_{}")

@@ -154,9 +154,6 @@ def _no_part(part: str, row: Json) -> str:
     return f"no {part} among the fields {keys}; --map {part}=FIELD names it"
 
 
-# The prompt.
-
-
 def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
     """Return the key and the value of the prompt, and the key of the context before it; None for what is not there."""
     filled = [key for key in row if key not in used and _is_filled(row[key])]
@@ -202,9 +199,6 @@ def find_conversation(row: Json, used: set[str]) -> str | None:
     keys = [key for key in keys if talk_in(row[key]) is not None]
     keys = keys or [key for key in row if plain_name(key) in STEPS and is_steps(decode_json_text(row[key]))]
     return _outermost(row, keys, "messages") if len(keys) > 1 else keys[0] if keys else None
-
-
-# The answers.
 
 
 @lru_cache(maxsize=4096)
@@ -386,9 +380,6 @@ def _scores_beside(row: Json, rest_of: Any) -> Json:
     return scores
 
 
-# The preference between two answers.
-
-
 def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, bool, set[str]]:
     """Return which of the numbered answers is preferred, whether they tie, and the keys that tell."""
     hot = _one_hot(row, len(answers))
@@ -485,9 +476,6 @@ def _named_preference(value: str, key: str, row: Json, answers: tuple[Answer, ..
     if len(matches) != 1:
         raise BadRecord(f"{key} {value[:40]!r} does not tell which answer is preferred, and {way_out}")
     return matches[0]
-
-
-# Types of values.
 
 
 def turns_in(value: Any) -> list[Any] | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.own_turns import is_step, mapped_turns, step_turns, transcript_turns
 from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
@@ -142,7 +142,7 @@ def doubtful_scores(rows: list[Json]) -> str | None:
     return None
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
     layout = arrange(row)
@@ -304,9 +304,6 @@ def _is_replaced(key: str, fields: FieldMap) -> bool:
     if "reward" in fields and (is_score_name(key) or name in REWARD_KEYS):
         return True
     return ("system" in fields and key in SYSTEMS) or ("task" in fields and key in TASK_KEYS)
-
-
-# Messages of any shape.
 
 
 def read_turns(value: Any, where: str) -> list[Message]:
@@ -481,9 +478,6 @@ def _is_envelope(value: Json) -> bool:
     return any(isinstance(value.get(key), list) for key in ("choices", "messages", "contents", "candidates", "output"))
 
 
-# Scores and models.
-
-
 def _score(
     row: Json, answer: Answer, options: Options, *, is_alone: bool
 ) -> tuple[float | None, Json | None, set[str]]:
@@ -538,15 +532,13 @@ def _info_of(answer: Answer) -> Json:
     return small_fields(item, frozenset(known | set(MODELS)))
 
 
-read = guarded(read_unit)
-
 FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="Rows of your own data: prompt, answer, score",
+    NAME,
+    "record",
+    matches,
+    read,
+    "Rows of your own data: prompt, answer, score",
     refuse=refuse,
-    matches_named=lambda value: isinstance(value, dict),  # each row then says what it lacks
+    matches_named=lambda value: isinstance(value, dict),
     is_general=True,
 )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, small_fields, text
@@ -21,8 +21,6 @@ from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.roles import calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
-
-# Conversion of turns to messages, matching calls and results.
 
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
@@ -127,8 +125,6 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
     return content or None, thought, calls
 
 
-# Reader of rows.
-
 NAME = "sharegpt"
 _READ = frozenset(
     {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
@@ -148,7 +144,7 @@ def matches(value: Any) -> bool:
     return False
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference or experience of a row."""
     row = mapping(value, "row")
     if "chosen_messages" in row or ("chosen" in row and "rejected" in row):
@@ -210,6 +206,4 @@ def _has_parts(message: Any) -> bool:
     return isinstance(content, list) and all(isinstance(part, dict) and "value" in part for part in content)
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="ShareGPT and LLaMA-Factory data")
+FORMAT = Format(NAME, "record", matches, read, "ShareGPT and LLaMA-Factory data")

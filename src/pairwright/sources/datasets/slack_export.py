@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_names import words_of
 from pairwright.sources.fields import BadRecord, identifier, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -93,10 +93,4 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | 
         raise BadRecord("no message of a bot follows a message of somebody else")
 
 
-FORMAT = Format(
-    name=NAME,
-    unit="file",
-    matches=matches,
-    read=guarded(read_unit),
-    summary="Slack exports with a bot in the channel",
-)
+FORMAT = Format(NAME, "file", matches, read_unit, "Slack exports with a bot in the channel")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -67,7 +67,7 @@ def matches(value: Any) -> bool:
     )
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if "chosen" in row and "rejected" in row:
         yield _pair(row, origin)
@@ -201,6 +201,4 @@ def _is_side(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="TRL preference data")
+FORMAT = Format(NAME, "record", matches, read, "TRL preference data")

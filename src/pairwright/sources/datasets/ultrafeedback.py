@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
@@ -50,7 +50,7 @@ def matches(value: Any) -> bool:
     return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one experience per answer."""
     row = mapping(value, "row")
     key = next((key for key in _PROMPTS if row.get(key) is not None), None)
@@ -132,6 +132,4 @@ def _beside(row: Json, number: int, answer: str) -> Json:
     return fields_of_answer
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="UltraFeedback answers with ratings")
+FORMAT = Format(NAME, "record", matches, read, "UltraFeedback answers with ratings")

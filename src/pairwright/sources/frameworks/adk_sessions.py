@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.google_genai import field, messages_from_genai
@@ -74,6 +74,4 @@ def _check_actions(event: Json, number: int) -> None:
             raise BadRecord(f"events[{number}].actions.{name}: what the model was given from there on is not logged")
 
 
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=guarded(read), summary="Sessions of Google's Agent Development Kit"
-)
+FORMAT = Format(NAME, "record", matches, read, "Sessions of Google's Agent Development Kit")

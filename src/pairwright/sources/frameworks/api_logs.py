@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.batch_files import matches as is_batch_line
@@ -48,7 +48,7 @@ def matches(value: Any) -> bool:
     return answer is not None and _request(value, answer) is not None
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     answer = row if is_response_object(row) else _answer(row) or {}
     request: Json = _request(row, answer) or {}
@@ -84,12 +84,4 @@ def _request(row: Json, answer: Json) -> Json | None:
     return None
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="Logs of the Responses, Messages and generateContent APIs",
-)
+FORMAT = Format(NAME, "record", matches, read, "Logs of the Responses, Messages and generateContent APIs")

@@ -20,7 +20,7 @@ import msgspec
 
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_answer
@@ -40,7 +40,7 @@ def matches(value: Any) -> bool:
     return isinstance(value, dict) and _name(value) is not None and (_is_result(value) or _is_request(value))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "line")
     if not _is_result(row):
         raise BadRecord("a request of a batch, without an answer: import the file of the results from the same folder")
@@ -149,12 +149,4 @@ def _decode(line: bytes) -> Any:
         return None
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="Results of the batch APIs of OpenAI, Anthropic and Google",
-)
+FORMAT = Format(NAME, "record", matches, read, "Results of the batch APIs of OpenAI, Anthropic and Google")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, mapping, optional_items, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
@@ -48,4 +48,4 @@ def _scores(case: Json) -> Json:
     return {name: number for name, number in scores.items() if number is not None}
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="DeepEval test runs")
+FORMAT = Format(NAME, "record", matches, read, "DeepEval test runs")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history
@@ -30,7 +30,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield one experience per output of a call."""
     row = mapping(value, "entry")
     kwargs = optional_mapping(row.get("kwargs"), "kwargs")
@@ -81,6 +81,4 @@ def _usage(usage: Any) -> Json:
     return {key: item for key, item in numbers if type(item) in (int, float)}
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Calls in the history of DSPy")
+FORMAT = Format(NAME, "record", matches, read, "Calls in the history of DSPy")

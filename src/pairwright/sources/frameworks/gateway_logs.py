@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, mapping, score, small_fields, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -114,4 +114,4 @@ def _scores(value: Any) -> Json:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Logs of model gateways")
+FORMAT = Format(NAME, "record", matches, read, "Logs of model gateways")

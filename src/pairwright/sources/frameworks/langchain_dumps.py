@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history, history_in
@@ -31,7 +31,7 @@ def matches(value: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     value = _unwrap(value)
     row: Json = value if isinstance(value, dict) else {}
     messages, where = history_in(value, _KEYS)
@@ -80,6 +80,4 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="LangChain messages and graph states")
+FORMAT = Format(NAME, "record", matches, read, "LangChain messages and graph states")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history, history_in
@@ -31,7 +31,7 @@ def matches(value: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row: Json = value if isinstance(value, dict) else {}
     history, where = history_in(value, _KEYS)
     messages: list[Message] = []
@@ -141,6 +141,4 @@ def _answer(parts: list[Json], where: str) -> Message:
     )
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="pydantic-ai message histories")
+FORMAT = Format(NAME, "record", matches, read, "pydantic-ai message histories")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history, history_in
@@ -35,7 +35,7 @@ def matches(value: Any) -> bool:
     return isinstance(steps, list) and any(isinstance(step, dict) and "model_output_message" in step for step in steps)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row: Json = value if isinstance(value, dict) else {}
     steps, where = history_in(value, _KEYS)
     calls: list[Call] = []
@@ -118,6 +118,4 @@ def _conversations(calls: list[Call]) -> Iterator[list[Message]]:
     yield current
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Memory of smolagents runs")
+FORMAT = Format(NAME, "record", matches, read, "Memory of smolagents runs")

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Raw
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -227,6 +227,4 @@ def _reward(row: Json) -> tuple[float | None, Json | None]:
     return score(value), components
 
 
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=guarded(read), summary="NeMo Gym rollouts", decode=decode
-)
+FORMAT = Format(NAME, "record", matches, read, "NeMo Gym rollouts", decode=decode)

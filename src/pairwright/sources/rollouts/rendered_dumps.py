@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts, Reader, guarded
+from pairwright.sources.assemble import Parts, ReadParts
 from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
@@ -33,11 +33,11 @@ def _has_texts(value: Any, name: str) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in _FIELDS[name][:2])
 
 
-def _reader(name: str) -> Reader:
+def _reader(name: str) -> ReadParts:
     prompt_key, completion_key, truth_key = _FIELDS[name]
     read_fields = frozenset({prompt_key, completion_key, "score"})
 
-    def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
         row = mapping(value, "row")
         components = {
             key: item for key, item in row.items() if type(item) in (int, float, bool) and key not in _NO_SCORES
@@ -56,7 +56,7 @@ def _reader(name: str) -> Reader:
             info=small_fields(row, read_fields | components.keys()),
         )
 
-    return guarded(read_unit)
+    return read
 
 
 def _reward(row: Json) -> float | None:
@@ -70,7 +70,7 @@ def _reward(row: Json) -> float | None:
 
 
 def _format(name: str, matches: Callable[[Any], bool], summary: str) -> Format:
-    return Format(name=name, unit="record", matches=matches, read=_reader(name), summary=summary)
+    return Format(name, "record", matches, _reader(name), summary)
 
 
 VERL_FORMAT = _format(VERL, matches_verl, "Rollouts that verl dumps")

@@ -20,7 +20,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -63,7 +63,7 @@ def matches(value: Any) -> bool:
     return "final_reward" in value or isinstance(value.get("dpo_pairs"), list)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of the turns, then the preferences; one that cannot be read is Rejected."""
     row = mapping(value, "trace")
     if row.keys() >= _PAIR:
@@ -191,8 +191,4 @@ def _calls(value: Any, where: str, number: int) -> list[ToolCall]:
     return calls
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="Traces and pairs of the Composer collator"
-)
+FORMAT = Format(NAME, "record", matches, read, "Traces and pairs of the Composer collator")

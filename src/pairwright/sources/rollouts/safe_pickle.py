@@ -90,15 +90,6 @@ class Loaded(NamedTuple):
         return _plain(value, 0, self.budget)
 
 
-def load_plain(data: bytes, holders: Holders | None = None) -> Any:
-    """Load a pickle as dicts, lists, text, bytes and numbers; tuples and sets become lists.
-
-    `holders` maps (module, name) to its replacement. Instances of Held subclasses become dicts of their attributes.
-    """
-    loaded = load(data, holders)
-    return loaded.plain(loaded.value)
-
-
 def load(data: bytes, holders: Holders | None = None) -> Loaded:
     """Load a pickle; its parts are converted separately with `Loaded.plain`, so that a bad part affects no other."""
     _check_opcodes(data)

@@ -21,7 +21,7 @@ from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordErro
 from pairwright.records.arrays import Array, dtype_named
 from pairwright.records.experience import EID, CustomField, Experience, Kind, Side, Source
 from pairwright.records.messages import TEXT, Json, Message, message_of_ids
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -47,8 +47,6 @@ from pairwright.sources.rollouts.safe_pickle import Foreign, Held, Holders, Load
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
-
-# Serialized experiences: `TRXP` bytes, and the older whole pickles.
 
 _Built = TypeVar("_Built")
 MAGIC = b"TRXP"
@@ -338,7 +336,7 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Experience | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Experience | Rejected]:
     row = mapping(value, "row")
     if "eid" in row:
         yield _from_dict(row, origin)
@@ -401,13 +399,4 @@ def _read_unjudged(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
         raise BadRecord("neither messages nor answers")
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=read,
-    summary="Trinity experiences and conversations",
-    matches_named=is_preference_row,
-)
+FORMAT = Format(NAME, "record", matches, read, "Trinity experiences and conversations", matches_named=is_preference_row)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat
@@ -29,7 +29,7 @@ def matches(value: Any) -> bool:
     return has_sides and ("advantage" in value or "reward" in value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if isinstance(row.get("prompt"), str):
         prompt = [Message(TEXT, row["prompt"])]
@@ -56,6 +56,4 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | 
     )
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Completions that TRL logs")
+FORMAT = Format(NAME, "record", matches, read, "Completions that TRL logs")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -62,7 +62,7 @@ def matches(value: Any) -> bool:
     return is_conversation and has_name and "label" not in value and any(key in value for key in _SIGNS)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
     if row.get("completion") is None and row.get("error"):
         raise BadRecord("no completion: the rollout ended with an error")
@@ -169,6 +169,4 @@ def _arrays(value: Any, completion: list[Message], info: Json) -> Json | None:
     return arrays
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="verifiers results, rollouts of prime-rl")
+FORMAT = Format(NAME, "record", matches, read, "verifiers results, rollouts of prime-rl")

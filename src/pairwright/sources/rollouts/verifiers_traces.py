@@ -17,7 +17,7 @@ import numpy as np
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_answer
+from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -50,7 +50,7 @@ def matches(value: Any) -> bool:
     return _is_trace(value)
 
 
-def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of an episode or of a trace; a trace or path that cannot be used is Rejected."""
     row = mapping(value, "row")
     if "traces" not in row:
@@ -227,8 +227,4 @@ def _errors_of(row: Json) -> str:
     return f"it ended with {last.get('type')}: {str(last.get('message'))[:200]}" if last else "it names no error"
 
 
-read = guarded(read_unit)
-
-FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="verifiers v1 traces, rollouts of prime-rl"
-)
+FORMAT = Format(NAME, "record", matches, read, "verifiers v1 traces, rollouts of prime-rl")

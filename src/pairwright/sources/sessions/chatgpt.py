@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import identifier, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content
@@ -123,4 +123,4 @@ def _in_order(nodes: dict[str, Json]) -> list[str]:
     return order
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="ChatGPT data exports")
+FORMAT = Format(NAME, "record", matches, read, "ChatGPT data exports")

@@ -19,7 +19,7 @@ import msgspec
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_answer
+from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
@@ -309,11 +309,4 @@ def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Re
     return Rejected(origin.file, number, reason, format=NAME, raw=raw)
 
 
-FORMAT = Format(
-    name=NAME,
-    unit="file",
-    matches=matches,
-    read=guarded(read),
-    summary="Claude Code session files",
-    decode=decode_line,
-)
+FORMAT = Format(NAME, "file", matches, read, "Claude Code session files", decode=decode_line)

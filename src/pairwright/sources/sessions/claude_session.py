@@ -132,9 +132,6 @@ def _is_text(part: Json) -> bool:
     return part.get("type") == "text" and type(part.get("text")) is str and len(part) == 2
 
 
-# Session tree: lines grouped into turns, turns into branches.
-
-
 class Turn(Struct, eq=False, gc=False):
     """One node of the conversation tree: an assistant message, the results of its calls, or a user turn."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets import message_rows
 from pairwright.sources.fields import identifier, items, mapping, optional_text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -109,6 +109,4 @@ def _model(message: Json) -> str | None:
     return name if isinstance(name, str) else None
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="Cline, Roo Code and Kilo Code histories"
-)
+FORMAT = Format(NAME, "file", matches, read, "Cline, Roo Code and Kilo Code histories")

@@ -23,7 +23,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, canonical_arguments
-from pairwright.sources.assemble import Parts, guarded, split_at_answer
+from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
@@ -325,4 +325,4 @@ def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Re
     return Rejected(origin.file, number, reason, format=NAME, raw=raw)
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Codex CLI session files")
+FORMAT = Format(NAME, "file", matches, read, "Codex CLI session files")

@@ -17,7 +17,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
@@ -115,4 +115,4 @@ def _result(data: Json) -> Json:
     return result_block(data.get("toolCallId"), content, is_error=data.get("success") is False)
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="GitHub Copilot CLI sessions")
+FORMAT = Format(NAME, "file", matches, read, "GitHub Copilot CLI sessions")

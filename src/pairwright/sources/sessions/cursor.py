@@ -14,7 +14,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
@@ -130,6 +130,4 @@ def _is_piece(line: Any) -> bool:
     return _is_text(line) and "timestamp_ms" in line and "model_call_id" not in line
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="Cursor agent transcripts and streams"
-)
+FORMAT = Format(NAME, "file", matches, read, "Cursor agent transcripts and streams")

@@ -16,7 +16,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.google_genai import messages_from_genai
@@ -184,6 +184,4 @@ def _is_qwen(line: Any) -> bool:
     return (line["type"] == "system" and "systemPayload" in line) or (isinstance(message, dict) and "parts" in message)
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="Gemini CLI and Qwen Code sessions"
-)
+FORMAT = Format(NAME, "file", matches, read, "Gemini CLI and Qwen Code sessions")

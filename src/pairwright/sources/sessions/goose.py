@@ -16,7 +16,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import user_from_blocks
@@ -145,4 +145,4 @@ def _without_notes(part: Json) -> Json:
     return {key: item for key, item in part.items() if key not in ("annotations", "_meta") and item is not None}
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="goose sessions")
+FORMAT = Format(NAME, "file", matches, read, "goose sessions")

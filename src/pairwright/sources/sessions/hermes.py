@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import identifier, mapping, optional_text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
@@ -39,4 +39,4 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     yield from read_entries(session, [Entry(messages)], origin)
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Hermes agent sessions")
+FORMAT = Format(NAME, "record", matches, read, "Hermes agent sessions")

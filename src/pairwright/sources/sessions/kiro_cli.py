@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -126,9 +126,6 @@ def _part_text(part: Any) -> str:
     return part if isinstance(part, str) else json_text(part)
 
 
-# Saved conversations.
-
-
 def _read_saved(value: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     session = Session(NAME, identifier(value.get("conversation_id")))
     model = value.get("model_info")
@@ -183,4 +180,4 @@ def _is_exchange(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("user"), dict) and isinstance(value.get("assistant"), dict)
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Kiro CLI and Amazon Q sessions")
+FORMAT = Format(NAME, "file", matches, read, "Kiro CLI and Amazon Q sessions")

@@ -17,7 +17,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import system_from_anthropic, tools_from_anthropic
@@ -128,6 +128,4 @@ def _events(lines: list[Any]) -> list[tuple[int, Json]]:
     return events
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="Events of Anthropic's managed agents"
-)
+FORMAT = Format(NAME, "file", matches, read, "Events of Anthropic's managed agents")

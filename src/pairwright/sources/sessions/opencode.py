@@ -21,7 +21,7 @@ import msgspec
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.session_entries import (
@@ -119,9 +119,6 @@ def _blocks(part: Json) -> list[Json]:
     return blocks
 
 
-# Storage: files of messages and parts, found by their folders' names.
-
-
 def _stored_messages(path: Path, session_id: str) -> list[Json]:
     """Return the messages of a session with their parts, in the order of their ids, which ascend with time."""
     storage = path.parent.parent.parent
@@ -187,4 +184,4 @@ def _is_part(value: Json) -> bool:
     return "messageID" in value and isinstance(value.get("type"), str) and "id" in value
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="opencode sessions")
+FORMAT = Format(NAME, "file", matches, read, "opencode sessions")

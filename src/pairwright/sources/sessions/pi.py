@@ -17,7 +17,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, content_hash
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
@@ -176,4 +176,4 @@ def _has_history(line: Any) -> bool:
     )
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Pi and OpenClaw sessions")
+FORMAT = Format(NAME, "file", matches, read, "Pi and OpenClaw sessions")

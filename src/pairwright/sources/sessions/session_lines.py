@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
@@ -102,4 +102,4 @@ def _is_turn(line: Json) -> bool:
     return is_turn and isinstance(message, dict) and "content" in message
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Sessions that other tools export")
+FORMAT = Format(NAME, "file", matches, read, "Sessions that other tools export")

@@ -76,8 +76,6 @@ def are_ids(value: Any) -> bool:
     return set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31
 
 
-# Token fields of NeMo Gym items.
-
 _GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
 
 

@@ -77,16 +77,6 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
     return messages
 
 
-def is_item_list(value: Any) -> bool:
-    """Whether the value looks like a list of items, judging by its first item or first nested list."""
-    if not isinstance(value, list) or not value:
-        return isinstance(value, list)
-    first = value[0]
-    if isinstance(first, list):
-        return all(isinstance(item, dict) for item in first)
-    return isinstance(first, dict) and (isinstance(first.get("type"), str) or "role" in first)
-
-
 def _close(turn: Json, messages: list[Message]) -> None:
     messages.append(Message("assistant", **turn))
     turn.clear()

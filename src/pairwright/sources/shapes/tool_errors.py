@@ -15,8 +15,6 @@ import msgspec
 
 from pairwright.records.messages import ErrorSite, Json, Message
 
-# Failure kinds (messages.ERROR_KINDS), shared by all formats.
-
 # (kind, patterns); the first match wins, so specific kinds come before general ones.
 _WORDS = (
     ("timeout", ("timeout", "timed out")),
@@ -41,8 +39,6 @@ def failure_kind(hint: object, default: str) -> str:
             return kind
     return default
 
-
-# Marks at the start of a result.
 
 _START = re.compile(
     r"""(?:OBSERVATION:\s+|Observation:\s+|<(?:tool_response|output|result|stderr)>\s*|\#+\s*)?
@@ -105,8 +101,6 @@ _STATUS_START = re.compile(
 _NUM_STATUS_LINES = 5  # at either end of a result
 # Shell wrappers put a header before the output; nothing behind this line is theirs.
 _OUTPUT_BEGINS = ("output:", "stdout:", "<output>", "<stdout>")
-
-# Crashes at the end of a result.
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TRACEBACK = re.compile(r"^(?:[A-Z]\w*\s+)?Traceback \(most recent call last\):?\s*$", re.M)
@@ -310,8 +304,6 @@ def _is_trace_of_calls(tail: str) -> bool:
     return False
 
 
-# Failures in results that are JSON.
-
 _STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
 _ONLY_STATUS = frozenset(_STATUS_KEYS)
 _CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_status"})
@@ -447,8 +439,6 @@ def _words_of(value: Json) -> str:
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
-
-# Error sites of a conversation.
 
 # Is this tool result an error? Returns its kind, or None. Formats that mark errors pass their own.
 ErrorKind = Callable[[int, Message], str | None]

@@ -92,8 +92,6 @@ def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
     return outermost
 
 
-# Scores: selecting those of a conversation, and the reward among them.
-
 DEFAULT_NAMES = ("reward", "score")
 _LESS_IS_BETTER = re.compile(r"hallucinat|toxic|bias|latency|duration|cost|error|loss|perplexity|harm|violation")
 _MAX_KEPT = 20  # values of one name for one span; more than these say nothing new

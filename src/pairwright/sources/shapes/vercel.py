@@ -19,19 +19,6 @@ _PART_TYPES = frozenset({"tool-call", "tool-result", "redacted-reasoning"})
 _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_providerMetadata", "state"})
 
 
-def messages_from_vercel(messages: Any, where: str) -> list[Message]:
-    """Convert model messages or UI messages.
-
-    Args:
-        messages: The list of messages, as in `ai.prompt.messages`.
-        where: Its path in the record, for error messages.
-    """
-    turns: list[Message] = []
-    for number, message in enumerate(items(messages, where)):
-        turns += turn_from_vercel(mapping(message, f"{where}[{number}]"), f"{where}[{number}]")
-    return turns
-
-
 def turn_from_vercel(message: Json, where: str) -> list[Message]:
     """Convert one model message or UI message."""
     if isinstance(message.get("parts"), list):

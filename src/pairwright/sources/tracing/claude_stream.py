@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
@@ -136,4 +136,4 @@ def _join(lines: list[Json]) -> list[Json]:
     return joined
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Streams of the Claude Agent SDK")
+FORMAT = Format(NAME, "file", matches, read, "Streams of the Claude Agent SDK")

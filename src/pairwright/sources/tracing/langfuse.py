@@ -17,7 +17,7 @@ from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
@@ -333,10 +333,4 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-FORMAT = Format(
-    name=NAME,
-    unit="record",
-    matches=matches,
-    read=guarded(read),
-    summary="Langfuse trace exports",
-)
+FORMAT = Format(NAME, "record", matches, read, "Langfuse trace exports")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, tools_in
@@ -242,4 +242,4 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="LangSmith runs and batches")
+FORMAT = Format(NAME, "file", matches, read, "LangSmith runs and batches")

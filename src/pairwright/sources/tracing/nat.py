@@ -21,7 +21,7 @@ import msgspec
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded
+from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -38,8 +38,6 @@ from pairwright.sources.shapes.any_messages import answers, conversation, decode
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
-
-# Fields of NeMo Agent Toolkit events.
 
 NAME = "nat"
 
@@ -58,8 +56,6 @@ def name_of(payload: Json) -> str:
 def rejected(reason: str, origin: Origin) -> Rejected:
     return Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
 
-
-# Candidates: each TTC_END event, with its prompt, answer and score.
 
 # Fields of a candidate that may occur in several places of its event.
 _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
@@ -236,9 +232,6 @@ def _key(value: Any) -> str:
     return json_text(decode_json_text(value))
 
 
-# Reader of items, candidates and trajectories.
-
-
 def matches(value: Any) -> bool:
     first = value[0] if isinstance(value, list) and value else value
     if not isinstance(first, dict):
@@ -377,4 +370,4 @@ def _tool_run(payload: Json, uuid: str) -> ToolRun:
     )
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="NAT intermediate steps")
+FORMAT = Format(NAME, "file", matches, read, "NAT intermediate steps")

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, guarded, split_at_first_answer
+from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
@@ -287,6 +287,4 @@ def _evaluator_scores(spans: list[Span]) -> list[Score]:
     return scores
 
 
-FORMAT = Format(
-    name=NAME, unit="file", matches=matches, read=guarded(read), summary="OpenTelemetry GenAI and OpenInference spans"
-)
+FORMAT = Format(NAME, "file", matches, read, "OpenTelemetry GenAI and OpenInference spans")

@@ -147,8 +147,11 @@ def find_dropped_fields(rendered: Rendered, own: list[int], message: Json, limit
     template may write arguments in words of its own."""
     dropped = []
     for field, key, name in ((CONTENT, "content", "content"), (REASONING, "reasoning_content", "reasoning")):
-        if _is_text_missing(rendered, own, field, _text(message.get(key))):
+        text = _text(message.get(key))
+        if _is_text_missing(rendered, own, field, text):
             dropped.append(name)
+        elif isinstance(message.get(key), str) and _is_space_missing(rendered, own, field, text):
+            dropped.append(f"white space inside {name}")
     if _are_calls_missing(rendered, own, _calls(message), limit):
         dropped.append("tool_calls")
     return dropped
@@ -197,6 +200,21 @@ def _is_text_missing(rendered: Rendered, own: list[int], field: int, text: str) 
     before = pieces[own[0] - 1].end if own[0] else 0
     after = pieces[own[-1] + 1].start if own[-1] + 1 < len(pieces) else len(rendered.text)
     return squeezed not in _squeeze(rendered.text[before:after])
+
+
+def _is_space_missing(rendered: Rendered, own: list[int], field: int, text: str) -> bool:
+    """Whether white space inside a field's text is not rendered: empty lines, say. At its ends, and beside tags in it
+    (a thought in the content), it may go."""
+    pieces = [rendered.pieces[number] for number in own if rendered.pieces[number].field == field]
+    if sum(piece.end - piece.start for piece in pieces) >= len(text):  # the usual case
+        return False
+    shown, position = "".join(rendered.text[piece.start : piece.end] for piece in pieces), 0
+    for part in map(str.strip, _TAG.split(text)):
+        position = shown.find(part, position)
+        if position < 0:
+            return True
+        position += len(part)
+    return False
 
 
 def _text(value: Any) -> str:

@@ -152,6 +152,11 @@ class Case:
     def has_calls(self) -> bool:
         return bool(self.message.get("tool_calls"))
 
+    @property
+    def declared_end(self) -> str:
+        """The end of such a turn by the row of the family; "" where there is none."""
+        return self.grammar.row.end_of(has_calls=self.has_calls) if self.grammar.row else ""
+
     def shown_by(self, source: Source) -> Rendered | None:
         return self.next if source == "next" else self.last
 
@@ -221,7 +226,7 @@ def _judge(case: Case, terms: Terms) -> Verdict | Fault:
         return _two_forms(following.written, last.written)
     if isinstance(last, Shown):
         other = _contradiction(case, last)
-        if not other or prefer == "last":
+        if not other or prefer == "last" or last.stop == case.declared_end:
             return Verdict(2, "last", last)
         if not prefer:
             return _two_forms(last.text, other)
@@ -249,12 +254,13 @@ def witness(case: Case, rendered: Rendered, begin: int, terms: Terms) -> Shown |
     if stop is None:
         end = text_end
     first = next((max(piece.start, begin) for piece in block if piece.end > max(piece.start, begin)), text_end)
-    start = begin
+    start = closed = begin
     if not case.has_reasoning:
-        after = min(grammar.match_empty(text, begin)[1], first if block else end)
-        start = after
+        closed, start = (min(position, first if block else end) for position in grammar.match_empty(text, begin))
     if not terms.is_recorded:
-        fault = _check_thought(case, text, begin, start, end, terms) or _check_space(case, text, start, first, text_end)
+        fault = _check_thought(case, text, begin, start, end, terms) or _check_space(
+            case, text[closed:first], text[text_end : end - len(stop or "")]
+        )
         if fault is not None:
             return fault
     return Shown(rendered, begin, start, end, stop, tuple(block), dropped)
@@ -292,15 +298,12 @@ def _cut_block(case: Case, rendered: Rendered, own: list[int]) -> list[int]:
 
 def _find_end(case: Case, text: str, start: int, limit: int) -> tuple[int, str | None]:
     """Where the first token that ends a turn ends, in what the template writes after the turn; and the token."""
-    row = case.grammar.row
-    declared = row.end_of(has_calls=case.has_calls) if row else ""
     opener = case.grammar.opener
     for match in control_pattern(case.tokenizer).finditer(text, start, limit):
         if match.group() == opener and opener not in case.grammar.ends:
             break  # the header of another message
         if match.group() in case.grammar.ends:
-            is_other = declared and match.group() != declared and row and match.group() in (row.end_text, row.end_call)
-            return (match.end(), match.group()) if not is_other else (start, None)
+            return match.end(), match.group()
     return start, None
 
 
@@ -319,13 +322,11 @@ def _check_thought(case: Case, text: str, begin: int, start: int, end: int, term
     return None
 
 
-def _check_space(case: Case, text: str, start: int, first: int, text_end: int) -> Fault | None:
-    """White space around a turn's text that the record does not have: one character, or newlines."""
+def _check_space(case: Case, before: str, after: str) -> Fault | None:
+    """White space between the prompt and a turn, or between a turn and its end: one character, or newlines."""
     row = case.grammar.row
-    after = len(text) - len(text[text_end:].lstrip())
-    for low, high, where in ((start, first, "before"), (text_end, after, "after")):
-        gap = text[low:high]
-        run = gap[: len(gap) - len(gap.lstrip())]
+    lead, trail = before[: len(before) - len(before.lstrip())], after[len(after.rstrip()) :]
+    for run, where in ((lead, "before"), (trail, "after")):
         declared = row is not None and any(
             run in field for field in (row.opening, row.closing, row.end_text, row.end_call)
         )
@@ -385,13 +386,17 @@ def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
             fault = fault or shown
     if not found:
         return fault
-    if len({_squeeze(shown.text) for shown in found.values()}) > 1:
+    # Where the prompt closes a thought itself, the renders may or may not repeat it.
+    is_closed = len(prefix) < len(case.prompt.text)
+    texts = [shown.text if is_closed else shown.written for shown in found.values()]
+    if len({*map(_squeeze, texts)}) > 1:
         row = case.grammar.row
         if row is None or not row.prefer:
-            return _two_forms(*(shown.text for shown in found.values()))
+            return _two_forms(*texts)
         found = {row.prefer: found[row.prefer]}
     source, shown = next(iter(found.items()))
-    return Verdict(2, source, _join(case, [], shown, _rest(case, shown)), is_joined=True)
+    rest, added = _rest(case, shown)
+    return Verdict(2, source, _join(case, [], shown, rest, added=added), is_joined=True)
 
 
 def _prefix(case: Case) -> str:
@@ -401,14 +406,18 @@ def _prefix(case: Case) -> str:
     return case.prompt.text[: thought.start] if is_closed and thought is not None else case.prompt.text
 
 
-def _rest(case: Case, shown: Shown) -> int:
-    """Where the turn goes on after the prompt's own empty thought: white space after it may be the prompt's."""
+def _rest(case: Case, shown: Shown) -> tuple[int, int]:
+    """Where the turn goes on after the prompt, and how many characters from there are not trained. An empty thought
+    that the prompt has is not written again; another one is added."""
+    if len(_prefix(case)) == len(case.prompt.text):
+        return shown.prompt, shown.start - shown.prompt
     rest, _ = case.grammar.match_empty(shown.rendered.text, shown.prompt)
     if rest > shown.start:
-        return shown.start
+        return shown.start, 0
     prompt = case.prompt.text
-    space = prompt[len(prompt.rstrip()) :]
-    return rest + len(space) if rest > shown.prompt and shown.rendered.text.startswith(space, rest) else rest
+    space = prompt[len(prompt.rstrip()) :]  # white space after the thought may be the prompt's
+    is_same = rest > shown.prompt and shown.rendered.text.startswith(space, rest)
+    return rest + len(space) if is_same else rest, 0
 
 
 def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
@@ -444,10 +453,17 @@ def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
 
 
 def _join(
-    case: Case, written: list[tuple[str, int]], shown: Shown, rest: int, *, added: int = 0, end: str = ""
+    case: Case,
+    written: list[tuple[str, int]],
+    shown: Shown,
+    rest: int,
+    *,
+    added: int = 0,
+    closing: str = "",
+    stop: str | None = None,
 ) -> Shown:
     """The prompt, what is written first (text and field, -1 for the template's), and the shown turn from `rest` on.
-    The first `added` characters after the prompt are not trained. `end` follows the turn."""
+    The first `added` characters after the prompt are not trained. `closing` and `stop` follow a turn without an end."""
     position = begin = len(case.prompt.text)
     pieces = list(case.prompt.pieces)
     for text, field in written:
@@ -456,9 +472,10 @@ def _join(
         position += len(text)
     shift = position - rest
     own = [Piece(max(p.start, rest) + shift, p.end + shift, p.message, p.field) for p in shown.own if p.end >= rest]
-    text = case.prompt.text + "".join(text for text, _ in written) + shown.rendered.text[rest : shown.end] + end
+    before = case.prompt.text + "".join(text for text, _ in written)
+    text = before + shown.rendered.text[rest : shown.end] + closing + (stop or "")
     new = pieces[len(case.prompt.pieces) :]
-    stop = end or shown.stop
+    stop = stop or shown.stop
     return Shown(Rendered(text, [*pieces, *own]), begin, begin + added, len(text), stop, (*new, *own), shown.dropped)
 
 
@@ -489,8 +506,8 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
         shown = witness(plain, rendered, begin, terms._replace(require_stop=False))
         if isinstance(shown, Fault):
             continue
-        end = "" if shown.stop else row.end_of(has_calls=case.has_calls)
-        if not shown.stop and not end and terms.require_stop:
+        closing, stop = ("", None) if shown.stop else _missing_end(plain)
+        if not shown.stop and not stop and terms.require_stop:
             continue
         first = next((piece.start for piece in shown.own), shown.start)
         if case.grammar.header.strip() and case.grammar.header.strip() in rendered.text[shown.start : first]:
@@ -499,15 +516,18 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
         written = [(row.closing, -1)] if not reasoning else [(reasoning.strip(), field), (row.closing, -1)]
         if not case.is_open:
             written.insert(0, (row.opening, -1))
-        joined = _join(case, written, shown, shown.start, added=0 if reasoning else len(row.closing), end=end)
-        return Verdict(3, source, joined, is_joined=True, end_added=bool(end), is_declared=not case.grammar.is_shown)
+        added = 0 if reasoning else len(row.closing)
+        joined = _join(case, written, shown, shown.start, added=added, closing=closing, stop=stop)
+        return Verdict(
+            3, source, joined, is_joined=True, end_added=stop is not None, is_declared=not case.grammar.is_shown
+        )
     return None
 
 
 def _end_turn(case: Case, terms: Terms) -> Verdict | None:
     """A turn whose end no witness shows: the end that `next` or the row has, else EOS is added after what both renders
     write behind its text."""
-    row, prefix = case.grammar.row, _prefix(case)
+    prefix = _prefix(case)
     for source in ("last", "next"):
         rendered = case.shown_by(source)
         begin = _find_begin(case, rendered, prefix) if rendered is not None else None
@@ -516,25 +536,31 @@ def _end_turn(case: Case, terms: Terms) -> Verdict | None:
         shown = witness(case, rendered, begin, terms._replace(require_stop=False))
         if isinstance(shown, Fault) or shown.stop is not None or not _closes(case, shown):
             continue
-        # A thought that the prompt closes itself is not written again; one that follows the prompt is not trained.
-        is_own = len(prefix) < len(case.prompt.text)
-        rest, added = (_rest(case, shown), 0) if is_own else (shown.prompt, shown.start - shown.prompt)
+        rest, added = _rest(case, shown)
         following = _tail_of(case, case.next)
         end, token = _find_end(case, following, 0, len(following))
         if token is not None:  # another render shows the end, which this one leaves out
-            joined = _join(case, [], shown, rest, added=added, end=following[:end])
-            return Verdict(2, source, joined._replace(stop=token), is_joined=True)
-        declared = row.end_of(has_calls=case.has_calls) if row else ""
-        eos = declared or next((name for name in _eos_names(case.tokenizer) if name in case.tokenizer.added), "")
-        if not eos:
-            continue
-        common = _common(_tail_of(case, case.last), following)
-        if case.grammar.opener:
-            common = common.partition(case.grammar.opener)[0]
-        common = common.rstrip()
-        joined = _join(case, [], shown, rest, added=added, end=common + eos)
-        return Verdict(3, source, joined._replace(stop=eos), is_joined=True, end_added=True)
+            closing = following[: end - len(token)]
+            joined = _join(case, [], shown, rest, added=added, closing=closing, stop=token)
+            return Verdict(2, source, joined, is_joined=True)
+        closing, stop = _missing_end(case)
+        if stop is not None:
+            joined = _join(case, [], shown, rest, added=added, closing=closing, stop=stop)
+            return Verdict(3, source, joined, is_joined=True, end_added=True)
     return None
+
+
+def _missing_end(case: Case) -> tuple[str, str | None]:
+    """For a turn whose end no render shows: what both renders write behind its text (the closing of a call), and the
+    row's end, else EOS; None where the vocabulary has neither."""
+    names = (str(case.tokenizer.special_tokens.get("eos_token")), *sorted(case.tokenizer.eos))
+    stop = case.declared_end or next((name for name in names if name in case.tokenizer.added), None)
+    closing = _tail_of(case, case.last)
+    if case.next is not None:
+        closing = _common(closing, _tail_of(case, case.next))
+    if case.grammar.opener:
+        closing = closing.partition(case.grammar.opener)[0]
+    return closing.rstrip(), stop
 
 
 def _closes(case: Case, shown: Shown) -> bool:
@@ -554,10 +580,6 @@ def _tail_of(case: Case, rendered: Rendered) -> str:
     own, limit = _find_own(case, rendered, rendered.pieces[numbers[0]].start)
     block = _cut_block(case, rendered, own)
     return rendered.text[rendered.pieces[block[-1]].end : limit] if block else ""
-
-
-def _eos_names(tokenizer: ChatTokenizer) -> list[str]:
-    return [str(tokenizer.special_tokens.get("eos_token")), *sorted(tokenizer.eos)]
 
 
 def _common(left: str, right: str) -> str:

@@ -45,6 +45,7 @@ from pairwright.tokens.tokenizer_files import FILES, find_folder, find_tiktoken_
 from pairwright.tokens.train_turns import fingerprint_function
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from rich.text import Text
 
 # What a worker encodes at a time, and a killed run loses at most: so many items, fewer where they are long.
@@ -264,7 +265,7 @@ class Encoded:
 
     Args:
         path: The folder of the sequences.
-        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` needs it.
+        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` and `to_trl` need it.
 
     >>> import pairwright as pw
     >>> data = pw.Encoded("runs/first/tokens", "models/tiny")
@@ -293,9 +294,7 @@ class Encoded:
 
         from pairwright.tokens.stage.paint import legend, paint_text
 
-        if self.tokenizer is None:
-            raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
-        ready = ChatTokenizer.from_folder(str(self.tokenizer))
+        ready = ChatTokenizer.from_folder(self._named_tokenizer("show"))
         pair, text = self[position], legend()
         for name, side in (("chosen", pair.chosen), ("rejected", pair.rejected)):
             title = f"\n{name}: {len(side)} tokens, {side.num_trained} trained\n"
@@ -326,6 +325,34 @@ class Encoded:
         for start in range(0, len(positions), size):
             pairs = [self._pairs[int(position)] for position in positions[start : start + size]]
             yield collate_preference(pairs, pad_id=0, multiple_of=multiple_of)  # attention comes from lengths
+
+    def to_trl(
+        self,
+        kind: str = "dpo",
+        *,
+        split: str = "train",
+        reference: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> "Dataset":
+        """The sequences as rows for a trainer of `pairwright.trl`, which takes them unchanged.
+
+        Args:
+            kind: "dpo" or "sft" for pairs, "sft" or "kto" for runs.
+            split: "train", "validation" or "all".
+            reference: A model whose log-probabilities the rows carry. By default TRL computes those of its own
+                reference; rows that carry them need `precompute_ref_log_probs=True` and the same model.
+            **options: Options of the section train that decide what is trained: `where`, `run_weight`, `kto`, ...
+        """
+        import pairwright  # trl lies downstream of tokens; the package loads it when it is asked for
+
+        return pairwright.trl.make_dataset(
+            self.path, self._named_tokenizer("to_trl"), kind, split=split, reference=reference, **options
+        )
+
+    def _named_tokenizer(self, name: str) -> str:
+        if self.tokenizer is None:
+            raise ConfigError(f"{name}: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
+        return os.fspath(self.tokenizer)
 
     @cached_property
     def _pairs(self) -> CachedPairs:

@@ -108,14 +108,43 @@ def load_channels(
     progress: Callable[[dict[str, Any]], None],
 ) -> list[Any]:
     """The channels that have a weight, their data encoded and their reference computed."""
-    settings, weights, options = config.train, config.train.channels, token_options(config, model)
-    show = _report_to(progress, "encode")
-    folders = TokenFolders(tokens, output / "tokens")
+    settings, limits = config.train, Limits(config.train, shares=policy.can_share)
+    data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
     # The first process encodes while the others wait; they then read everything from the cache.
     if not ranks.is_first:
         ranks.wait()  # released by the wait of the first process below
+    channels = read_channels(config, model, output, limits, **data, progress=progress, is_ready=not ranks.is_first)
+    if ranks.is_first:
+        ranks.wait()
+    # After the wait: loading a sharded model is a collective.
+    for channel in channels:
+        if isinstance(channel, DistillChannel):
+            channel.teacher = open_teacher(settings, policy, model, ranks)
+        elif isinstance(channel, PreferenceChannel):
+            channel.moving_reference = open_moving_reference(settings, model, ranks)
+    _check_vocabulary(channels, policy, model)
+    compute_references(channels, policy, initial, cache, settings, ranks, progress)
+    return channels
+
+
+def read_channels(
+    config: Config,
+    model: Path,
+    output: Path,
+    limits: Limits,
+    *,
+    pairs: Path | None = None,
+    experience: Path | None = None,
+    validation: Path | None = None,
+    tokens: Path | None = None,
+    progress: Callable[[dict[str, Any]], None] = lambda event: None,
+    is_ready: bool = False,
+) -> list[Any]:
+    """The channels that have a weight with their data encoded; no model is loaded. `is_ready`: by another process."""
+    settings, weights, options = config.train, config.train.channels, token_options(config, model)
+    show = _report_to(progress, "encode")
+    folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
-    limits = Limits(settings, shares=policy.can_share)
     pair_data: PairData | None = None
     units: Array | None = None  # what each item is shuffled with
     if pairs is not None and (weights.dpo or weights.sft):
@@ -153,22 +182,12 @@ def load_channels(
             channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits, run_weight=run_weight))
     if weights.sdpo:
         source = _require(experience, "sdpo", "--experience")
-        taught = _load_taught(source, output / "taught", settings, options, show, folders, is_ready=not ranks.is_first)
+        taught = _load_taught(source, output / "taught", settings, options, show, folders, is_ready=is_ready)
         order = _order(config, np.arange(len(taught.items)), taught)
         channels.append(DistillChannel(taught, settings.sdpo, weights.sdpo, order, limits))
     # The first channel decides how long an epoch is.
     channels[0].notes += _describe_curriculum(channels[0].data.curriculum, channels[0].order, settings)
     channels[0].notes += folders.describe()
-    if ranks.is_first:
-        ranks.wait()
-    # After the wait: loading a sharded model is a collective.
-    for channel in channels:
-        if isinstance(channel, DistillChannel):
-            channel.teacher = open_teacher(settings, policy, model, ranks)
-        elif isinstance(channel, PreferenceChannel):
-            channel.moving_reference = open_moving_reference(settings, model, ranks)
-    _check_vocabulary(channels, policy, model)
-    _compute_references(channels, policy, initial, cache, settings, ranks, progress)
     return channels
 
 
@@ -198,14 +217,14 @@ def token_options(config: Config, model: Path) -> TokensConfig:
     return config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
 
 
-def _compute_references(
+def compute_references(
     channels: Items[Any],
     policy: Policy,
     initial: str,
     cache: ReferenceCache,
     settings: TrainConfig,
     ranks: Ranks,
-    progress: Callable[[dict[str, Any]], None],
+    progress: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> None:
     """Score everything with the reference, once; what is known from before is not scored again."""
     wanting = [channel for channel in channels if channel.needs_reference]

@@ -105,7 +105,7 @@ class UnpairedChannel(Channel):
             if num := int(is_left_out.sum()):
                 self.counts[name] = self.counts.get(name, 0) + num
         self.notes = [_describe_balance(num_good, num_bad, rule, options)]
-        self._others = _find_others(data.groups)
+        self.others = _find_others(data.groups)  # whose completion the mismatched example of a run has
         self._point: Tensor | None = None  # z₀ of the current update
 
     def reference_trees(self) -> list[Any]:
@@ -180,11 +180,11 @@ class UnpairedChannel(Channel):
 
     def mismatch(self, item: int) -> Tree:
         """The prompt of a run with the completion of a run of another group, always the same one."""
-        mine, other = self.data.tree(item), self.data.tree(self._others[item])
+        mine, other = self.data.tree(item), self.data.tree(self.others[item])
         return Tree(mine.prompt, other.branches[:1], other.masks[:1])
 
     def mismatch_weights(self, items: Array, policy: Policy) -> Tensor | None:
-        return weigh_tokens(self.data, np.array([self._others[item] for item in items]), policy)
+        return weigh_tokens(self.data, np.array([self.others[item] for item in items]), policy)
 
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
         assert self.reference is not None, "the loop computes the reference before the first update"

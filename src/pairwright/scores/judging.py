@@ -1,0 +1,183 @@
+"""A judge over a table: many requests at once, each run, ranking or comparison a unit of work.
+
+Every answer is on the disk before its score is; a unit whose scores are there is not judged again. A unit that fails
+leaves its runs unscored, with the cause. If nothing is answered for a while, the judge is taken to be down and the
+rest stays unscored.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pairwright.collection.judge import Judge
+from pairwright.collection.policies import Ask, Completion, Policy
+from pairwright.collection.run_failures import CollectError
+from pairwright.collection.run_policy import make_policy
+from pairwright.config.collect_config import JudgeTerms
+from pairwright.config.config_file import read_tree
+from pairwright.config.model_config import JudgeConfig
+from pairwright.config.problems import describe_problems
+from pairwright.errors import ConfigError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import content_hash
+from pairwright.scorers.programs import Outcome
+from pairwright.scores.judge_answers import AnswerFile, BatchPolicy, NotAnswered, append_comparisons, read_batch
+from pairwright.store.score_log import ScoreLog, ScoreRow
+
+_FAILURES_IN_A_ROW = 20
+_DOWN = "not asked: the judge answered nothing for a while"
+
+
+def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
+    """Read a rubric from a YAML file with the keys of `JudgeTerms`; `judge` is used where the file names no model."""
+    import pydantic
+
+    tree = read_tree(path)
+    own = tree.get("judge")
+    if own is None:
+        tree["judge"] = judge.model_dump()
+    elif isinstance(own, dict):
+        own.setdefault("temperature", 0.0)  # a judge says what is likeliest; the default of policies explores
+    try:
+        terms = JudgeTerms.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{path}: {'; '.join(describe_problems(error, JudgeTerms))}") from None
+    if not terms.judge.model:
+        raise ConfigError(f"{path}: expected judge.model, or set score.judge.model and score.judge.base_url")
+    return terms
+
+
+def terms_hash(terms: JudgeTerms) -> str:
+    """The version of a judge: what decides its scores, and not where it is or what it costs."""
+    judge = terms.judge.model_dump(mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs"})
+    return content_hash(terms.model_dump(mode="json", exclude={"judge", "prompt_price", "completion_price"}), judge)
+
+
+@dataclass(frozen=True)
+class JudgeJob:
+    """What is asked of a judge: the rubric, the limits, and where answers come from.
+
+    batch_out   requests are written to this file and not sent
+    batch_in    results of such a file are read first; nothing is sent
+    """
+
+    name: str
+    terms: JudgeTerms
+    max_requests: int | None = None
+    max_concurrency: int = 32
+    batch_out: Path | None = None
+    batch_in: Path | None = None
+    base: Path | None = None
+
+    def open_policy(self) -> Policy:
+        if self.batch_out is not None or self.batch_in is not None:
+            return BatchPolicy(self.terms.judge.as_policy(), self.batch_out)
+        policy = make_policy(self.terms.judge.as_policy(), base=self.base)
+        return policy if self.max_requests is None else _LimitedPolicy(policy, self.max_requests)
+
+
+class _LimitedPolicy:
+    """A policy that answers a number of requests and no more."""
+
+    def __init__(self, policy: Policy, most: int) -> None:
+        self.name, self.close = policy.name, policy.close
+        self._policy, self._most, self._num_sent = policy, most, 0
+
+    async def complete(self, ask: Ask) -> list[Completion]:
+        if self._num_sent >= self._most:
+            raise NotAnswered(f"not asked: {self._most:,} requests were sent")
+        self._num_sent += 1
+        return await self._policy.complete(ask)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Runs that are judged together, and the hash of their ids; one run by itself has no hash."""
+
+    runs: Sequence[Experience]
+    group: str = ""
+
+
+Take = Callable[[str, Outcome], None]  # called with the id of a run and its outcome
+
+
+def judge_table(
+    units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
+) -> tuple[Judge, int]:
+    """Judge units; stores every outcome and passes it on. Returns the judge and how many requests were put aside."""
+    return asyncio.run(_judge(units, log, job, take, watch))
+
+
+async def _judge(
+    units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
+) -> tuple[Judge, int]:
+    answers = AnswerFile(log.path.with_suffix(".answers.jsonl"))
+    if job.batch_in is not None:
+        read_batch(job.batch_in, answers)
+    policy = job.open_policy()
+    judge = Judge(policy, job.terms, answers)
+    version = terms_hash(job.terms)
+    # As many units as requests: a unit asks one question after the other. The generator is read only as far as needed.
+    running: set[asyncio.Task[list[ScoreRow]]] = set()
+    num_failed_in_a_row = 0
+
+    async def handle(unit: Unit) -> list[ScoreRow]:
+        nonlocal num_failed_in_a_row
+        if num_failed_in_a_row >= max(_FAILURES_IN_A_ROW, job.max_concurrency):
+            _finish(unit, [Outcome(failure=_DOWN)] * len(unit.runs), version, take)
+            return []
+        try:
+            outcomes = await _judge_unit(judge, unit, log)
+            num_failed_in_a_row = 0
+        except NotAnswered as error:  # neither a score nor a failure of the judge: nothing is stored
+            _finish(unit, [Outcome(failure=str(error))] * len(unit.runs), version, take)
+            return []
+        except CollectError as error:
+            num_failed_in_a_row += 1
+            outcomes = [Outcome(failure=str(error))] * len(unit.runs)
+        return _finish(unit, outcomes, version, take)
+
+    try:
+        is_left = True
+        while is_left or running:
+            while is_left and len(running) < job.max_concurrency:
+                unit = next(units, None)
+                is_left = unit is not None
+                if unit is not None:
+                    running.add(asyncio.create_task(handle(unit)))
+            if running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                log.append([row for task in done for row in task.result()])
+                watch(judge)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await judge.close()
+    return judge, policy.num_written if isinstance(policy, BatchPolicy) else 0
+
+
+async def _judge_unit(judge: Judge, unit: Unit, log: ScoreLog) -> list[Outcome]:
+    if not unit.group:
+        return [await judge.grade(unit.runs[0])]
+    # Equal answers are judged once and get equal scores.
+    distinct: dict[str, Experience] = {}
+    keys = [content_hash([message.text for message in run.completion], run.response_text) for run in unit.runs]
+    for key, run in zip(keys, unit.runs, strict=True):
+        distinct.setdefault(key, run)
+    if judge.mode == "relative":
+        judged = await judge.rank(list(distinct.values()))
+    else:
+        judged, comparisons = await judge.compare(list(distinct.values()))
+        append_comparisons(log.path.with_suffix(".compared.jsonl"), comparisons)
+    by_key = dict(zip(distinct, judged, strict=True))
+    return [by_key[key] for key in keys]
+
+
+def _finish(unit: Unit, outcomes: Sequence[Outcome], version: str, take: Take) -> list[ScoreRow]:
+    rows: list[ScoreRow] = []
+    for run, outcome in zip(unit.runs, outcomes, strict=True):
+        take(run.eid.uid, outcome)
+        rows += outcome.rows(run.eid.uid, version, group=unit.group)
+    return rows
