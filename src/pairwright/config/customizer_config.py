@@ -169,3 +169,8 @@ class NemoCustomizerConfig(Section):
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value
+
+    @property
+    def has_anchor(self) -> bool:
+        """Whether something holds the likelihood of chosen sides."""
+        return self.hyperparameters.training_type == "sft" or self.hyperparameters.dpo.sft_loss_weight > 0

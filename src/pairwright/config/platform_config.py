@@ -59,3 +59,8 @@ class NemoPlatformConfig(Section):
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value
+
+    @property
+    def has_anchor(self) -> bool:
+        """Whether something holds the likelihood of chosen sides."""
+        return bool(self.training.get("sft_loss_weight"))
