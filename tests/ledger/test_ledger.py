@@ -1,6 +1,5 @@
 """Every generated token has one fate a channel, and the sums agree from the table to the losses."""
 
-import json
 import tempfile
 from pathlib import Path
 
