@@ -165,7 +165,8 @@ class DemoName(StrEnum):
 
 def run_demo(
     name: Annotated[
-        DemoName, typer.Argument(help="tic-tac-toe: a minute; tools: SmolLM2-135M learns exact tool calls, 15 minutes.")
+        DemoName,
+        typer.Argument(help="tic-tac-toe: up to 7 CPU minutes; tools: SmolLM2-135M learns exact tool calls, up to 15."),
     ] = DemoName.TIC_TAC_TOE,
     override: Overrides = None,
     output: Annotated[
@@ -175,7 +176,7 @@ def run_demo(
     resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
-    """Teach a small model on this machine by preference pairs from its own runs, and prove that it got better."""
+    """Teach a small model on this machine from its own runs, and prove that it got better."""
     from pairwright.errors import ConfigError
     from pairwright.flow.example import EXAMPLES, run_example
 
