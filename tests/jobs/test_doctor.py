@@ -3,7 +3,6 @@
 import json
 import shutil
 import socket
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -57,7 +56,7 @@ def test_a_run_that_has_what_it_needs_is_fine(tmp_path, model):
     config = {"sources": {"paths": ["traces.jsonl"]}, "collect": {"dataset": "tasks.jsonl", "workflow": "play.py:play"}}
     code, rows = found(config, "--pairs", pairs_table(tmp_path / "pairs"), "--model", model)
     assert code == 0, rows
-    assert rows["sources"] == [("ok", "traces.jsonl: 1 files", "")]
+    assert rows["sources"] == [("ok", "traces.jsonl: 1 file", "")]
     assert rows["tasks"] == [("ok", "2 tasks", "")]
     assert rows["workflow"][0][0] == rows["template"][0][0] == rows["memory"][0][0] == rows["disk"][0][0] == "ok"
     assert rows["pairs"][0][1].endswith("20 pairs of the right form")
@@ -182,10 +181,12 @@ def test_an_endpoint_is_asked_for_its_model_and_with_its_token(monkeypatch):
 
 def test_pairs_that_the_backend_cannot_hold_are_counted(tmp_path):
     table = pairs_table(tmp_path / "pairs", [pair_with_tool_results(task) for task in range(20)])
-    code, rows = found({"backend": {"name": "trl", "trl": {"command": [sys.executable]}}}, "--pairs", table)
+    code, rows = found({"backend": {"name": "nemo-rl"}}, "--pairs", table)
     assert code == 2
     assert "several_messages_a_side 20" in rows["dataset"][0][1]
-    assert found({}, "--pairs", table)[1].get("dataset") is None, "the local backend trains them as they are"
+    for name in ("local", "trl"):
+        has_limits = found({"backend": {"name": name}}, "--pairs", table)[1].get("dataset")
+        assert has_limits is None, "both train them as they are"
 
 
 def test_a_service_is_asked_whether_it_answers_accepts_us_and_tunes_what_is_wanted():

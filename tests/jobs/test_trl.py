@@ -1,91 +1,71 @@
-"""TRL: what its parser reads, what it really trains, and what is refused."""
+"""TRL: the rows and arguments that are written, what it really trains, and what is refused."""
 
 import json
-import shutil
 import sys
-from pathlib import Path
 
+import polars as pl
 import pytest
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
 
 from generate.tiny_models import save_model
-from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
+from handover.tool_runs import make_runs, make_tool_pairs, our_update, their_update
+from jobs.made_pairs import pair_with_tool_results, pairs_table
 from pairwright.config import Config
-from pairwright.errors import ConfigError
-from pairwright.jobs import BACKENDS, BackendError, JobRequest, JobState
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.jobs import BACKENDS, JobRequest, JobState
 from pairwright.jobs.job import silent
-from pairwright.jobs.trl import LOSSES
-from pairwright.records.messages import Message, ToolCall
 
 backend = BACKENDS["trl"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("trl") / "model", context=512)
+    return save_model(tmp_path_factory.mktemp("trl") / "model", context=2048)
 
 
-def config_of(train=None, **section) -> Config:
-    return Config.model_validate(
-        {"train": train or {}, "backend": {"trl": section, "local": {"poll_interval_seconds": 0.2}}}
-    )
+def config_of(train=None, tokens=None, **section) -> Config:
+    backends = {"trl": section, "local": {"poll_interval_seconds": 0.2}}
+    return Config.model_validate({"train": train or {}, "tokens": tokens or {}, "backend": backends})
 
 
-def prepared(tmp_path, model, config, pairs=None, *, launch=False):
-    request = JobRequest(model=str(model), pairs=pairs_table(tmp_path / "pairs", pairs), launch=launch)
-    job = backend.submit(tmp_path / "run", request, config, silent)
-    return job, YAML(typ="safe").load((tmp_path / "run" / "trl-dpo.yaml").read_text())
+def prepared(tmp_path, model, config, pairs=None, *, launch=False, table=None, **sources):
+    sources = sources or {"pairs": table or pairs_table(tmp_path / "pairs", pairs)}
+    job = backend.submit(tmp_path / "run", JobRequest(model=str(model), launch=launch, **sources), config, silent)
+    return job, YAML(typ="safe").load((tmp_path / "run" / "trl.yaml").read_text())
 
 
 TRAIN = {"batch_size": 4, "micro_batch_size": 2, "epochs": 2, "learning_rate": 1e-3, "dpo": {"beta": 0.2, "label_smoothing": 0.1},
          "finetuning_type": "lora", "lora": {"adapter_dim": 4, "alpha": 8}}  # fmt: skip
 
 
-def test_trls_own_parser_reads_the_file_and_gets_what_was_asked_for(tmp_path, model):
-    from trl import DPOConfig, ModelConfig, ScriptArguments, TrlParser
-
-    prepared(tmp_path, model, config_of(TRAIN))
-    script, training, named = TrlParser((ScriptArguments, DPOConfig, ModelConfig)).parse_args_and_config(
-        ["--config", str(tmp_path / "run" / "trl-dpo.yaml")]
-    )
-    assert script.dataset_name == str(tmp_path / "run" / "exports" / "trl")
-    assert named.model_name_or_path == str(model.resolve())
-    assert (training.beta, training.label_smoothing, training.loss_type) == (0.2, 0.1, ["sigmoid"])
-    assert training.max_length is None, "TRL would cut at its own length"
-    assert training.per_device_train_batch_size * training.gradient_accumulation_steps == 4
-    assert training.learning_rate == 1e-3
-    assert (named.use_peft, named.lora_r, named.lora_alpha) == (True, 4, 8)
-    assert training.output_dir == str(tmp_path / "run" / "model")
-
-
-def test_the_dataset_loads_with_both_splits(tmp_path, model, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    import datasets
-
-    _, tree = prepared(tmp_path, model, config_of())
-    loaded = datasets.load_dataset(tree["dataset_name"], cache_dir=str(tmp_path / "cache"))
-    assert set(loaded) == {tree["dataset_train_split"], tree["dataset_test_split"]}
-    assert len(loaded["train"]) + len(loaded["validation"]) == 20
-    assert loaded["train"][0]["chosen"][0]["role"] == "assistant"
-
-
-def test_our_losses_are_ones_that_trl_has():
+def test_trls_own_arguments_take_what_was_asked_for(tmp_path, model):
     from trl import DPOConfig
 
-    for name in LOSSES:
-        DPOConfig(loss_type=[name], report_to="none", use_cpu=True, bf16=False)
+    _, tree = prepared(tmp_path, model, config_of(TRAIN, options={"use_cpu": True}))
+    training = DPOConfig(**tree["arguments"])
+    assert (tree["kind"], tree["model"]) == ("dpo", str(model.resolve()))
+    assert tree["terms"] == {"beta": 0.2, "label_smoothing": 0.1}
+    assert training.max_length is None, "TRL would cut at its own length"
+    assert training.per_device_train_batch_size * training.gradient_accumulation_steps == 4
+    assert (training.learning_rate, training.precompute_ref_log_probs) == (1e-3, True)
+    assert (tree["lora"]["r"], tree["lora"]["lora_alpha"]) == (4, 8)
+    assert training.output_dir == str(tmp_path / "run" / "model")
+    rows = [pl.read_parquet(tree[split]) for split in ("train", "validation")]
+    assert sum(map(len, rows)) == 20
+    assert {split for part in rows for split in part["split"]} == {"train", "validation"}
 
 
 @pytest.mark.parametrize(
     ("train", "section", "words"),
     [
-        ({"dpo": {"loss": "simpo"}}, {}, "simpo"),
-        ({"dpo": {"sft_loss_weight": 1}}, {}, "sft_loss_weight"),
-        ({"dpo": {"preference_average_log_probs": True}}, {}, "preference_average_log_probs"),
+        ({"dpo": {"loss": "kto"}}, {}, "train.dpo.loss kto"),
+        ({"dpo": {"reference_sync": 3}}, {}, "reference_sync"),
+        ({"channels": {"dpo": 1, "sft": 0.5}}, {}, "train.channels"),
         ({"finetuning_type": "lora_merged"}, {}, "lora_merged"),
         ({"reference": "none"}, {}, "train.reference"),
-        ({}, {"options": {"dataset_name": "other"}}, "other data"),
-        ({}, {"options": {"model_name_or_path": "other"}}, "another model"),
+        ({"channels": {"dpo": 0, "kto": 1}}, {}, "--experience"),
+        ({}, {"options": {"output_dir": "other"}}, "folder of the job"),
     ],
 )
 def test_what_trl_cannot_do_is_refused(tmp_path, model, train, section, words):
@@ -93,40 +73,65 @@ def test_what_trl_cannot_do_is_refused(tmp_path, model, train, section, words):
         prepared(tmp_path, model, config_of(train, **section))
 
 
-def test_tool_results_that_trl_would_train_are_refused(tmp_path, model):
-    with pytest.raises(BackendError, match="accept_other_data"):
-        prepared(tmp_path, model, config_of(), [pair_with_tool_results(task) for task in range(20)])
+def test_tool_results_recorded_ids_and_calls_are_trained_as_our_loop_trains_them(tmp_path, model, monkeypatch):
+    """What this backend refused or encoded anew while TRL got text: ids, masks and the update are those of our loop."""
+    from pairwright.trl import exact_trainers
+    from pairwright.trl.__main__ import run
+
+    dpo = {"beta": 0.3, "sft_loss_weight": 0.5, "preference_average_log_probs": True}
+    train = {"dpo": dpo, "batch_size": 8, "micro_batch_size": 3, "max_steps": 1, "max_grad_norm": 0.0}
+    data = make_tool_pairs(tmp_path, model)
+    options = {"use_cpu": True, "bf16": False, "disable_tqdm": True, "per_device_train_batch_size": 3,
+               "gradient_accumulation_steps": 3, "save_strategy": "no"}  # fmt: skip
+    tokens = {"experience": [str(tmp_path / "runs")]}
+    config = config_of({**train, "precision": "fp32"}, tokens, options=options, validation=0)
+    prepared(tmp_path, model, config, table=tmp_path / "weighted")
+    results = []
+    begin = exact_trainers.DPOTrainer.train
+
+    def watched(trainer):
+        trainer.train = lambda: begin(trainer)
+        results.append(their_update(trainer))
+
+    monkeypatch.setattr(exact_trainers.DPOTrainer, "train", watched)
+    run(str(tmp_path / "run" / "trl.yaml"))
+    loss, gradient, seen = results[0]
+    sides = [side for pair in data for side in (pair.chosen, pair.rejected)]
+    assert sorted(seen) == sorted((side.ids.tolist(), side.mask.tolist()) for side in sides)
+    ours, our_gradient = our_update(data, "dpo", model, model, dpo=dpo)
+    assert loss == pytest.approx(ours, abs=1e-5)
+    assert max(float((our_gradient[name] - gradient[name]).abs().max()) for name in gradient) < 1e-5
 
 
-CALLS = """{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}
-{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments ARGUMENTS }}}{% endfor %}</s>{% endfor %}"""
+def test_pairs_that_are_split_here_keep_their_recorded_ids(tmp_path, model):
+    data = make_tool_pairs(tmp_path, model)
+    _, tree = prepared(tmp_path, model, config_of(), table=tmp_path / "pairs")
+    rows = pl.concat([pl.read_parquet(tree[split]) for split in ("train", "validation")])
+    assert sorted(rows["chosen_ids"].to_list()) == sorted(pair.chosen.ids.tolist() for pair in data)
 
 
-@pytest.mark.parametrize("as_is", [False, True])
-def test_calls_that_the_template_would_encode_twice_are_refused(tmp_path, model, as_is):
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder)
-    template = CALLS.replace("ARGUMENTS", "if c.function.arguments is string else ''" if as_is else "| tojson")
-    (folder / "chat_template.jinja").write_text(template)
-    call = Message("assistant", None, tool_calls=(ToolCall("add", '{"a": 1}', id="1"),))
-    pairs = [pair(task, chosen=[call], rejected=[Message("assistant", "3")]) for task in range(20)]
-    if as_is:
-        assert prepared(tmp_path, folder, config_of(), pairs)[0].state is JobState.PREPARED
-    else:
-        with pytest.raises(BackendError, match=r"arguments_as_text 20.*accept_other_data"):
-            prepared(tmp_path, folder, config_of(), pairs)
+def test_pairs_that_cannot_be_encoded_are_counted(tmp_path, model):
+    folder = tmp_path / "no-template"
+    save_model(folder, context=512)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(PairwrightError, match=r"no pair to train on \(20 × "):
+        prepared(tmp_path, folder, config_of(), [pair_with_tool_results(task) for task in range(20)])
 
 
 @pytest.mark.slow
-def test_trl_really_trains_it(tmp_path, model, monkeypatch):
+@pytest.mark.parametrize("kind", ["dpo", "sft", "kto"])
+def test_trl_really_trains_it(kind, tmp_path, model, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    program = str(Path(sys.executable).with_name("trl"))
-    config = config_of({**TRAIN, "epochs": 1}, command=[program], options={"use_cpu": True})
-    job, _ = prepared(tmp_path, model, config, launch=True)
+    train = {**TRAIN, "epochs": 1, "channels": {"dpo": 0, kind: 1}}
+    config = config_of(train, command=[sys.executable, "-m"], options={"use_cpu": True})
+    sources = {"experience": make_runs(tmp_path / "runs", model, 4)} if kind == "kto" else {}
+    job, _ = prepared(tmp_path, model, config, launch=True, **sources)
     status = backend.wait(tmp_path / "run", config, lambda _: None)
-    assert status.state is JobState.COMPLETED
+    assert status.state is JobState.COMPLETED, status.message
     assert status.step == status.num_steps == job.details["num_steps"]
     assert status.train_loss is not None
-    assert status.validation_loss is not None
+    assert (status.validation_loss is not None) == (kind != "kto")
     assert json.loads((tmp_path / "run" / "model" / "adapter_config.json").read_text())["r"] == 4
+    assert any(value.abs().max() > 0 for name, value in load_file(
+        tmp_path / "run" / "model" / "adapter_model.safetensors").items() if "lora_B" in name)  # fmt: skip

@@ -83,9 +83,8 @@ def test_the_command_takes_a_condition_with_quotes(model, tmp_path):
     assert read_status(tmp_path / "run").counts["dpo"]["filtered by --where"] == 3
 
 
-@pytest.mark.parametrize("name", ["trl", "nemo-rl"])
-def test_trainers_of_other_people_refuse_it(name):
+def test_trainers_that_get_text_refuse_it():
     from pairwright.jobs.translation import refuse_untranslatable
 
     with pytest.raises(ConfigError, match=r"train\.where"):
-        refuse_untranslatable(config("dpo", "gap > 0").train, trainer=name, losses=("sigmoid",), more={})
+        refuse_untranslatable(config("dpo", "gap > 0").train, trainer="NeMo RL", losses=("sigmoid",), more={})

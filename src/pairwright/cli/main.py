@@ -165,8 +165,8 @@ def main() -> None:
         extras = extras_with(error.name or "")
         if not extras:
             raise
-        choice = " or ".join(f"'pairwright[{extra}]'" for extra in extras)
-        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install {choice}", 1))
+        # The extras stand in the order of the flow: the first is the smallest that has it.
+        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install 'pairwright[{extras[0]}]'", 1))
     except TyperException as error:
         message = error.format_message() or "expected the name of a command, see above."
         sys.exit(_fail(f"{message} Try --help.", 3))

@@ -246,16 +246,14 @@ class LocalConfig(Section):
 
 
 class TrlConfig(Section):
-    """`trl dpo` as the trainer; its options come from the section train."""
+    """TRL's trainers on our rows of tokens; their options come from the section train."""
 
-    command: tuple[str, ...] = Field(default=("trl",), min_length=1)
-    """How TRL is called."""
+    command: tuple[str, ...] = ()
+    """How the module pairwright.trl is started, such as [accelerate, launch, -m]; by default this Python with -m."""
     validation: float = Field(default=0.2, ge=0, lt=1)
     """Share of the groups held out where the pairs have no validation split."""
-    accept_other_data: bool = False
-    """Go on where TRL would train more than the model wrote (tool results, other answers)."""
     options: dict[str, Any] = Field(default={})
-    """More options of `trl dpo`, as they are."""
+    """More arguments of TRL's trainer (DPOConfig, SFTConfig, KTOConfig), as they are."""
 
 
 # ray.sub of NeMo RL hands both to srun as words, unquoted: white space or a pattern would become other words.

@@ -5,7 +5,7 @@ An existing validation split is used. Otherwise the table is split here, by grou
 same pairs and seed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from pairwright.export import EXPORTERS, ExportOptions
 from pairwright.jobs.job import BackendError
 from pairwright.pairs.candidates.validation_split import splits
+from pairwright.pairs.lineage import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.pair_table import pair_batches, write_pairs
+from pairwright.paths import write_json
 from pairwright.records.messages import Json
 
 # What `splits` reads, and the split that is there.
@@ -73,7 +75,7 @@ def write_dataset(
         seed: seed of the split.
         history: passed to the exporter as `ExportOptions.history`.
     """
-    table = _with_split(pairs, folder / "pairs", validation=validation, seed=seed)
+    table = with_split(pairs, folder / "pairs", validation=validation, seed=seed)
     refused: dict[str, int] = {}
     noted: dict[str, int] = {}
     written: list[int] = []
@@ -99,7 +101,7 @@ def write_dataset(
     )
 
 
-def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str, also: Sequence[str] = ()) -> None:
+def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
     """Raise if the trainer would train on other data than the pairs contain, unless the user accepted this.
 
     Args:
@@ -107,13 +109,12 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
         trainer: Its name in the message.
         is_accepted: Whether the user accepted other data.
         key: The option that accepts them.
-        also: Notes that mean other data with this model.
     """
-    losses = {reason: dataset.noted[reason] for reason in (*UNFAITHFUL, *also) if reason in dataset.noted}
+    losses = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
     if losses and not is_accepted:
         counts = ", ".join(f"{reason} {num}" for reason, num in losses.items())
         raise BackendError(
-            f"{trainer} would train other data than these pairs hold ({counts}; see docs/reference/exports.md): "
+            f"{trainer} would train other data than these pairs hold ({counts}; docs: Exports): "
             f"train with the local backend, or accept it with {key}: true"
         )
 
@@ -133,7 +134,7 @@ def _lost_by_text(pairs: Path) -> dict[str, int]:
     return {note: num for note, num in counts.items() if num}
 
 
-def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Path:
+def with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Path:
     """Return the table if it has a split or `validation` is 0, else write a copy with a split to `output`."""
     narrow = [pl.from_arrow(batch) for batch in pair_batches(pairs, _SPLIT_BY)]
     if not narrow:
@@ -149,6 +150,8 @@ def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> P
             f"set validation: 0 in the backend's section, or bring more tasks"
         )
     write_pairs(output, _replace_split(pairs, split_column))
+    # Recorded ids are looked up in the tables that the pairs were built from.
+    write_json(output / LINEAGE_FILE, {"tables": table_references(source_tables(pairs), output)})
     return output
 
 
@@ -164,7 +167,7 @@ def _replace_split(pairs: Path, split_column: pl.Series) -> Iterator[pa.RecordBa
 def _check(written: list[int], refused: dict[str, int], *, pairs: Path, target: str, validation: float) -> None:
     reasons = ", ".join(f"{reason} {num}" for reason, num in sorted(refused.items()))
     if not written[0]:
-        raise BackendError(f"{pairs}: no pair for training fits {target} ({reasons}); see docs/reference/exports.md")
+        raise BackendError(f"{pairs}: no pair for training fits {target} ({reasons}); docs: Exports")
     if not written[1] and validation > 0:
         raise BackendError(
             f"{pairs}: none of the pairs held out for validation fits {target} ({reasons}): bring more "

@@ -36,10 +36,13 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.shuffle_by": train.shuffle_by is not None,
         **more,
     }
-    keys = [key for key, is_asked in asked.items() if is_asked]
-    if train.dpo.loss not in losses:
-        keys.append(f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})")
-    if keys:
+    asked[f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})"] = train.dpo.loss not in losses
+    refuse_options(asked, trainer=trainer)
+
+
+def refuse_options(asked: dict[str, bool], *, trainer: str) -> None:
+    """Raise for the options that are asked for and that `trainer` does not support."""
+    if keys := [key for key, is_asked in asked.items() if is_asked]:
         raise ConfigError(
             f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
             f"backend.name: local"

@@ -1,9 +1,10 @@
-"""TRL backend: writes a dataset and a YAML file for `trl dpo`, and optionally runs the command.
+"""TRL backend: writes rows of tokens and a YAML file for `python -m pairwright.trl`, and optionally runs it.
 
-TRL trains on every token after the prompt. Pairs whose sides contain tool results, or start with a message that the
-model did not generate, would train on those, too; they are refused, unless the user accepts it.
+TRL's trainers get the ids, masks and weights of our own loop (trl/exact_trainers.py), so nothing is encoded again, and
+tool results, recorded ids and arguments of calls are trained as they would be here.
 """
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,10 @@ from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
 from pairwright.jobs import local, process
-from pairwright.jobs.dataset import Dataset, refuse_unfaithful, write_dataset
+from pairwright.jobs.dataset import Dataset, with_split
 from pairwright.jobs.job import (
     Backend,
+    BackendError,
     Job,
     JobRequest,
     JobState,
@@ -31,67 +33,37 @@ from pairwright.jobs.translation import (
     has_curriculum_order,
     micro_batch,
     model_folder,
-    refuse_untranslatable,
+    refuse_options,
     steps_between,
     steps_per_epoch,
 )
+from pairwright.paths import find_model
 from pairwright.records.messages import Json
-from pairwright.tokens import ChatTokenizer
-from pairwright.tokens.message_dialect import takes_arguments_as_text
+from pairwright.tokens.stage.stage import encode_source
+from pairwright.training.token_rows import SIDES, TokenRows
 
-# Losses of our trainer that TRL's DPOTrainer has under the same name.
-LOSSES = ("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down")
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
-# What decides what is trained on, and where the result goes, is not for `options`.
-_OURS = (
-    "dataset_name",
-    "datasets",
-    "dataset_config",
-    "dataset_train_split",
-    "dataset_test_split",
-    "model_name_or_path",
-    "output_dir",
-    "config",
-)
+FILE = "trl.yaml"
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Export the pairs, write the configuration, and start `trl dpo` if requested."""
-    if request.pairs is None:
-        raise ConfigError("the trl backend trains on pairs: give --pairs DIR")
+    """Encode the data, write the rows and the configuration, and start TRL if requested."""
     process.refuse_running(folder / PROCESS)
-    settings, train = config.backend.trl, config.train
-    _check(train, settings.options)
-    has_curriculum_order(request.pairs, trainer="TRL")
-    model = model_folder(request.model, trainer="TRL", needs_template=not begins_with_text(request.pairs))
-    files = folder / "exports" / "trl"
-    dataset = write_dataset(
-        request.pairs,
-        files,
-        target="trl",
-        names=("train.jsonl", "validation.jsonl"),
-        validation=settings.validation,
-        seed=config.seed,
-    )
-    encodes_again = "arguments_as_text" in dataset.noted and _encodes_arguments_again(model)
-    refuse_unfaithful(
-        dataset,
-        trainer="TRL",
-        is_accepted=settings.accept_other_data,
-        key="backend.trl.accept_other_data",
-        also=("arguments_as_text",) if encodes_again else (),
-    )
-    say(f"exported {dataset} to {files}")
-    path = (folder / "trl-dpo.yaml").resolve()
-    tree = trl_config(config, dataset, model=model, output=(folder / "model").resolve())
-    write_yaml(path, {**tree, **settings.options}, heading="Written by pairwright for `trl dpo --config FILE`.")
-    command = [*settings.command, "dpo", "--config", str(path)]
+    settings = config.backend.trl
+    kind = _check(config.train, settings.options)
+    model = find_model(request.model)
+    dataset = write_rows(folder, request, config, kind, model)
+    say(f"wrote {dataset} to {dataset.training.parent}")
+    tree = trl_tree(config, dataset, kind=kind, model=str(model.resolve()), output=(folder / "model").resolve())
+    path = (folder / FILE).resolve()
+    write_yaml(path, tree, heading="Written by pairwright for `python -m pairwright.trl FILE`.")
+    command = [*(settings.command or (sys.executable, "-m")), "pairwright.trl", str(path)]
     details = {
         "command": command,
         "config": str(path),
         "files": dataset.as_json(),
         "script": " ".join(command),
-        "num_steps": _num_steps(train, dataset),
+        "num_steps": _num_steps(config.train, dataset),
     }
     job = change_job(new_job("trl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
@@ -99,26 +71,51 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     return launch(folder, job, command, say=say)
 
 
-def _encodes_arguments_again(model: str) -> bool:
-    """Whether the chat template of a model would encode the JSON text of a call's arguments a second time."""
-    if not Path(model).is_dir():
-        return False
-    tokenizer = ChatTokenizer.from_folder(model)
-    return not takes_arguments_as_text(tokenizer, tokenizer.renderer(None))
+def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, model: Path) -> Dataset:
+    """Encode pairs or runs, and write the rows of each split."""
+    files = folder / "exports" / "trl"
+    source = request.experience if kind == "kto" or request.pairs is None else request.pairs
+    if source is None or (kind == "dpo" and request.pairs is None):
+        wanted = {"dpo": "pairs: give --pairs DIR", "kto": "runs: give --experience DIR"}
+        raise ConfigError(f"the {kind} channel trains on {wanted.get(kind, 'pairs or runs: give --pairs DIR')}")
+    is_pairs = source == request.pairs
+    if is_pairs:
+        has_curriculum_order(source, trainer="TRL")
+        model_folder(str(model), trainer="TRL", needs_template=not begins_with_text(source))
+        source = with_split(source, files / "pairs", validation=config.backend.trl.validation, seed=config.seed)
+    options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
+    manifest = encode_source(source, folder / "tokens", options)
+    train = config.train.model_dump(exclude_unset=True, include={"where", "run_weight", "kto", "dpo"})
+    rows = TokenRows(folder / "tokens", Path(str(options.tokenizer)), kind, **train)
+    num_training, num_validation = rows.count("train"), rows.count("validation")
+    training, validation = files / "train.parquet", files / "validation.parquet"
+    rows.write_parquet(training, "train")
+    if num_validation:
+        rows.write_parquet(validation, "validation")
+    elif is_pairs and config.backend.trl.validation > 0:
+        raise BackendError(
+            f"{source}: none of the pairs held out for validation was encoded: bring more tasks, or set "
+            "backend.trl.validation: 0"
+        )
+    return Dataset(
+        training=training,
+        validation=validation if num_validation else None,
+        num_training=num_training,
+        num_validation=num_validation,
+        refused=manifest["refused"],
+        noted={},
+    )
 
 
-def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
-    """Translate a configuration to the options of `trl dpo`."""
+def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output: Path) -> Json:
+    """What `python -m pairwright.trl` reads: the kind of training, model, rows, and arguments of TRL's trainer."""
     train, seed = config.train, config.seed
     # For one device: TRL takes the size of a micro batch and the number of passes a step.
     size, passes = micro_batch(train, num_gpus=1, trainer="TRL")
+    if kind == "kto" and size == 1:
+        raise ConfigError("train.micro_batch_size: TRL's KTO needs at least 2")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=True)
-    tree: Json = {
-        # A folder: `datasets` loads train.jsonl and validation.jsonl in it as splits of these names.
-        "dataset_name": str(dataset.training.parent.resolve()),
-        "dataset_train_split": "train",
-        "dataset_test_split": "validation",
-        "model_name_or_path": model,
+    arguments: Json = {
         "output_dir": str(output),
         "num_train_epochs": train.epochs,
         # -1 means no limit in transformers.
@@ -134,11 +131,7 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
         "adam_epsilon": train.adam_epsilon,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.max_grad_norm,
-        "loss_type": [train.dpo.loss],
-        "loss_weights": [train.dpo.preference_loss_weight],
-        "beta": train.dpo.beta,
-        "label_smoothing": train.dpo.label_smoothing,
-        "max_length": config.tokens.pair_length,  # null: TRL would cut at 1024 by itself
+        "max_length": None,  # nothing is cut here: sequences are cut or refused when they are encoded
         "bf16": train.precision == "bf16",
         "gradient_checkpointing": train.gradient_checkpointing,
         "seed": seed,
@@ -153,7 +146,21 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
         "eval_steps": steps_between(train.val_check_interval, per_epoch),
         "per_device_eval_batch_size": size,
     }
-    return tree | (_lora(train) if train.finetuning_type == "lora" else {})
+    if kind != "sft":
+        arguments["precompute_ref_log_probs"] = True
+    if kind == "kto":
+        names = ("beta", "desirable_weight", "undesirable_weight")
+        arguments |= {"loss_type": train.kto.loss, **{name: getattr(train.kto, name) for name in names}}
+    return {
+        "kind": kind,
+        "model": model,
+        "train": str(dataset.training.resolve()),
+        "validation": None if dataset.validation is None else str(dataset.validation.resolve()),
+        "arguments": arguments | config.backend.trl.options,
+        # The loss of the section train.dpo, whether or not TRL has it under a name.
+        "terms": train.dpo.model_dump(mode="json", exclude_unset=True) if kind == "dpo" else None,
+        "lora": _lora(train) if train.finetuning_type == "lora" else None,
+    }
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
@@ -166,35 +173,41 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
     return serve_result(folder, job, folder / "model", config, say)
 
 
-def _check(train: TrainConfig, options: Json) -> None:
-    """Raise for options that TRL does not support, or that would change the data or model of the job."""
-    refuse_untranslatable(
-        train,
-        trainer="TRL",
-        losses=LOSSES,
-        more={
-            "train.dpo.preference_average_log_probs": train.dpo.preference_average_log_probs,
-            "train.dpo.sft_loss_weight": train.dpo.sft_loss_weight > 0,
+def _check(train: TrainConfig, options: Json) -> str:
+    """The kind of training. Raises for options that TRL does not support, or that would change data or model."""
+    weights = {name: weight for name, weight in train.channels.model_dump().items() if weight}
+    kind = next(iter(weights), "")
+    refuse_options(
+        {
+            "train.channels (one of dpo, sft and kto, with weight 1)": kind not in SIDES or weights != {kind: 1.0},
+            "train.dpo.loss kto": "kto" in train.dpo.losses,
+            "train.dpo.reference_sync": train.dpo.reference_sync is not None,
+            "train.kto.sft_loss_weight": train.kto.sft_loss_weight > 0,
+            "train.reference": train.reference != "initial",
+            "train.quantization": train.quantization != "none",
+            "train.early_stopping_patience": train.early_stopping_patience is not None,
+            "train.dump_batches": train.dump_batches > 0,
+            "train.stages": bool(train.stages),
+            "train.shuffle": not train.shuffle,
+            "train.shuffle_by": train.shuffle_by is not None,
             "train.min_learning_rate": train.min_learning_rate > 0,
             "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
-            "train.shuffle": not train.shuffle,
             "train.dropout": train.dropout,
         },
+        trainer="TRL",
     )
-    ours = [key for key in options if key in _OURS]
-    if ours:
-        raise ConfigError(
-            f"backend.trl.options: {', '.join(ours)} would train other data or another model than the job says"
-        )
+    if "output_dir" in options:
+        raise ConfigError("backend.trl.options: output_dir is the folder of the job")
+    return kind
 
 
 def _lora(train: TrainConfig) -> Json:
     return {
-        "use_peft": True,
-        "lora_r": train.lora.adapter_dim,
+        "task_type": "CAUSAL_LM",
+        "r": train.lora.adapter_dim,
         "lora_alpha": int(train.lora.alpha),
         "lora_dropout": train.lora.adapter_dropout,
-        "lora_target_modules": list(train.lora.target_modules or ["all-linear"]),
+        "target_modules": list(train.lora.target_modules or ()) or "all-linear",
     }
 
 

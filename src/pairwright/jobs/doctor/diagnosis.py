@@ -24,6 +24,7 @@ _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
     "nemo-customizer": {"httpx": "customizer", "huggingface_hub": "customizer"},
     "nemo-platform": {"httpx": "customizer"},
+    "trl": {"torch": "train", "trl": "trl", "datasets": "trl"},
 }
 
 
@@ -48,7 +49,7 @@ def check_sources(patient: Patient) -> Iterator[Finding]:
         except PairwrightError as error:
             yield wrong("sources", str(error), "correct sources.paths")
             continue
-        yield fine("sources", f"{path}: {num_files} files")
+        yield fine("sources", f"{path}: {num_files} file{'s' if num_files != 1 else ''}")
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
@@ -102,7 +103,6 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
             backend.nemo_platform.validation,
         ),
         "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
-        "trl": ("trl", backend.trl.validation),
     }
     if patient.pairs is None or backend.name not in targets:
         return
@@ -120,14 +120,14 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
                 history=backend.nemo_customizer.use_full_message_history,
             )
         except PairwrightError as error:
-            yield wrong("dataset", str(error), "docs/reference/exports.md says what each trainer can hold")
+            yield wrong("dataset", str(error), "the page Exports of the documentation says what each trainer can hold")
             return
     odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
         yield wrong(
             "dataset",
             f"as {target}: {dataset}",
-            "docs/reference/exports.md has the reasons; the local backend has no such limits",
+            "the page Exports of the documentation has the reasons; the local backend has no such limits",
         )
     else:
         yield fine("dataset", f"as {target}: {dataset}")
