@@ -198,7 +198,7 @@ def _pair(row: dict[str, Any]) -> Pair:
 def _marks(row: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of `info` that are stored in columns of their own."""
     marks: dict[str, Any] = {"across_groups": True} if row["across_groups"] else {}
-    return marks | {name: row[name] for name in ("curriculum_stage", "label_noise") if row[name] is not None}
+    return marks | {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
 
 
 def _json_or_null(value: Any) -> str | None:

@@ -1,5 +1,7 @@
 """`pairwright score TABLE... --with SCORER`: scores for runs that have none."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from pairwright.scores.score_tables import ScoreSummary
 
 _MOST_CAUSES = 5
+_SECONDS_PER_LINE = 10
 
 
 def score_runs(
@@ -70,12 +73,27 @@ def score_runs(
                         batch_in=batch_in,
                         base=base,
                         progress=progress.show,
+                        watch=_say_cost(),
                     )
                 )
     if batch_out is not None and summaries[0].written:
         _report_batch(summaries[0], batch_out, as_json=as_json)
         return
     _report(summaries, as_json=as_json)
+
+
+def _say_cost() -> "Callable[[ScoreSummary], None]":
+    """A function that says every ten seconds how much a judge was asked, and what it cost so far."""
+    next_line = time.monotonic() + _SECONDS_PER_LINE
+
+    def watch(summary: "ScoreSummary") -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + _SECONDS_PER_LINE
+            failed = summary.failures.total()
+            say(f"{summary.scorer}: {summary.requests:,} requests, {failed:,} failed, cost so far {summary.cost:.4g}")
+
+    return watch
 
 
 def _calibrate(tables: list[str], name: str, source: str, threshold: float | None, *, as_json: bool) -> None:
