@@ -251,7 +251,7 @@ class Flow:
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
         decisions = _decisions_key(tables, config.pairs.votes, config.pairs.score)
         pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used], *decisions)
-        settings = config.train.model_dump(mode="json")
+        settings = config.train.model_dump(mode="json", exclude=None if config.train.score else {"score"})
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
         if config.tokens.chat_template is not None:
             from pairwright.tokens.tokenizer import choose_template

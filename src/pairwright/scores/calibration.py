@@ -209,19 +209,21 @@ def _against_votes(
 
 
 def _curve(scores: Floats, good: Ints, all_scores: Floats, confidence: float) -> list[dict[str, Any]]:
-    """The reliability curve: share of good labels in bins of the score, and how many runs fall into each."""
-    edges = np.unique(np.quantile(all_scores, np.linspace(0, 1, _MAX_BINS + 1)))
-    edges = edges if len(edges) > 1 else np.array([edges[0], edges[0]])
-    own, every = (
-        np.clip(np.searchsorted(edges, some, side="right") - 1, 0, len(edges) - 2) for some in (scores, all_scores)
-    )
+    """The reliability curve: share of good labels in bins of the score, and how many runs fall into each.
+
+    A bin is a value where there are few, else a tenth of the runs.
+    """
+    starts = np.unique(all_scores)
+    if len(starts) > _MAX_BINS:
+        starts = np.unique(np.quantile(all_scores, np.linspace(0, 1, _MAX_BINS + 1))[:-1])
+    own, every = (np.searchsorted(starts, some, side="right") - 1 for some in (scores, all_scores))
     curve = []
-    for number in range(len(edges) - 1):
+    for number, start in enumerate(starts):
         chosen = own == number
         curve.append(
             {
-                "from": float(edges[number]),
-                "to": float(edges[number + 1]),
+                "from": float(start),
+                "to": float(all_scores[every == number].max()),
                 "runs": int((every == number).sum()),
                 "labels": int(chosen.sum()),
                 "good": asdict(share(int(good[chosen].sum()), int(chosen.sum()), confidence)),

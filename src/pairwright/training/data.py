@@ -277,12 +277,13 @@ def load_policy_data(
     *,
     scored: bool = True,
     where: str | None = None,
+    score: str | None = None,
     is_encoded: bool = False,
     policy: PolicyConfig | None = None,
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
-    table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
+    table, columns = Table(source, create=False).with_score(score), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
     for batch in table.scan(columns=columns):
         for row in batch.to_pylist():

@@ -158,7 +158,9 @@ def read_channels(
     if weights.sft:
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
-            load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
+            load_runs = partial(
+                load_policy_data, options=options, show=show, scored=False, where=settings.where, score=settings.score
+            )
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
             parts = [load_runs(source, **folders.of(name)) for name, source in sources.items()]
@@ -170,7 +172,7 @@ def read_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        load_scored = partial(load_policy_data, options=options, show=show, where=settings.where)
+        load_scored = partial(load_policy_data, options=options, show=show, where=settings.where, score=settings.score)
         runs = load_scored(source, policy=settings.grpo, **folders.of("runs"))
         runs = _add_stages(runs, source, settings, runs.ids)
         order_of, run_weight = partial(_order, config, data=runs), settings.run_weight
