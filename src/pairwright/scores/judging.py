@@ -18,7 +18,7 @@ from pairwright.config.collect_config import JudgeConfig, JudgeTerms
 from pairwright.config.config_file import describe_problems, read_tree
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
-from pairwright.records.messages import content_hash
+from pairwright.records.messages import canonical_messages, content_hash
 from pairwright.scorers.programs import Outcome
 from pairwright.scores.judge_answers import AnswerFile, BatchPolicy, NotAnswered, append_comparisons, read_batch
 from pairwright.store.score_log import ScoreLog, ScoreRow
@@ -48,7 +48,9 @@ def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
 
 def terms_hash(terms: JudgeTerms) -> str:
     """The version of a judge: what decides its scores, and not where it is or what it costs."""
-    judge = terms.judge.model_dump(mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs"})
+    judge = terms.judge.model_dump(
+        mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs", "extra_body"}
+    )
     return content_hash(terms.model_dump(mode="json", exclude={"judge", "prompt_price", "completion_price"}), judge)
 
 
@@ -161,7 +163,7 @@ async def _judge_unit(judge: Judge, unit: Unit, log: ScoreLog) -> list[Outcome]:
         return [await judge.grade(unit.runs[0])]
     # Equal answers are judged once and get equal scores.
     distinct: dict[str, Experience] = {}
-    keys = [content_hash([message.text for message in run.completion], run.response_text) for run in unit.runs]
+    keys = [content_hash(canonical_messages(run.completion), run.response_text) for run in unit.runs]
     for key, run in zip(keys, unit.runs, strict=True):
         distinct.setdefault(key, run)
     if judge.mode == "relative":
