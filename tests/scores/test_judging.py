@@ -115,6 +115,7 @@ def test_an_answer_outside_the_schema_is_asked_again_and_never_a_score(tmp_path,
     with JudgeServer(lambda prompt, number: answer) as server:
         summary = pw.Table(table.path).score(write_rubric(tmp_path, server.url))
         assert len({body["seed"] for body in server.bodies}) == 3
+        assert [body["temperature"] for body in server.bodies] == [0.0, 0.7, 0.7], "a greedy judge would repeat itself"
     assert (summary.scored, summary.failures.total(), summary.invalid) == (0, 1, 3)
     assert "no verdict in 3 answers" in next(iter(summary.failures))
     assert not read_score_log(table.path, "rubric").height
