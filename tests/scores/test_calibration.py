@@ -160,6 +160,9 @@ def test_too_few_or_one_sided_labels_are_refused(tmp_path):
     table = make_table(tmp_path / "t", labelled=50)
     with pytest.raises(PairwrightError, match="4 runs have a score and a label in reward: at least 10"):
         calibrate(table, "judge", read_labels(table, "reward"))
+    ScoreLog(table.path, "mute").append([ScoreRow(run.eid.uid, reason="no verdict", hash="v") for run in table])
+    with pytest.raises(PairwrightError, match="no run has a score of mute"):
+        calibrate(table, "mute", read_labels(table, "reward"))
     other = make_table(tmp_path / "u", labelled=2)
     with pytest.raises(PairwrightError, match="labels of both kinds"):
         calibrate(other, "judge", read_labels(other, "reward"))

@@ -99,6 +99,8 @@ def calibrate(
         order bias of a judge that compares two runs; and which runs to label next.
     """
     frame = read_score_log(table.path, name)
+    if not frame.height:
+        raise PairwrightError(f"{table.path}: no run has a score of {name}: all of its tries failed")
     narrow = ["uid", "tid", "prompt_hash", "num_completion_characters"]
     rows = table.lazy().select(narrow).collect().unique("uid", keep="first", maintain_order=True)
     criteria = {}
