@@ -6,8 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
+from pairwright.config.sections import CreditConfig
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
+from pairwright.pairs.turn_credit import count_side_credit
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Message, canonical_messages
 from pairwright.report.page_sections import Section
@@ -36,6 +38,7 @@ def pairs_section(run: RunFolder) -> Section | None:
         words += " All of them, with filters: pairwright view, with the folder of the run."
     parts = [
         *_reliability(folder),
+        _credit_line(folder),
         tag("div", *(plot.card() for plot in plots), class_="cards"),
         tag("p", words, " What both sides say the same is grey.", class_="lead"),
         *(pair_card(pair, is_open=number < 4) for number, pair in enumerate(chosen)),
@@ -66,6 +69,20 @@ def _reliability(folder: Path) -> list[Markup]:
     else:
         words += " It was not calibrated against labels of people for these pairs."
     return [tag("p", words, class_="lead")]
+
+
+def _credit_line(folder: Path) -> Markup | str:
+    """How many turns of the runs on chosen sides failed; nothing where no verdict is known."""
+    counts = count_side_credit(folder, CreditConfig()).get("chosen", {})
+    if not counts or counts["turns"] == counts["unknown"]:
+        return ""
+    words = (
+        f"{counts['failed'] / counts['turns']:.0%} of the turns in the chosen sides failed "
+        f"({counts['failed']:,} of {counts['turns']:,}; of {counts['unknown']:,} nothing is known)."
+    )
+    if counts["failed"]:
+        words += " Training imitates them unless tokens.train_turns is accepted."
+    return tag("p", words, class_="lead")
 
 
 def sample_pairs(run: RunFolder) -> list[Pair]:
