@@ -1,8 +1,8 @@
 """A judge over a table: many requests at once, each run, ranking or comparison a unit of work.
 
 Every answer is on the disk before its score is; a unit whose scores are there is not judged again. A unit that fails
-leaves its runs unscored, with the cause. If nothing is answered for a while, the judge is taken to be down and the
-rest stays unscored.
+leaves its runs unscored, with the cause. A judge that fails many times in a row, because it is down or because its
+answers do not fit, is given up, and the rest stays unscored.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from pairwright.scores.judge_answers import AnswerFile, BatchPolicy, NotAnswered
 from pairwright.store.score_log import ScoreLog, ScoreRow
 
 _FAILURES_IN_A_ROW = 20
-_DOWN = "not asked: the judge answered nothing for a while"
+_DOWN = "not asked: the judge failed many times in a row"
 
 
 def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
