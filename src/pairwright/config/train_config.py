@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from pairwright.config.collect_config import JudgeConfig
+from pairwright.config.model_config import JudgeConfig
 from pairwright.config.sections import Section
 from pairwright.config.user_code import LOSSES, check_name
 

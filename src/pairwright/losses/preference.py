@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.train_config import PreferenceTerms
 from pairwright.config.user_code import LOSSES, is_own, load_object
 from pairwright.errors import ConfigError

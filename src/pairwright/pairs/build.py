@@ -33,7 +33,7 @@ from pairwright.pairs.length_balance import length_effect
 from pairwright.pairs.lineage import LINEAGE_FILE, table_references
 from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.outcomes import outcomes, write_outcomes
+from pairwright.pairs.outcomes import OutcomesWriter, outcomes
 from pairwright.pairs.pair_table import write_pairs
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
@@ -265,8 +265,8 @@ def _build_pairs(
         # A pair needs the texts of two rows at most: its chosen and its rejected one.
         slices = num_slices(plan.tables, 2 * num_kept, memory_megabytes=memory)
         texts, funnel = PairTexts(num_kept, slices, folder), _open_funnel(plan)
-        # Writing the outcomes drives `_write_partitions`, which fills `texts` and counts into `funnel` on the way.
-        write_outcomes(output, _write_partitions(plan, texts, funnel))
+        with OutcomesWriter(output) as writer:
+            _add_drafts(plan, texts, funnel, writer)
         if engine is None or slices == 1:
             rows = texts.rows(plan.tables)
         else:
@@ -299,8 +299,8 @@ def _open_funnel(plan: Plan) -> Funnel:
     return funnel
 
 
-def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
-    """Yield the outcomes of each partition; adds kept drafts to `texts` and counts dropped ones in `funnel`."""
+def _add_drafts(plan: Plan, texts: PairTexts, funnel: Funnel, writer: OutcomesWriter) -> None:
+    """Add the kept drafts of each partition to `texts`, count dropped ones in `funnel`, and write the outcomes."""
     # `first` counts all drafts of the partitions before, `place` only those of them that were kept.
     selection, first, place = plan.selection, 0, 0
     for (drafts, experiences), size in zip(plan.partitions(), plan.sizes, strict=True):
@@ -321,7 +321,7 @@ def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[
         texts.add(
             _add_decisions(remaining, plan, places), places if selection.places is None else selection.places[places]
         )
-        yield outcomes(experiences, remaining, dropped)
+        writer.write(outcomes(experiences, remaining, dropped))
         first, place = first + size, place + remaining.height
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from pairwright.config import Config, PairsConfig
-from pairwright.config.config_file import Options
 from pairwright.config.pairs_config import STRATEGY_NAMES, Threshold
+from pairwright.config.problems import Options
 from pairwright.errors import ConfigError
 from pairwright.paths import place
 from pairwright.store.conditions import parse_where

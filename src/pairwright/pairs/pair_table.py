@@ -19,11 +19,11 @@ from pairwright.errors import RecordError, TableError
 from pairwright.pairs.candidates.pair_ids import pair_key
 from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
 from pairwright.paths import Place, write_atomic
-from pairwright.paths.paths import parquet_file
+from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
-from pairwright.store.segments import MARKER as TABLE_MARKER
+from pairwright.store.table_marker import MARKER as TABLE_MARKER
 
 FILE_NAME = "pairs.parquet"
 
@@ -223,14 +223,10 @@ def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[p
                 f"{path}: not a pairs table; to make one of a file with pairs: pairwright import {path} -o DIR, then "
                 f"pairwright pairs DIR -o PAIRS ({str(error).partition('.')[0]})"
             ) from error
-        _check(file, path)
+        missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
+        if missing:
+            raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
         yield file
-
-
-def _check(file: pq.ParquetFile, path: Place) -> None:
-    missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
-    if missing:
-        raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
 
 
 def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:

@@ -14,8 +14,10 @@ from pairwright.collection.judge import Judge
 from pairwright.collection.policies import Ask, Completion, Policy
 from pairwright.collection.run_failures import CollectError
 from pairwright.collection.run_policy import make_policy
-from pairwright.config.collect_config import JudgeConfig, JudgeTerms
-from pairwright.config.config_file import describe_problems, read_tree
+from pairwright.config.collect_config import JudgeTerms
+from pairwright.config.config_file import read_tree
+from pairwright.config.model_config import JudgeConfig
+from pairwright.config.problems import describe_problems
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import canonical_messages, content_hash

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from pairwright.collection.judge import Judge
-from pairwright.config.collect_config import JudgeConfig
+from pairwright.config.model_config import JudgeConfig
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash

@@ -23,8 +23,8 @@ from pairwright.records.messages import Message
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.columns import SCHEMA
+from pairwright.store.journal import SUFFIX
 from pairwright.store.score_log import proposed_runs, stored_scores
-from pairwright.store.segments import SUFFIX
 from pairwright.store.table import Table
 from pairwright.view.facets import FacetColumn, count_facets, quote
 from pairwright.view.library import Item, Library

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import GroupWithCompare
+from pairwright.cli.help_style import GroupWithCompare
+from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides, set_flags, with_options
+from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
-    from pairwright.cli.output import CollectView
+    from pairwright.cli.progress_view import CollectView
     from pairwright.config import base_folder, load_config
     from pairwright.evaluation.held_out_runs import evaluate_models
 
