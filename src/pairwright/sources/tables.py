@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pairwright.errors import ConfigError
 from pairwright.paths import Place, local_copy, open_binary
-from pairwright.paths.paths import parquet_batches, parquet_metadata
+from pairwright.paths.parquet_files import parquet_batches, parquet_metadata
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_names import COMPLETIONS, PROMPTS, plain_name, singular
 from pairwright.sources.field_map import FieldMap
