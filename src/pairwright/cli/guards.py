@@ -56,6 +56,7 @@ _AT_STOP = {
     "score": _SAME,
     "experience filter": _FROM_START,
     "experience export": _FROM_START,
+    "experience corrections": _SAME,
     "pairs build": _FROM_START,
     "export": _FROM_START,
     "push": _SAME,

@@ -60,6 +60,13 @@ class Config(Section):
         )
 
     @model_validator(mode="after")
+    def _follows_label_noise(self) -> "Config":
+        """Other trainers have one label smoothing for all pairs."""
+        if self.pairs.reliability == "noise" and self.backend.name not in ("local", "ray"):
+            raise ValueError(f"pairs.reliability: noise has no effect on backend {self.backend.name}: use weight")
+        return self
+
+    @model_validator(mode="after")
     def _is_encoded_here(self) -> "Config":
         """Other trainers encode the texts of pairs by themselves, with the model's own template."""
         names = ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text")

@@ -196,6 +196,11 @@ class PairsConfig(Section):
     # input and memory
     score: str | None = None
     """The stored score that counts as the reward: a scorer, or SCORER.CRITERION (`pairwright score`)."""
+    reliability: Literal["off", "weight", "noise"] = "off"
+    """What a calibrated score does to a pair: weight multiplies its weight by 2p - 1, where p is the probability that
+    chosen is better; noise stores 1 - p, the label smoothing of this pair in the losses sigmoid (cDPO) and robust."""
+    min_probability: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
+    """Drop pairs whose chosen side is the better one with a lower probability, by a calibrated score."""
     votes: str | SkipJsonSchema[Path] | None = None
     """A CSV file of votes instead of rewards."""
     where: str | None = None
@@ -237,6 +242,9 @@ class PairsConfig(Section):
         if self.score is not None and (self.strategy == "imported" or self.votes is not None):
             other = "votes" if self.votes is not None else "the strategy 'imported', whose pairs have their order"
             raise ValueError(f"score: leave it out beside {other}")
+        if self.score is None and (self.reliability != "off" or self.min_probability > 0.5):
+            key = "reliability" if self.reliability != "off" else "min_probability"
+            raise ValueError(f"{key}: needs a calibrated score: --score NAME")
         if self.verbatim and (self.strategy != "imported" or self.votes is not None):
             raise ValueError("verbatim: only preferences that were imported can be passed through: strategy 'imported'")
         narrower = "within_run" if self.within_run else "within" if self.within is not None else None
@@ -275,5 +283,7 @@ class PairsConfig(Section):
         """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
         they did not have counts only where it is set."""
         new = {name for name in ("verbatim", "within", "score") if not getattr(self, name)}
+        if self.score is None:
+            new |= {"reliability", "min_probability"}
         options = self.model_dump(mode="json", exclude={"preset", *new})
         return {**options, "strategy": "given"} if self.strategy == "imported" else options

@@ -245,10 +245,18 @@ class GateConfig(Section):
 
     min_improvement: Finite = 0.0
     """The confidence interval of the improvement must lie at or above this, and above zero unless this is negative."""
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Non-inferiority: the interval must lie above minus this, and may include zero; in place of min_improvement."""
     confidence: Confidence = 0.95
     """Confidence of that interval."""
     min_tasks: Annotated[int, Field(ge=2)] = 10
     """With fewer tasks the gate stays closed."""
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> "GateConfig":
+        if self.margin is not None and self.min_improvement:
+            raise ValueError("margin: leave out min_improvement: a model is better by something, or not worse by much")
+        return self
 
 
 class CompareTerms(Section):

@@ -43,6 +43,8 @@ class PairOptions(CheckedSection, PairsConfig):
             for name, value in values.items()
             if name not in ("preset", "within", "score") or value is not None
         }
+        if self.score is None:
+            del values["reliability"], values["min_probability"]
         values |= {name: str(values[name]) for name in ("high", "low")}
         values["teachers"] = [place(path).name for path in self.teachers]
         values["votes"] = None if self.votes is None else Path(self.votes).name
