@@ -133,7 +133,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are(key, value):
 
 
 def test_unknown_formats_and_targets_are_refused(folder):
-    with pytest.raises(pw.ConfigError, match=r"file\.py:FORMAT or one of"):
+    with pytest.raises(pw.ConfigError, match=r"expected one of auto, .*or file\.py:FORMAT"):
         pw.import_traces("own.jsonl", "t", format="quizz")
     with pytest.raises(pw.ConfigError, match="did you mean 'trl'"):
         pw.export_pairs("p", "trll", "x.jsonl")

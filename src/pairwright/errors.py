@@ -16,6 +16,9 @@ A message says what, where, what was expected and, where there is one, the way o
 command line returns for it.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class PairwrightError(Exception):
     exit_code = 1
@@ -73,3 +76,16 @@ def _short(value: object, limit: int = 120) -> str:
     except RecursionError:
         text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Say which known names are near to one that is not known; all of them if none is.
+
+    >>> suggest_name("openai", ["trl", "openai-preference"])
+    "did you mean 'openai-preference'? Known: trl, openai-preference"
+    """
+    names = list(known)
+    near = [other for other in names if name and name.lower() in other.lower()]
+    near = near or difflib.get_close_matches(name, names, n=2)
+    listed = ", ".join(names)
+    return f"did you mean {' or '.join(map(repr, near[:3]))}? Known: {listed}" if near else f"expected one of {listed}"

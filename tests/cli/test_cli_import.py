@@ -57,7 +57,7 @@ def test_a_configuration_gives_paths_and_options(traces_file, tmp_path):
     [
         ((), "expected files to read and -o DIR"),
         (("FILE",), "expected files to read and -o DIR"),
-        (("FILE", "-o", "OUT", "--format", "nope"), "expected auto, file.py:FORMAT or one of"),
+        (("FILE", "-o", "OUT", "--format", "nope"), "expected one of auto, adk"),
         (("FILE", "-o", "OUT", "--reward", "a ** 2"), "only + - * /"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_run_that_has_what_it_needs_is_fine(tmp_path, model):
     config = {"sources": {"paths": ["traces.jsonl"]}, "collect": {"dataset": "tasks.jsonl", "workflow": "play.py:play"}}
     code, rows = found(config, "--pairs", pairs_table(tmp_path / "pairs"), "--model", model)
     assert code == 0, rows
-    assert rows["sources"] == [("ok", "traces.jsonl: 1 files", "")]
+    assert rows["sources"] == [("ok", "traces.jsonl: 1 file", "")]
     assert rows["tasks"] == [("ok", "2 tasks", "")]
     assert rows["workflow"][0][0] == rows["template"][0][0] == rows["memory"][0][0] == rows["disk"][0][0] == "ok"
     assert rows["pairs"][0][1].endswith("20 pairs of the right form")

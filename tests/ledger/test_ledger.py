@@ -117,6 +117,18 @@ def test_a_ledger_that_does_not_add_up_is_exit_code_2(models, tmp_path):
     assert result.exception.exit_code == 2
 
 
+def test_added_tokens_of_trained_sequences_are_counted(tmp_path):
+    """A template without a stop: EOS is added to each turn."""
+    model = make_model(tmp_path / "model", "no stop at all")
+    runs = [run_of(0, 0, ["hello"], reward=1.0), run_of(0, 1, ["there"], reward=0.0), run_of(1, 0, ["ok"], reward=0.5)]
+    folder = train_on(tmp_path, model, runs, pairs={"strategy": "best-worst"}, max_steps=2)
+    (account,) = build_ledger("run", folder).accounts
+    # Both sides of the only pair; the third run is not trained.
+    assert (account.added_tokens, account.num_with_added) == (2, 2)
+    result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path)])
+    assert "2 added tokens in 2 trained sequences" in " ".join(result.output.split())
+
+
 def test_a_run_without_an_end_has_no_ledger_and_says_so(tmp_path):
     with pytest.raises(PairwrightError, match="no training run"):
         train_folders(tmp_path)

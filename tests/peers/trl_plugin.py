@@ -28,6 +28,9 @@ from pairwright.tokens import (
 )
 
 OURS = "the encoding of pairwright"
+# What their tests ask for: a turn without reasoning after a prompt that opens a thought.
+CLOSE = EncodeOptions(missing_reasoning="close")
+CLOSE_DROPPED = EncodeOptions(allow_dropped=True, missing_reasoning="close")
 _CALL = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
 _CALLED = [
     {"role": "user", "content": "dummy"},
@@ -59,9 +62,7 @@ class Peer:
         ready = self.chat_tokenizer(**options)
         if is_prompt or not any(message["role"] == "assistant" for message in messages):
             return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
-        sequence = encode_turns(
-            ready, messages, tools, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
-        )[-1]
+        sequence = encode_turns(ready, messages, tools, options=CLOSE_DROPPED)[-1]
         if tokenize is False:
             return _read_text(ready, sequence, messages, tools)
         ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
@@ -71,7 +72,22 @@ class Peer:
     def chat_tokenizer(self, **variables: Any) -> ChatTokenizer:
         """Ours, of the template that the tokenizer has now. Built once: it remembers what it learnt of the template."""
         template = self.own_template if self.chat_template == OURS else self.chat_template
+        variables = {**self._default_mode(template), **variables}
         return _build_tokenizer(self.tokenizer.name_or_path, template, tuple(sorted(variables.items())))
+
+    def _default_mode(self, template: str | None) -> dict[str, bool]:
+        """The value of the thinking switch that the template has by default: TRL's tests compare with that render,
+        where ours would follow the record."""
+        if "enable_thinking" not in (template or ""):
+            return {}
+        question = [{"role": "user", "content": "dummy"}]
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                question, chat_template=template, tokenize=False, add_generation_prompt=True, **mode
+            )
+            for mode in ({}, {"enable_thinking": True}, {"enable_thinking": False})
+        ]
+        return {"enable_thinking": prompts[0] == prompts[1]}
 
 
 def _read_text(tokenizer: ChatTokenizer, sequence: Sequence, messages: Any, tools: Any) -> str:
@@ -102,7 +118,8 @@ def _build_tokenizer(name: str, template: str | None, variables: tuple[tuple[str
 def _supports_calls(tokenizer: ChatTokenizer) -> bool:
     """TRL asks for calls and results; our `supports_tools` asks for the schemas as well."""
     check = check_template(tokenizer)
-    has_calls = any(case.name == "call" and case.num_sequences for case in check.cases)
+    call = next(case for case in check.cases if case.name == "call")
+    has_calls = call.num_sequences > 0 or call.reason == "no_reasoning"
     return has_calls and not any(quirk.name in ("no_calls", "no_results") for quirk in check.quirks)
 
 
@@ -114,10 +131,7 @@ def is_prefix_preserving(peer: Peer) -> bool:
     """Of a template: one sequence holds every turn as it was when it was last. Of ours: each turn has a sequence."""
     if peer.chat_template == OURS:
         return all(
-            trained_ids(sequence)
-            for sequence in encode_turns(
-                peer.chat_tokenizer(), _CALLED, options=EncodeOptions(allow_dropped=True, missing_reasoning="close")
-            )
+            trained_ids(sequence) for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, options=CLOSE_DROPPED)
         )
     try:
         report = encode_chat(peer.chat_tokenizer(), _CALLED).report
@@ -128,7 +142,7 @@ def is_prefix_preserving(peer: Peer) -> bool:
 
 def is_stop_token_trained(peer: Peer, chat_template: str | None = None) -> bool:
     try:
-        sequences = encode_turns(peer.chat_tokenizer(), _ANSWERED)
+        sequences = encode_turns(peer.chat_tokenizer(), _ANSWERED, options=CLOSE)
     except TokensError:
         return False
     added = set(peer.tokenizer.get_added_vocab().values())

@@ -14,7 +14,7 @@ from pairwright import EID, Experience, Message, Table
 from pairwright.errors import PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.report import make_report, write_report
-from pairwright.report.outcome import MAX_TRANSCRIPTS
+from pairwright.report.outcome import MAX_TRANSCRIPTS, _change
 from pairwright.report.pairs_section import MAX_CHARACTERS, MAX_PAIRS, count_common, count_same_turns
 from pairwright.report.training_section import MAX_POINTS
 
@@ -90,6 +90,29 @@ def test_keys_in_a_configuration_are_not_shown(tmp_path):
     page = make_report(tmp_path).html
     assert "abcdefghijklmnopqrstuvwxyz" not in page
     assert "[REDACTED:openai_key]" in page
+
+
+def test_the_run_and_its_stages_are_a_table_with_dates_and_without_nulls(tmp_path):
+    stage = {
+        "key": "f" * 32,
+        "state": "done",
+        "seconds": 2.5,
+        "cpu_seconds": 4.0,
+        "peak_memory_bytes": 2**28,
+        "error": None,
+    }
+    about = {
+        "command": "pairwright run c.yaml",
+        "started": 1_700_000_000.5,
+        "git": None,
+        "seed": 3,
+        "versions": {"numpy": "2"},
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps({**about, "stages": {"round-1/pairs": stage}}))
+    text = text_of(make_report(tmp_path).html)
+    for part in ("pairwright run c.yaml", "2023-11-14 22:13 UTC", "numpy 2", "round-1/pairs", "256 MB"):
+        assert part in text
+    assert "None" not in text
 
 
 @pytest.mark.parametrize(
@@ -278,3 +301,16 @@ def test_refusals_and_dropped_content_are_on_the_page_even_if_nothing_is_painted
     page = make_report(folder)
     assert "tokens" in page.sections
     assert words[0] in page.html
+
+
+@pytest.mark.parametrize(
+    ("better", "low", "high", "p", "word"),
+    [
+        ("lower", 0.001, 0.006, 3e-05, "worse"),
+        ("higher", 0.001, 0.006, 3e-05, "better"),
+        ("lower", -0.001, 0.008, 0.3, "within chance"),
+    ],
+)
+def test_a_metric_that_got_worse_is_marked(better, low, high, p, word):
+    difference = {"mean": 0.0035, "low": low, "high": high}
+    assert word in str(_change({"better": better, "difference": difference, "sign_test_p": p}))

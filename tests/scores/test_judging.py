@@ -157,7 +157,9 @@ def test_a_judge_that_is_down_is_given_up_and_nothing_is_scored(tmp_path):
 
 
 def test_a_rate_limited_judge_is_asked_again_later(table, tmp_path):
-    with JudgeServer(lambda prompt, number: (429, "slow down") if number % 5 == 1 else by_length(prompt, number)) as server:
+    with JudgeServer(
+        lambda prompt, number: (429, "slow down") if number % 5 == 1 else by_length(prompt, number)
+    ) as server:
         rubric = write_rubric(tmp_path, server.url, judge={"max_retries": 5})
         assert table.score(rubric, max_concurrency=1).scored == 12
 

@@ -115,7 +115,7 @@ def _refusal(text: str, name: str, param: str) -> str:
 
     return (
         f"{place(text.replace(':/', '://', 1))}: an address, but `{name}` takes its {param.replace('_', ' ')} only on "
-        "this machine: copy it to a folder here and name that (docs/how-to/scale.md says what takes addresses)"
+        "this machine: copy it to a folder here and name that (docs: Scale)"
     )
 
 

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from pairwright import __version__
 from pairwright.cli.arguments import GroupInOrder, name_types_plainly
-from pairwright.cli.commands import begin, config, evaluate, jobs, pairs, serve, tokens
+from pairwright.cli.commands import begin, config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.compare import compare_recipes
@@ -109,7 +109,7 @@ app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
 app.command("init", rich_help_panel=_PROJECT)(begin.init_project)
 app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)
 app.command("demo", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_demo)
-app.add_typer(begin.app, name="model", rich_help_panel=_PROJECT)
+app.add_typer(model.app, name="model", rich_help_panel=_PROJECT)
 app.command("doctor", cls=ConfigCommand, rich_help_panel=_PROJECT)(doctor)
 app.add_typer(config.app, name="config", rich_help_panel=_PROJECT)
 
@@ -165,8 +165,8 @@ def main() -> None:
         extras = extras_with(error.name or "")
         if not extras:
             raise
-        choice = " or ".join(f"'pairwright[{extra}]'" for extra in extras)
-        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install {choice}", 1))
+        # The extras stand in the order of the flow: the first is the smallest that has it.
+        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install 'pairwright[{extras[0]}]'", 1))
     except TyperException as error:
         message = error.format_message() or "expected the name of a command, see above."
         sys.exit(_fail(f"{message} Try --help.", 3))

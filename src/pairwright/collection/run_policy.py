@@ -18,12 +18,20 @@ from pairwright.records.messages import Json, content_hash
 
 
 def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
-    """Create the policy of a configuration; a local folder is resolved from the working directory, then from `base`."""
+    """Create the policy of a configuration: an endpoint, a GGUF file, or a local folder.
+
+    Paths are resolved from the working directory, then from `base`.
+    """
     if config.base_url is not None:
         from pairwright.collection.endpoint_policy import EndpointPolicy
 
         return EndpointPolicy(config)
 
+    if config.model is not None and config.model.endswith(".gguf"):
+        from pairwright.collection.gguf_policy import GgufPolicy
+
+        places = [place for place in (Path(config.model), *([base / config.model] if base else [])) if place.is_file()]
+        return GgufPolicy(config, places[0] if places else Path(config.model))
     folder = local_folder(config)
     if base is not None and not folder.exists() and (base / folder).exists():
         folder = base / folder

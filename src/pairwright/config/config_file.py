@@ -432,7 +432,7 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
     if any(section in tree for section in ("finetuning", *COMPONENTS)):
         raise ConfigError(
             f"{where}: a configuration of NeMo Agent Toolkit: turn it into one of ours with pairwright config from-nat "
-            f"{where} -o ours.yaml, or keep it and run nat finetune with our plugin (docs/how-to/from-nat.md)"
+            f"{where} -o ours.yaml, or keep it and run nat finetune with our plugin (docs: From NAT)"
         )
     try:
         return Config.model_validate(tree)

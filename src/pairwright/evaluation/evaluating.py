@@ -44,8 +44,8 @@ def evaluate(
     """Compare two models on the same tasks with the same seeds, task by task.
 
     Args:
-        before: The old model: its folder or name, or the result of `train`. Without a workflow: its scores, as
-            `Scores`, an experience table, or a file or folder of them.
+        before: The old model: its folder, GGUF file, URL#NAME or name, or the result of `train`. Without a workflow:
+            its scores, as `Scores`, an experience table, or a file or folder of them.
         after: The new model, in the same forms.
         workflow: The `async def` function that runs and scores a task, or its name "module:function".
         tasks: The held-out tasks: rows (dicts), a file of them, or the number of tasks, which then have only an id.

@@ -30,7 +30,7 @@ def evaluate_models(
     workflow: Workflow | None = None,
     tasks: Sequence[Json] | None = None,
 ) -> tuple[Evaluation, list[Collected]]:
-    """Run two models (folders, or names at the endpoint) on the held-out tasks, and compare their scores.
+    """Run two models (folders, GGUF files, URL#NAME, or names at the endpoint) on the held-out tasks, and compare them.
 
     `workflow` and `tasks` override the configuration.
     """
@@ -65,7 +65,10 @@ def holdout_scores(config: Config, folder: Path) -> Scores:
 
 
 def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Config:
-    """The configuration of a held-out run: a model's folder is loaded locally, a name is used at the endpoint."""
+    """The configuration of a held-out run.
+
+    A folder or GGUF file is loaded here, URL#NAME is asked at that endpoint, any other name at the configured one.
+    """
     section = config.evaluate
     if not has_tasks and section.dataset is None and section.num_tasks is None:
         raise ConfigError("evaluate.dataset: expected the held-out tasks, e.g. evaluate.dataset=heldout.jsonl")
@@ -79,9 +82,14 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
     }
     # one answer per request, and the model's own version: a configured one belongs to the policy of the collection
     policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1, "dtype": section.dtype}
-    # a folder is loaded here, even if the configuration names an endpoint
-    if Path(model).is_dir():
+    # a folder or file is loaded here, even if the configuration names an endpoint
+    if Path(model).is_dir() or Path(model).is_file():
         policy |= {"base_url": None}
+    elif model.startswith(("http://", "https://")):
+        url, _, name = model.partition("#")
+        if not name:
+            raise ConfigError(f"{model}: expected URL#NAME, the endpoint and the model's name there")
+        policy |= {"base_url": url, "model": name}
     if section.temperature is not None:
         policy |= {"temperature": section.temperature}
     if section.max_tokens is not None:

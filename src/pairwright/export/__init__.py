@@ -1,11 +1,10 @@
 """Export pairs to other tools: one module per family of targets. `EXPORTERS` maps the names of `--to` to exporters."""
 
-import difflib
 import os
 from typing import Any
 
 from pairwright.config.user_code import TARGETS, is_own, load_function
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, suggest_name
 from pairwright.export import llamafactory, nemo, openai_export, trinity_export, trl_export, whole_pairs
 from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter, own_lines
 from pairwright.export.hub_dataset import HubSummary, pull, push
@@ -52,9 +51,7 @@ def find_target(name: str) -> Exporter:
             "export: tokens are rows of encoded pairs: Encoded(...).to_trl(kind), or the command's --to tokens"
         )
     if not is_own(name, TARGETS):
-        near = difflib.get_close_matches(name, EXPORTERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}, or file.py:FUNCTION"
-        raise ConfigError(f"export: got {name!r}: {hint}")
+        raise ConfigError(f"--to {name!r}: {suggest_name(name, EXPORTERS)}, or file.py:FUNCTION")
     return jsonl_exporter(name, own_lines(load_function(name, group=TARGETS)))
 
 

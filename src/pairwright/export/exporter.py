@@ -355,7 +355,7 @@ class NothingFits(PairwrightError):
         reasons = ", ".join(f"{num:,} × {reason}" for reason, num in sorted(summary.refused.items()))
         super().__init__(
             f"none of {summary.pairs:,} pairs fits {summary.target} ({reasons}); nothing was written. "
-            "docs/reference/exports.md says what each target holds"
+            "the page Exports of the documentation says what each target holds"
         )
 
 

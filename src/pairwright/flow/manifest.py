@@ -1,6 +1,6 @@
 """The manifest of a run: the state of every stage, with a hash of everything that the stage depends on.
 
-    RUN/manifest.json    versions, seed, git revision, and for each stage: key, state, cost, result
+    RUN/manifest.json    command, versions, seed, git revision, and for each stage: key, state, cost, result
 
 A stage whose key is unchanged and whose state is done is skipped. The file is written atomically after every change.
 """
@@ -8,6 +8,7 @@ A stage whose key is unchanged and whose state is done is skipped. The file is w
 import contextlib
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import msgspec
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_json
 from pairwright.records.messages import Json
+from pairwright.sources.redact import redact
 
 # Packages whose versions are recorded, since they decide results
 _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
@@ -87,6 +89,8 @@ class Manifest:
         self.path = path
         self.stages: dict[str, StageRecord] = {}
         self._about: Json = {"seed": seed, "versions": _versions(), "git": _revision(), "started": time.time()}
+        # keys in KEY=VALUE words are not stored
+        self._about["command"], _ = redact(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
         if path.exists():
             try:
                 known = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -114,7 +114,7 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
     if losses and not is_accepted:
         counts = ", ".join(f"{reason} {num}" for reason, num in losses.items())
         raise BackendError(
-            f"{trainer} would train other data than these pairs hold ({counts}; see docs/reference/exports.md): "
+            f"{trainer} would train other data than these pairs hold ({counts}; docs: Exports): "
             f"train with the local backend, or accept it with {key}: true"
         )
 
@@ -167,7 +167,7 @@ def _replace_split(pairs: Path, split_column: pl.Series) -> Iterator[pa.RecordBa
 def _check(written: list[int], refused: dict[str, int], *, pairs: Path, target: str, validation: float) -> None:
     reasons = ", ".join(f"{reason} {num}" for reason, num in sorted(refused.items()))
     if not written[0]:
-        raise BackendError(f"{pairs}: no pair for training fits {target} ({reasons}); see docs/reference/exports.md")
+        raise BackendError(f"{pairs}: no pair for training fits {target} ({reasons}); docs: Exports")
     if not written[1] and validation > 0:
         raise BackendError(
             f"{pairs}: none of the pairs held out for validation fits {target} ({reasons}): bring more "

@@ -25,7 +25,8 @@ class Fate(msgspec.Struct):
 
 class Account(msgspec.Struct, kw_only=True):
     """`drawn_tokens` is the sum over what was drawn, `loss_tokens` what the losses were computed on, counted by the
-    training loop. `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained as these ids."""
+    training loop. `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained as these ids.
+    `added_tokens` are those of the sequences that were trained, `num_with_added` of which have some."""
 
     channel: str
     experiences: int
@@ -36,6 +37,8 @@ class Account(msgspec.Struct, kw_only=True):
     loss_tokens: int = 0
     num_recorded: int = 0
     num_as_sampled: int = 0
+    added_tokens: int = 0
+    num_with_added: int = 0
 
     @property
     def problems(self) -> list[str]:
@@ -61,6 +64,7 @@ class TurnRow(NamedTuple):
     times: int
     fate: str
     digest: int | None
+    added: int = 0
 
 
 def account(
@@ -73,10 +77,13 @@ def account(
     hold; `refusal` is why an item of the answer could not be encoded."""
     best: dict[tuple[Key, int], TurnRow] = {}  # the row that decides the fate of a turn, among those of all its pairs
     refused: dict[Key, str] = {}
-    drawn = num_recorded = num_as_sampled = 0
+    drawn = num_recorded = num_as_sampled = added = num_with_added = 0
     for row in rows:
         # Every draw computes a loss on all trained tokens of the turn.
         drawn += row.tokens * row.times
+        if row.fate == TRAINED and row.added:
+            added += row.added
+            num_with_added += 1
         if row.turn is None:
             refused.setdefault(row.key, row.fate)
             continue
@@ -98,6 +105,8 @@ def account(
         drawn_tokens=drawn,
         num_recorded=num_recorded,
         num_as_sampled=num_as_sampled,
+        added_tokens=added,
+        num_with_added=num_with_added,
     )
 
     def enter(name: str, tokens: int | None, *, turns: int = 1) -> None:

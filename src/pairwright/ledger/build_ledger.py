@@ -73,6 +73,8 @@ def build_ledger(
         )
     inputs = {key: (folder / path).resolve() for key, path in status.inputs.items()}
     rows = pl.read_parquet(folder / FILE_NAME)
+    if "added" not in rows.columns:  # written by an earlier version
+        rows = rows.with_columns(added=pl.lit(0))
     ledger = Ledger(name, [])
     for (channel,), own in rows.group_by("channel", maintain_order=True):
         # Rows of pairs have a side; dpo may have refusals alone, which have none.
@@ -106,13 +108,13 @@ def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answ
         reasons = dict(pl.read_parquet(pairs / OUTCOMES, columns=["uid", "reason"]).iter_rows())
 
     def turn_rows() -> Iterator[TurnRow]:
-        for name, side, turn, tokens, times, fate, digest in _iterate_rows(rows):
+        for name, side, turn, tokens, times, fate, digest, added in _iterate_rows(rows):
             both = sides.get(name, ())
             for number, (key, shift) in enumerate(both):
                 # A refusal has no side: it holds for both answers of the pair.
                 if side == ("chosen", "rejected")[number] or (not side and turn is None):
                     place = turn if turn is None or turn < 0 else turn + shift
-                    yield TurnRow(key, place, tokens, times, fate, digest)
+                    yield TurnRow(key, place, tokens, times, fate, digest, added)
 
     def name_fate(key: Key, answer: Answer, refusal: str | None) -> str:
         if refusal is not None:
@@ -146,7 +148,8 @@ def _account_for_runs(
 
 
 def _iterate_rows(rows: pl.DataFrame) -> Iterator[Any]:
-    return rows.select("id", "side", "turn", "tokens", "times", "fate", "digest").iter_rows()
+    columns = ("id", "side", "turn", "tokens", "times", "fate", "digest", "added")
+    return rows.select(columns).iter_rows()
 
 
 def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:

@@ -10,6 +10,7 @@ One row for each turn of each sequence that the channels hold, drawn or not:
     times     updates that computed a loss on it
     fate      trained, or why not; what could not be encoded is one row without a turn, "refused: <reason>"
     digest    hash of the trained ids, to compare with what was sampled
+    added     added tokens of the sequence (a thought that was closed, an end that no render shows), on its first row
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,7 @@ SCHEMA = pa.schema(
         ("times", pa.int32()),
         ("fate", pa.string()),
         ("digest", pa.uint64()),
+        ("added", pa.int32()),
     ]
 )
 _ROWS_AT_ONCE = 65_536  # rows in memory before they are written
@@ -55,13 +57,14 @@ class Held(NamedTuple):
     unused: str | None = None
     not_selected: tuple[int, ...] = ()  # turns that are context by `tokens.train_turns`
     masked_by_credit: tuple[int, ...] = ()  # turns that are context by `tokens.train_turns: accepted`
+    added_tokens: int = 0
 
     @classmethod
     def of(cls, name: str, side: str, sequence: Any, unused: str | None = None) -> "Held":
         """A sequence of the tokens stage."""
         report = sequence.report
         arrays = sequence.ids, sequence.mask, sequence.message_index
-        return cls(name, side, *arrays, unused, report.not_selected, report.masked_by_credit)
+        return cls(name, side, *arrays, unused, report.not_selected, report.masked_by_credit, report.added_tokens)
 
 
 class Turn(NamedTuple):
@@ -123,12 +126,13 @@ def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
                     place = {"channel": channel.name, "id": held.id, "side": held.side, "turn": number}
                     yield {**place, "tokens": 0, "times": 0, "fate": fate}
             fate = held.unused or (TRAINED if num_times else HELD_OUT if item in held_out else NOT_DRAWN)
-            for turn in split_turns(held.ids, held.mask, held.message_index):
+            for number, turn in enumerate(split_turns(held.ids, held.mask, held.message_index)):
                 yield {
                     "channel": channel.name,
                     "id": held.id,
                     "side": held.side,
                     "times": num_times,
                     "fate": fate,
+                    "added": 0 if number else held.added_tokens,
                     **turn._asdict(),
                 }

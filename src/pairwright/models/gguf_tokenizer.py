@@ -1,15 +1,19 @@
-"""The tokenizer of a GGUF file as tokenizer.json: its vocabulary, merges, special tokens and way of splitting text.
+"""The tokenizer of a GGUF file from its metadata, and the metadata of a tokenizer.
 
-A GGUF file has the name of its splitting rule, not the rule (`tokenizer.ggml.pre`). A name that is not in the table
-below is refused: another rule would give other ids without an error.
+A GGUF file has the name of its splitting rule, not the rule (`tokenizer.ggml.pre`). Reading refuses a name that is not
+in the table below; writing refuses a tokenizer that splits text as none of them does. Another rule would give other ids
+without an error.
 """
 
+import json
+import re
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TokensError
+from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.tokens.tokenizer_files import list_merges
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type
@@ -28,6 +32,18 @@ _RULES = {
     "smollm": "digits",
     "gpt-2": "gpt2",
 }
+# What a rule must split as the original does, and what `model export --prove` asks llama.cpp to encode: digits, blanks,
+# Unicode (composed: llama.cpp does not normalise), code.
+PROBE_TEXTS = (
+    "Hello world's 12345 + 3.14159, 1st of 2026",
+    "  two  blanks   three\n\n\n\ttabs\t\r\n end  ",
+    "naïve café — “quotes” don't SHOUT'LL ½ Ⅷ ²",
+    "日本語のテキスト, русский текст, العربية, हिन्दी, 한국어",
+    "🙂🙂 👩‍👩‍👧 é€𝕏",
+    "def f(x):\n    return [x**2 for x in range(10)]  # ok\n\nif __name__ == '__main__':\n\tprint(f\"{f(3)!r}\")",
+    '{"name": "get_weather", "arguments": {"city": "Zürich", "days": 10}}',
+    "camelCase snake_case CONSTANT-kebab http://example.com/a?b=1&c=%20",
+)
 
 
 def build_tokenizer(fields: Json, where: str) -> Tokenizer:
@@ -109,17 +125,21 @@ def _byte_level(fields: Json, where: str) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     # Llama 3 takes a word that is a token as it is, whatever its merges would give.
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule == _LLAMA3))
+    backend.pre_tokenizer = _splitter(rule)
+    if rule == _QWEN2:
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _splitter(rule: str) -> Any:
     levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule in ("gpt2", "digits"))
     first: list[Any] = []
     if rule == "digits":
         first = [pre_tokenizers.Digits(individual_digits=True)]
     elif rule != "gpt2":
         first = [pre_tokenizers.Split(Regex(rule), "isolated")]
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, levels])
-    if rule == _QWEN2:
-        backend.normalizer = normalizers.NFC()
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    return pre_tokenizers.Sequence([*first, levels])
 
 
 def _sentencepiece(fields: Json, where: str) -> Tokenizer:
@@ -141,3 +161,96 @@ def _sentencepiece(fields: Json, where: str) -> Tokenizer:
     strip = [decoders.Strip(" ", 1, 0)] if starts_with_space else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
+
+
+def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: int) -> Json:
+    """The metadata of a tokenizer, which `build_tokenizer` reads back to the same ids.
+
+    tokenizer: that of the model's folder.
+    where: the folder's name, for errors.
+    num_embeddings: rows of the model's embedding; ids that are no token become unused ones.
+    """
+    backend = tokenizer.backend
+    content = json.loads(backend.to_str())
+    if content["model"]["type"] != "BPE":
+        raise TokensError(f"{where}: a vocabulary of the kind {content['model']['type']}: only BPE is exported")
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
+    size = max(backend.get_vocab().values()) + 1
+    if size > num_embeddings:
+        raise TokensError(f"{where}: {size:,} tokens, but the model has embeddings for {num_embeddings:,}")
+    found = [backend.id_to_token(number) for number in range(size)]
+    tokens = [f"[PAD{number}]" if token is None else token for number, token in enumerate(found)]
+    is_bytes = isinstance(backend.decoder, decoders.ByteLevel)
+    unknown = content["model"].get("unk_token")
+    added = {number: _CONTROL if token.special else _USER_DEFINED for number, token in _added(backend)}
+    types = [added.get(number, _type_of(token, is_bytes)) for number, token in enumerate(found)]
+    if unknown is not None:
+        types[tokens.index(unknown)] = _UNKNOWN
+    fields: Json = {
+        "tokenizer.ggml.model": "gpt2" if is_bytes else "llama",
+        "tokenizer.ggml.pre": _rule_name(backend, where) if is_bytes else "default",
+        "tokenizer.ggml.tokens": tokens + [f"[PAD{number}]" for number in range(size, num_embeddings)],
+        "tokenizer.ggml.token_type": types + [_UNUSED] * (num_embeddings - size),
+        **_special_ids(tokenizer, where),
+    }
+    if is_bytes:
+        fields["tokenizer.ggml.merges"] = merges
+    else:  # SentencePiece: an earlier merge has the higher score
+        ranks = {merge.replace(" ", ""): -rank for rank, merge in reversed(list(enumerate(merges)))}
+        fields["tokenizer.ggml.scores"] = [float(ranks.get(token, -len(merges))) for token in tokens]
+        fields["tokenizer.ggml.scores"] += [-float(len(merges))] * (num_embeddings - size)
+        fields["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(content["normalizer"])
+        fields["tokenizer.ggml.unknown_token_id"] = tokens.index(unknown) if unknown is not None else 0
+    for name, template in sorted(tokenizer.templates.items()):
+        fields["tokenizer.chat_template" + ("" if name == "default" else f".{name}")] = template
+    rebuilt = build_tokenizer({**fields, "tokenizer.ggml.add_bos_token": False}, where)
+    for text in PROBE_TEXTS:
+        if rebuilt.encode(text).ids != backend.encode(text, add_special_tokens=False).ids:
+            raise TokensError(f"{where}: llama.cpp has no tokenizer that encodes {text!r} as this one does")
+    return fields
+
+
+def _added(backend: Tokenizer) -> Any:
+    return backend.get_added_tokens_decoder().items()
+
+
+def _type_of(token: str | None, is_bytes: bool) -> int:
+    if token is None:
+        return _UNUSED
+    return _BYTE if not is_bytes and re.fullmatch("<0x[0-9A-F]{2}>", token) else _NORMAL
+
+
+def _rule_name(backend: Tokenizer, where: str) -> str:
+    """The rule of the table that splits the probe texts as this tokenizer does."""
+    if backend.pre_tokenizer is not None and isinstance(backend.normalizer, normalizers.NFC | None):
+        expected = [backend.pre_tokenizer.pre_tokenize_str(text) for text in PROBE_TEXTS]
+        for name, rule in _RULES.items():
+            splitter = _splitter(rule)
+            if [splitter.pre_tokenize_str(text) for text in PROBE_TEXTS] == expected:
+                return name
+    raise TokensError(f"{where}: splits text by none of the rules that are known here: {', '.join(_RULES)}")
+
+
+def _special_ids(tokenizer: ChatTokenizer, where: str) -> Json:
+    """Roles of special tokens, and what is put around a text. Up to three tokens may end an answer."""
+    backend, roles = tokenizer.backend, tokenizer.special_tokens
+    keys = {"bos_token": "bos", "pad_token": "padding", "unk_token": "unknown"}
+    fields: Json = {
+        f"tokenizer.ggml.{key}_token_id": backend.token_to_id(roles[role])
+        for role, key in keys.items()
+        if roles.get(role)
+    }
+    own = roles.get("eos_token")
+    stops = sorted(tokenizer.eos, key=lambda token: (token != own, backend.token_to_id(token)))
+    if not stops or len(stops) > 3:
+        raise TokensError(
+            f"{where}: {len(stops)} tokens end an answer ({', '.join(stops)}): a GGUF file has one to three"
+        )
+    for key, token in zip(("eos", "eot", "eom"), stops, strict=False):
+        fields[f"tokenizer.ggml.{key}_token_id"] = backend.token_to_id(token)
+    plain, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    bos, eos = fields.get("tokenizer.ggml.bos_token_id"), fields["tokenizer.ggml.eos_token_id"]
+    adds_bos, adds_eos = whole[:1] == [bos] and plain[:1] != [bos], whole[-1:] == [eos] and plain[-1:] != [eos]
+    if whole != [bos] * adds_bos + plain + [eos] * adds_eos:
+        raise TokensError(f"{where}: puts tokens around a text that are neither its BOS nor its EOS")
+    return fields | {"tokenizer.ggml.add_bos_token": adds_bos, "tokenizer.ggml.add_eos_token": adds_eos}

@@ -211,12 +211,15 @@ def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[p
             raise TableError(
                 f"{folder}: an experience table; build pairs from it first: pairwright pairs {folder} -o DIR"
             )
-        raise TableError(f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}")
+        raise TableError(f"{path}: no such file; make one with: pairwright pairs EXPERIENCE -o {folder}")
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(parquet_file(path, read_dictionary))
         except (OSError, pa.ArrowException) as error:
-            raise TableError(f"{path}: not a pairs table: {error}") from error
+            raise TableError(
+                f"{path}: not a pairs table; to make one of a file with pairs: pairwright import {path} -o DIR, then "
+                f"pairwright pairs DIR -o PAIRS ({str(error).partition('.')[0]})"
+            ) from error
         _check(file, path)
         yield file
 

@@ -38,6 +38,11 @@ def _ledger_sentence(account: Account, stages: Stages) -> str:
     ]
     if account.num_recorded:
         words.append(f"{account.num_as_sampled:,} of {account.num_recorded:,} recorded turns were trained as sampled.")
+    if account.added_tokens:
+        words.append(
+            f"{account.num_with_added:,} trained sequences have {account.added_tokens:,} added tokens, which nobody "
+            "generated."
+        )
     if uncounted:
         words.append(f"{uncounted:,} turns have no recorded ids; pairwright explain --run counts their tokens.")
     words.append("; ".join(account.problems) or "The sums agree.")

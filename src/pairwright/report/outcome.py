@@ -131,7 +131,7 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
 
 def _table(metrics: list[dict[str, Any]]) -> Markup:
     """The table of all metrics, with differences, intervals and sign tests."""
-    heads = ("metric", "before", "after", "difference", "interval", "won", "drawn", "lost", "sign test p")
+    heads = ("metric", "before", "after", "difference", "interval", "change", "won", "drawn", "lost", "sign test p")
     rows = []
     for metric in metrics:
         difference = metric["difference"]
@@ -145,8 +145,19 @@ def _table(metrics: list[dict[str, Any]]) -> Markup:
         p_value = metric["sign_test_p"]
         p_text = "< 1e-6" if p_value < 1e-6 else format_number(p_value, 2)
         numbers = [format_number(cell, 4) for cell in cells]
-        rows.append([metric["name"], *numbers, span, *(f"{count:,}" for count in counts), p_text])
+        rows.append([metric["name"], *numbers, span, _change(metric), *(f"{count:,}" for count in counts), p_text])
     return table(heads, rows)
+
+
+def _change(metric: dict[str, Any]) -> Markup:
+    """A chip that says whether a metric got better or worse beyond chance: its interval leaves zero out, or the sign
+    test is below 0.05."""
+    difference = metric["difference"]
+    gain = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
+    is_clear = difference["low"] is not None and (difference["low"] > 0 or difference["high"] < 0)
+    if not gain or not (is_clear or metric["sign_test_p"] < 0.05):
+        return tag("span", "within chance" if gain else "none", class_="chip quiet")
+    return tag("span", "better" if gain > 0 else "worse", class_=f"chip {'good' if gain > 0 else 'bad'}")
 
 
 def table(heads: tuple[str, ...], rows: list[list[Any]]) -> Markup:

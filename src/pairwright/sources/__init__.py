@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config.user_code import FORMATS, installed, is_own, load_own
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, suggest_name
 from pairwright.sources.agents import (
     agent_data,
     atif,
@@ -181,7 +181,7 @@ def find_format(name: str) -> tuple[Format, ...]:
         return READERS[name]
     if is_own(name, FORMATS):
         return (load_own(name, Format, group=FORMATS),)
-    raise ConfigError(f"--format {name!r}: expected auto, file.py:FORMAT or one of {', '.join(sorted(READERS))}")
+    raise ConfigError(f"--format {name!r}: {suggest_name(name, ['auto', *sorted(READERS)])}, or file.py:FORMAT")
 
 
 def all_formats() -> dict[str, tuple[Format, ...]]:

@@ -29,7 +29,7 @@ MAX_VALUES = 500  # the items of an IN list do not count
 
 _SHOWN = 200  # characters of a condition in a message
 _ONE_ROW = "a condition sees one row's columns, without aggregates, windows or subqueries"
-_EXAMPLE = "write it such as \"reward > 0.5 AND task != 'x'\" (docs/reference/table.md lists what a condition may have)"
+_EXAMPLE = "write it such as \"reward > 0.5 AND task != 'x'\" (docs: Table)"
 
 _TOKEN = re.compile(
     r"""\s*(?:

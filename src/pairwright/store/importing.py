@@ -154,10 +154,12 @@ def refuse_empty(summary: ImportSummary) -> None:
     if summary.total("experiences"):
         return
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in list(summary.reasons.items())[:3])
+    num_files = summary.total("files")
     raise SourceError(
-        f"nothing was imported: {summary.total('files'):,} files, and no record in them"
+        f"nothing was imported: {num_files:,} file{'s' if num_files != 1 else ''}, and no record in them"
         + (f" ({reasons})" if reasons else "")
-        + "; docs/reference/sources/index.md says what is read, and --format NAME insists on one"
+        + ". Traces are JSON, JSON Lines, CSV, Parquet, Arrow, SQLite or Excel files; pairwright import FILE --explain "
+        "shows what is recognised in one, and --format NAME insists on a format"
     )
 
 

@@ -142,7 +142,11 @@ def check_table(folder: Place, *, create: bool) -> None:
     marker = folder / MARKER
     if not marker.exists():
         if folder.is_file():
-            raise TableError(f"{folder}: a file, and a table is a folder: choose another name")
+            raise TableError(
+                f"{folder}: a file, and a table is a folder: choose another name"
+                if create
+                else f"{folder}: a file, not an experience table; import it first: pairwright import {folder} -o DIR"
+            )
         names = list_names(folder, missing_ok=True)
         if not create:
             if "pairs.parquet" in names:

@@ -207,6 +207,11 @@ class ChatTokenizer:
         """Whether it can render chats; without a template it encodes raw text only."""
         return bool(self._templates or self._renderers)
 
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """Sources of the chat templates by name; "default" is that of plain chats."""
+        return self._templates
+
     def renderer(self, tools: list[Json] | None) -> Renderer:
         """The template for a conversation: `tool_use` where there is one and tools are given."""
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"

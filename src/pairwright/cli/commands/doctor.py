@@ -48,7 +48,8 @@ def doctor(
         print_table(str(file or "doctor"), ("what", "verdict", "found"), rows)
     failures = [item for item in findings if item.verdict is Verdict.FAILED]
     if failures:
-        say(f"{len(failures)} of {len(findings)} checks failed: {'; '.join(item.name for item in failures)}")
+        names = ", ".join(dict.fromkeys(item.name for item in failures))
+        say(f"{len(failures)} of {len(findings)} checks failed: {names}")
         raise typer.Exit(2)
     num_unknown = sum(item.verdict is Verdict.UNKNOWN for item in findings)
     num_warnings = sum(item.verdict is Verdict.WARNING for item in findings)

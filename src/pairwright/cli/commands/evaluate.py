@@ -57,7 +57,9 @@ def compare(
 @app.command(cls=ConfigCommand)
 def run(
     config: Annotated[Path, typer.Argument(help="A configuration with `evaluate` and `policy`.", show_default=False)],
-    before: Annotated[str, typer.Option(help="The old model: a folder, or a name at the endpoint.")],
+    before: Annotated[
+        str, typer.Option(help="The old model: a folder, a GGUF file, URL#NAME, or a name at the endpoint.")
+    ],
     after: Annotated[str, typer.Option(help="The new model.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")

@@ -192,7 +192,8 @@ def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) ->
 
 def _as_json(summary: "ImportSummary") -> dict[str, Any]:
     return {
-        "formats": summary.formats,
+        # every count is present, zeros too
+        "formats": {name: dict.fromkeys(_COLUMNS, 0) | dict(counts) for name, counts in summary.formats.items()},
         "reasons": summary.reasons,
         "examples": summary.examples,
         "secrets": summary.secrets,

@@ -9,7 +9,7 @@ import typer
 
 from pairwright.cli.output import Interrupted, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
-from pairwright.errors import PairwrightError
+from pairwright.errors import PairwrightError, PlaceError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
@@ -71,13 +71,15 @@ def list_jobs(
     """List the jobs of all runs, as they were last seen."""
     from pairwright.jobs import find_jobs, read_job
 
+    if not root.is_dir():
+        raise PlaceError(f"{root}: no such folder; runs are below runs/ unless you chose another place")
     jobs = [(folder, read_job(folder)) for folder in find_jobs(root)]
     if as_json:
         print_json([_as_json(job, folder) for folder, job in jobs])
     else:
         rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in jobs]
         print_table(str(root), ("id", "backend", "state", "folder", "seen"), rows)
-    say(f"{len(jobs)} jobs below {root}. Next: pairwright jobs show JOB")
+    say(f"{len(jobs)} jobs below {root}" + (". Next: pairwright jobs show JOB" if jobs else ""))
 
 
 @app.command(cls=ConfigCommand)

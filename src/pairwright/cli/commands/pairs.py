@@ -48,6 +48,9 @@ def build(
     if config is not None:  # the folders of a configuration's run
         experience = experience or [str(Path("runs") / settings.name / "experience")]
         output = output or str(Path("runs") / settings.name / "pairs")
+    if experience and output is None and place(experience[0]).is_file():
+        file = experience[0]
+        raise ConfigError(f"{file}: a file, not an experience table; import it first: pairwright import {file} -o DIR")
     if not experience or output is None:
         raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
     folder, options = place(output), pair_options(settings)
@@ -198,7 +201,7 @@ def export_pairs(
         str,
         typer.Option(
             "--to",
-            help="Target, such as trl, or your own as file.py:FUNCTION. See docs/reference/exports.md.",
+            help="Target, such as trl, or your own as file.py:FUNCTION. An unknown name lists them all.",
             show_default=False,
             autocompletion=complete_target,
         ),

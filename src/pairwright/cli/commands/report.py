@@ -74,7 +74,8 @@ def explain_run(
             say(
                 f"{ledger.name}, {account.channel}: {account.loss_tokens:,} tokens in all updates, "
                 f"{account.drawn_tokens:,} by the ledger; {account.num_as_sampled:,} of {account.num_recorded:,} "
-                "recorded turns were trained as sampled"
+                f"recorded turns were trained as sampled; {account.added_tokens:,} added tokens in "
+                f"{account.num_with_added:,} trained sequences"
             )
     if problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(problems))

@@ -361,5 +361,5 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         from pairwright.tokens.refusals import WAY_OUT
 
         for reason in manifest["refused"]:
-            say(f"{reason}: {WAY_OUT.get(reason, 'docs/reference/tokens.md says what this is')}")
+            say(f"{reason}: {WAY_OUT.get(reason, 'the page Tokens of the documentation says what this is')}")
         raise typer.Exit(1)

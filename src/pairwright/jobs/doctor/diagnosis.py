@@ -49,7 +49,7 @@ def check_sources(patient: Patient) -> Iterator[Finding]:
         except PairwrightError as error:
             yield wrong("sources", str(error), "correct sources.paths")
             continue
-        yield fine("sources", f"{path}: {num_files} files")
+        yield fine("sources", f"{path}: {num_files} file{'s' if num_files != 1 else ''}")
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
@@ -120,14 +120,14 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
                 history=backend.nemo_customizer.use_full_message_history,
             )
         except PairwrightError as error:
-            yield wrong("dataset", str(error), "docs/reference/exports.md says what each trainer can hold")
+            yield wrong("dataset", str(error), "the page Exports of the documentation says what each trainer can hold")
             return
     odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
         yield wrong(
             "dataset",
             f"as {target}: {dataset}",
-            "docs/reference/exports.md has the reasons; the local backend has no such limits",
+            "the page Exports of the documentation has the reasons; the local backend has no such limits",
         )
     else:
         yield fine("dataset", f"as {target}: {dataset}")

@@ -95,7 +95,7 @@ def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> It
         message = f"{size}, {count:,} refused as {reason}, the first one because {example}"
         # Single refusals for other reasons are normal; a sample that is refused whole is not.
         if reason in _REASONS or count == len(sample):
-            yield wrong("tokens", message, _REASONS.get(reason, "docs/reference/tokens.md has the reasons"))
+            yield wrong("tokens", message, _REASONS.get(reason, "the page Tokens of the documentation has the reasons"))
         else:
             yield warn("tokens", message)
     lacking: Counter[str] = Counter()

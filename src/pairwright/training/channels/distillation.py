@@ -115,7 +115,9 @@ class DistillChannel(Channel):
 
     def list_held(self, item: int) -> list[Held]:
         one = self.data.items[item]
-        return [Held(self.data.ids[item], "", one.student.ids, one.student_mask, one.student.message_index)]
+        student, added = one.student, one.student.report.added_tokens
+        held = Held(self.data.ids[item], "", student.ids, one.student_mask, student.message_index, added_tokens=added)
+        return [held]
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]

@@ -13,20 +13,8 @@ import xxhash
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import PairwrightError
+from pairwright.models.folder_weights import TEMPLATES, copy_tokenizer
 from pairwright.paths import write_atomic
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
-TEMPLATES = "additional_chat_templates"  # folder of named templates
 
 
 class ModelError(PairwrightError):
@@ -132,14 +120,6 @@ def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, c
     except OSError as error:
         raise ModelError(f"{folder / name}: {error.strerror or error}: the model was not saved") from error
     return name
-
-
-def copy_tokenizer(base: Path, folder: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (base / name).is_file() and not (folder / name).exists():
-            shutil.copyfile(base / name, folder / name)
-    if (base / TEMPLATES).is_dir() and not (folder / TEMPLATES).exists():
-        shutil.copytree(base / TEMPLATES, folder / TEMPLATES)
 
 
 def model_hash(folder: Path) -> str:

@@ -1,0 +1,142 @@
+"""`pairwright model fetch NAME -o DIR`, `model convert FILE.gguf -o DIR`, `model export RUN --to gguf:f16 -o FILE`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.errors import ConfigError
+
+app = typer.Typer(
+    help="Models in and out: from the Hugging Face Hub, from and to GGUF files and other runtimes.",
+    no_args_is_help=True,
+)
+
+
+class WeightType(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+_Folder = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The same as --output.", show_default=False)]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write; a new or empty one.")]
+
+
+def _folder_of(folder: Path | None, output: Path | None) -> Path:
+    """Return the folder to write, which stands behind -o or as the last word."""
+    if (folder is None) is (output is None):
+        raise ConfigError("name the folder to write once: -o DIR")
+    return Path(str(output if folder is None else folder))
+
+
+@app.command("fetch")
+def fetch_model(
+    name: Annotated[str, typer.Argument(help="Hub id, such as Qwen/Qwen2.5-0.5B-Instruct.", show_default=False)],
+    folder: _Folder = None,
+    output: _Output = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default the newest.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Download a model from the Hugging Face Hub: safetensors, tokenizer and template, no code."""
+    from pairwright.paths import download_model, is_hub_id
+    from pairwright.paths.model_folders import require_empty
+
+    folder = _folder_of(folder, output)
+    if not is_hub_id(name):
+        raise ConfigError(f"{name}: expected a Hub id, such as Qwen/Qwen2.5-0.5B-Instruct")
+    require_empty(folder, of=name)
+    download_model(name, folder, revision=revision)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if not size:
+        raise ConfigError(f"{name}: the Hub has no *.safetensors of it: convert its weights with save_pretrained")
+    if as_json:
+        print_json({"name": name, "folder": str(folder), "bytes": size})
+    say(f"{name} is in {folder} ({size / 1e6:,.0f} MB). Next: pairwright serve model {folder}")
+
+
+@app.command("convert")
+def convert_model(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file.", show_default=False)],
+    folder: _Folder = None,
+    output: _Output = None,
+    dtype: Annotated[
+        WeightType, typer.Option(help="Of the weights; auto: as in the file, bfloat16 if they are quantised.")
+    ] = WeightType.auto,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Take the tokenizer of this folder, not the one in the file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Convert a GGUF file to a model's folder: dequantised weights, tokenizer, chat template."""
+    from pairwright.models.convert_gguf import convert_gguf
+
+    folder = _folder_of(folder, output)
+    with Progress("converting", "tensors") as bar:
+        result = convert_gguf(file, folder, dtype=dtype.value, tokenizer=tokenizer, progress=bar.show)
+    if as_json:
+        print_json(result)
+    say(
+        f"{result['family']}, {result['parameters'] / 1e6:,.1f} M parameters in {result['dtype']}, is in {folder}. "
+        f"Next: pairwright serve model {folder}"
+    )
+
+
+@app.command("export")
+def export_trained(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run, or the folder of a model or adapter.", show_default=False)
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="gguf:f32, f16, bf16, q8_0 or q4_0 (others with llama-quantize); lora-gguf; ollama; vllm-lora; merged."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file for gguf and lora-gguf, else a new folder.")],
+    like: Annotated[
+        Path | None, typer.Option(help="gguf, ollama: a GGUF file whose types each tensor takes.", show_default=False)
+    ] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Compare the file in llama.cpp with the model; exit code 2 if it differs.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="--prove: a configuration with held-out tasks, which both play.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write a trained model for llama.cpp, Ollama, vLLM, or as a plain folder."""
+    from pairwright.config import base_folder, load_config
+    from pairwright.models.export_model import export_model
+
+    if prove and to.partition(":")[0] not in ("gguf", "lora-gguf", "ollama"):
+        raise ConfigError(f"--prove: llama.cpp reads GGUF files, not {to}")
+    settings = None if config is None else load_config(config)
+    with Progress("exporting", "tensors") as bar:
+        result = export_model(run, output, to=to, like=like, progress=bar.show)
+    rows = []
+    if prove:
+        from pairwright.evaluation.export_proof import prove_export
+
+        base = None if settings is None or config is None else base_folder(settings, config)
+        rows = prove_export(run, Path(result["file"]), config=settings, base=base)
+        result["proof"] = [{"check": row.name, "passed": row.passed, "found": row.found} for row in rows]
+    if as_json:
+        print_json(result)
+    elif rows:
+        verdicts = {True: "ok", False: "failed", None: "-"}
+        print_table(
+            "proof", ("check", "verdict", "found"), [(row.name, verdicts[row.passed], row.found) for row in rows]
+        )
+    for note in result["notes"]:
+        say(f"note: {note}")
+    written = result.get("file") or result["folder"]
+    size = f" ({result['bytes'] / 1e6:,.0f} MB)" if "bytes" in result else ""
+    failed = [row.name for row in rows if row.passed is False]
+    if failed:
+        say(f"{written}{size} does not answer as the model does: {', '.join(failed)}")
+        raise typer.Exit(2)
+    say(f"{to}: {written}{size}. Next: {result['next']}")
