@@ -78,8 +78,12 @@ def build_case(name: str, *, reasoning: bool) -> tuple[Chat, Tools]:
 
 
 def render_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, Any], *, prompt: bool = False) -> str:
-    """The render of transformers; arguments of calls as JSON text, content as parts, where it takes no others."""
+    """The render of transformers; arguments of calls as JSON text, content as parts, reasoning under another key, where
+    it takes no others."""
     from transformers.utils.chat_template_utils import render_jinja_template
+
+    if _reads_reasoning(source):
+        chat = [{**m, "reasoning": m["reasoning_content"]} if "reasoning_content" in m else m for m in chat]
 
     def render(messages: Chat) -> str:
         rendered, _ = render_jinja_template(
@@ -94,6 +98,24 @@ def render_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, An
     except UndefinedError:  # it reads the parts of a content
         return render(_with_parts(chat))
     return text if "Hi there" in text or "Weather in Paris" in text else render(_with_parts(chat))
+
+
+@lru_cache
+def _reads_reasoning(source: str) -> bool:
+    """Whether the template shows a thought that is named `reasoning`, and none that is named `reasoning_content`."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    shown = []
+    for key in ("reasoning_content", "reasoning"):
+        turn = {"role": "assistant", "content": "zqa", key: "zqr"}
+        try:
+            texts, _ = render_jinja_template(
+                conversations=[[{"role": "user", "content": "zqu"}, turn]], chat_template=source
+            )
+        except Exception:  # a template may raise anything
+            return False
+        shown.append("zqr" in texts[0])
+    return shown == [False, True]
 
 
 def _with_text_arguments(chat: Chat) -> Chat:

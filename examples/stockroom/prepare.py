@@ -25,7 +25,9 @@ CALL, CALL_END = "<tool_call>", "</tool_call>"
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
     "{% for call in message.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% set arguments = call.function.arguments %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": '
+    "{{ arguments if arguments is string else arguments | tojson }}}</tool_call>"
     "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 NUM_TRAIN, NUM_HELDOUT = 160, 100

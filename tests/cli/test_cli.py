@@ -153,7 +153,7 @@ time.sleep(0.3)
 sys.argv = ["pairwright", *sys.argv[1:]]
 import pairwright.cli
 module = sys.modules["pairwright.cli.main"]
-module.name_types_plainly = lambda command: atexit.register(print, "handler", file=sys.stderr)
+module.simplify_help = lambda command: atexit.register(print, "handler", file=sys.stderr)
 module.run_program()
 """
     for words, expected in ((["--version"], 0), (["no-such-command"], 3)):

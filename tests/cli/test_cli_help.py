@@ -8,6 +8,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from pairwright.cli import app, main
+from pairwright.cli.short_help import ESSENTIAL
 from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
 from pairwright.export import EXPORTERS
 from pairwright.pairs.options import STRATEGY_NAMES
@@ -62,7 +63,7 @@ def test_commands_are_in_the_order_of_the_flow_and_in_groups(run):
     listed = re.findall(r"^(?:╭─ |│ )([A-Z][\w ]+?|[a-z]+) (?= |─)", out, re.M)
     assert listed == [
         "Options",
-        "Data", "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
+        "Data", "import", "collect", "record", "teach", "score", "experience", "advise", "pairs", "export", "push", "pull",
         "Training", "tokens", "train", "jobs",
         "Proof and deployment", "evaluate", "compare", "explain", "report", "view", "serve",
         "Project", "init", "run", "demo", "model", "doctor", "config",
@@ -89,6 +90,15 @@ def test_the_help_of_a_group_has_the_options_of_its_default_command_and_its_comm
     for name in get_command(app).commands[group].commands:
         assert re.search(rf"^│ {name} ", out, re.M), name
     assert f"Usage: pairwright {group} [OPTIONS]" in out
+
+
+@pytest.mark.parametrize("name", sorted(ESSENTIAL))
+def test_help_shows_the_usual_options_and_help_all_every_one(run, name):
+    short, whole = run(name, "--help")[1], run(name, "--help-all")[1]
+    listed = [set(re.findall(r"^│ (?:\*  )?--([a-z-]+)", text, re.M)) for text in (short, whole)]
+    assert listed[0] - {"help", "help-all"} == set(ESSENTIAL[name])
+    assert len(listed[1]) > len(listed[0])
+    assert f"{len(listed[1]) - len(listed[0])} more options: pairwright {name} --help-all" in short
 
 
 @pytest.mark.parametrize(

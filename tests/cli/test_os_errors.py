@@ -29,12 +29,14 @@ WRITES = {
     "collect": "CONFIG -o OUT",
     "record": "--upstream http://127.0.0.1:9 -o OUT",
     "teach": "RUNS -o OUT --teacher a=http://127.0.0.1:9#m",
+    "score": "-",
     "export": "PAIRS --to trl -o OUT",
     "push": "-",
     "pull": "-",
     "init": "OUT",
     "model convert": "GGUF -o OUT",
     "model fetch": "no/model -o OUT",
+    "model export": "MODEL --to gguf:f16 -o OUT",
     "train": "--pairs PAIRS --model MODEL -o OUT",
     "report": "RUN -o OUT",
     "view": "RUNS --export OUT",
@@ -52,6 +54,7 @@ WRITES = {
     "tokens build": "PAIRS --tokenizer MODEL -o OUT",
     "tokens show": "PAIRS --tokenizer MODEL --html OUT",
     "tokens check": "-",
+    "compare": "-",
     "evaluate compare": "RUNS RUNS -o OUT",
     "evaluate run": "CONFIG --before MODEL --after MODEL -o OUT",
     "jobs submit": "-o OUT --model MODEL --pairs PAIRS",
@@ -81,12 +84,14 @@ READS = {
     "collect": "IN -o NEW",
     "record": "-",
     "teach": "IN -o NEW --teacher a=http://127.0.0.1:9#m",
+    "score": "IN --with programs",
     "export": "IN --to trl -o NEW",
     "push": "IN me/table",
     "pull": "-",
     "init": "-",
     "model convert": "IN -o NEW",
     "model fetch": "-",
+    "model export": "IN --to gguf:f16 -o NEW",
     "train": "--pairs IN --model MODEL -o NEW",
     "report": "IN -o NEW",
     "view": "IN --export NEW",
@@ -104,6 +109,7 @@ READS = {
     "tokens build": "IN --tokenizer MODEL -o NEW",
     "tokens show": "IN --tokenizer MODEL",
     "tokens check": "--tokenizer IN",
+    "compare": "IN --recipes IN -o NEW",
     "evaluate compare": "IN IN",
     "evaluate run": "IN --before MODEL --after MODEL -o NEW",
     "jobs submit": "-o NEW --model MODEL --pairs IN",
@@ -127,7 +133,15 @@ READS = {
     "config from-nat": "IN",
 }
 
-WRITTEN_FILES = ("export", "report", "experience export", "tokens show", "evaluate compare", "config from-nat")
+WRITTEN_FILES = (
+    "export",
+    "model export",
+    "report",
+    "experience export",
+    "tokens show",
+    "evaluate compare",
+    "config from-nat",
+)
 MAY_BE_MISSING = ("serve targets list", "serve token list")  # a service that has not been started yet has none
 
 
@@ -267,7 +281,7 @@ def test_what_root_is_never_refused_has_its_line_too(number, monkeypatch, capsys
     entry = sys.modules[main.__module__]
     monkeypatch.setattr(entry, "get_command", lambda app: refuse)
     monkeypatch.setattr(entry, "guard_commands", lambda command: None)
-    monkeypatch.setattr(entry, "name_types_plainly", lambda command: None)
+    monkeypatch.setattr(entry, "simplify_help", lambda command: None)
     code, lines = call(["import"], monkeypatch, capsys)
     check(code, lines)
     assert lines == [f"pairwright: {describe_os_error(OSError(number, os.strerror(number), '/some/where'))}"]

@@ -104,3 +104,12 @@ def test_a_prompt_that_is_none_is_refused(value):
     made, _ = recorder()
     with pytest.raises(RecordError, match="prompt"):
         made.step(value)
+
+
+def test_failed_calls_of_a_collected_run_are_error_sites_as_those_of_an_imported_one():
+    made, emitted = recorder()
+    calls = [Message("assistant", None, tool_calls=(ToolCall(name, "{}", "1"),)) for name in ("look", "send")]
+    results = [Message("tool", text, tool_call_id="1") for text in ("line 1", "ToolError: line 1 is closed")]
+    made.trajectory("q", [calls[0], results[0], calls[1], results[1], Message("assistant", "sorry")], reward=0.0)
+    (record,) = emitted
+    assert [(site.index, site.kind, site.tool) for site in record.errors] == [(4, "tool_error", "send")]

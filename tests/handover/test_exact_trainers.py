@@ -19,7 +19,7 @@ from pairwright.trl import DPOTrainer, KTOTrainer, SFTTrainer
 
 pytestmark = pytest.mark.filterwarnings("default")  # of TRL and its dependencies
 TRAINERS = {"dpo": DPOTrainer, "sft": SFTTrainer, "kto": KTOTrainer}
-DPO = {"loss": "sigmoid", "beta": 0.3, "label_smoothing": 0.1}
+DPO = {"loss": "sigmoid", "beta": 0.3, "label_smoothing": 0.1, "sft_loss_weight": 0}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,11 @@ def data(place):
 
 
 def options_of(kind):
-    return {"dpo": {"dpo": DPO}, "sft": {}, "kto": {"kto": {"beta": 0.3, "desirable_weight": 1.5}}}[kind]
+    return {
+        "dpo": {"dpo": DPO},
+        "sft": {},
+        "kto": {"kto": {"beta": 0.3, "desirable_weight": 1.5, "sft_loss_weight": 0}},
+    }[kind]
 
 
 def arguments_of(kind):

@@ -8,6 +8,7 @@ import pytest
 from mutations import survives
 
 from pairwright import Message, ToolCall
+from pairwright.records.messages import turn_reward_of
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.reading import detect, read_file
@@ -155,3 +156,16 @@ def test_the_real_files_read(traces, name, num_runs, num_turns, num_calls, num_t
     messages = [message for run in runs for message in run.completion]
     assert sum(message.is_generated for message in messages) == num_turns
     assert sum(len(message.tool_calls) for message in messages) == num_calls
+
+
+def test_rewards_of_steps_are_those_of_their_turns():
+    row = {
+        "example_id": 1, "task": "t", "answer": "", "reward": 1.0, "prompt": [{"role": "user", "content": "q"}],
+        "completion": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}],
+        "trajectory": [{"reward": 0.5}, {"reward": -1}],
+    }  # fmt: skip
+    (run,) = read(RESULTS, row)
+    assert [turn_reward_of(message) for message in run.completion] == [0.5, None, -1.0]
+    # Which step is which turn is not known.
+    (other,) = read(RESULTS, {**row, "trajectory": [{"reward": 0.5}]})
+    assert [turn_reward_of(message) for message in other.completion] == [None] * 3

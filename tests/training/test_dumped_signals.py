@@ -134,8 +134,10 @@ def test_the_loss_of_pairs_can_be_computed_from_the_dump(model, tmp_path) -> Non
         chosen, rejected = (
             sum(flat([own])) - sum(flat([reference])) for own, reference in zip(score(model, item), known, strict=True)
         )
-        margin = torch.tensor(Config().train.dpo.beta * (chosen - rejected))
-        losses.append(-float(torch.nn.functional.logsigmoid(margin)))
+        options = Config().train.dpo
+        margin = torch.tensor(options.beta * (chosen - rejected))
+        likelihood = statistics.mean(flat(score(model, item)[:1]))  # of the chosen side, per token
+        losses.append(-float(torch.nn.functional.logsigmoid(margin)) - options.sft_loss_weight * likelihood)
     wanted = np.average(losses, weights=[item["weight"] for item in items])
     first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["loss"] == pytest.approx(wanted, rel=1e-3)

@@ -65,7 +65,7 @@ def test_64_pairs_drive_accuracy_to_1_and_flipped_pairs_the_other_way(model, tmp
 
 
 def test_the_first_loss_is_ln_2_and_metrics_have_trls_names(model, pairs, tmp_path):
-    train(settings(max_steps=1), model=model, pairs=pairs, output=tmp_path)
+    train(settings(max_steps=1, dpo={"sft_loss_weight": 0}), model=model, pairs=pairs, output=tmp_path)
     row = rows_of(tmp_path)[0]
     assert row["loss"] == pytest.approx(np.log(2), abs=1e-6)
     names = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected",
@@ -284,7 +284,8 @@ def test_sft_on_runs_with_a_validation_table(model, tmp_path):
 
 def test_channels_add_up(model, pairs, tmp_path):
     runs = make_runs(tmp_path / "runs", 4, 3)
-    config = settings(channels={"dpo": 0.5, "grpo": 0.25, "sft": 0.25}, max_steps=2, shuffle=False)
+    alone = {"dpo": {"sft_loss_weight": 0}, "grpo": {"sft_loss_weight": 0}}
+    config = settings(channels={"dpo": 0.5, "grpo": 0.25, "sft": 0.25}, max_steps=2, shuffle=False, **alone)
     train(config, model=model, pairs=pairs, experience=runs, output=tmp_path / "run")
     row = rows_of(tmp_path / "run")[0]
     assert row["loss"] == pytest.approx(0.5 * np.log(2) + 0.25 * row["nll"], abs=0.02)

@@ -20,7 +20,7 @@ from pairwright.pairs.decisions.turn_votes import TurnVoteFile
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import read_pairs
 from pairwright.pairs.turn_credit import count_credit, find_credit
-from pairwright.records.experience import EID, Experience, Side
+from pairwright.records.experience import EID, Experience, Side, Source
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.store.table import Table
@@ -261,8 +261,12 @@ def test_recorded_step_rewards_are_values():
     by_token = Experience(kind="multi_turn", completion=plain, **tokens, **rewards)
     # What stands between two turns is the environment's answer to the first.
     assert verdicts(by_token) == {0: ("failed", -1.0, "rewards"), 2: ("ok", 0.5, "rewards")}
-    rated = Experience(kind="single_turn", completion=[Message("assistant", "a step")], reward=-1.0)
-    assert verdicts(rated) == {0: ("failed", -1.0, "rewards")}
+    answer = {"kind": "single_turn", "completion": [Message("assistant", "a step")], "reward": -1.0}
+    assert verdicts(Experience(**answer, source=Source("a.jsonl", format="prm800k"))) == {
+        0: ("failed", -1.0, "rewards")
+    }
+    # The reward of a whole run is no verdict on its only turn.
+    assert verdicts(Experience(**answer)) == {0: ("unknown", -1.0, "rewards")}
     assert verdicts(Experience(kind="multi_turn", completion=plain, reward=1.0)) == {}
 
 

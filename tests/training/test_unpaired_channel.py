@@ -52,7 +52,12 @@ KTO = {"dpo": 0, "kto": 1}
 
 def test_thumbs_without_a_single_pair_are_learnt(model, tmp_path):
     runs = make_thumbs(tmp_path / "runs", 24)
-    train(settings(channels=KTO, epochs=8), model=model, experience=runs, output=tmp_path / "run")
+    train(
+        settings(channels=KTO, epochs=8, kto={"sft_loss_weight": 0}),
+        model=model,
+        experience=runs,
+        output=tmp_path / "run",
+    )
     rows = rows_of(tmp_path / "run")
     # Nothing differs from the reference at first: σ(0) for each example.
     assert rows[0]["loss"] == pytest.approx(0.5, abs=1e-6)
@@ -112,7 +117,7 @@ def test_micro_batches_do_not_change_these_losses(model, pairs, tmp_path, dpo):
 
 
 def test_a_reference_moves_with_the_policy_and_is_resumed_bit_for_bit(model, pairs, tmp_path):
-    config = settings(epochs=3, save_every=1, dpo={"reference_sync": 2, "reference_mixup": 1.0})
+    config = settings(epochs=3, save_every=1, dpo={"reference_sync": 2, "reference_mixup": 1.0, "sft_loss_weight": 0})
     train(config, model=model, pairs=pairs, output=tmp_path / "whole")
     losses = [row["loss"] for row in rows_of(tmp_path / "whole") if "loss" in row]
     # After two updates the reference is the policy: ln 2 again.

@@ -8,10 +8,12 @@ import pytest
 from viewed_run import agent_record, ask, ask_all, make_viewed_run
 
 from pairwright import Table
+from pairwright.config.sections import CreditConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.decisions import VoteFile
 from pairwright.pairs.pair_table import read_pairs
+from pairwright.pairs.turn_credit import count_side_credit
 
 SOURCE = "support/pairs"
 
@@ -169,6 +171,23 @@ def test_an_excluded_record_is_left_out_of_pairs_and_counted(run):
     assert "excluded" in json.dumps(summary["stages"])
     answers.decisions["decide.exclude"]({**body, "is_excluded": False})
     assert ask(answers, "decide.exclusions", source="support/experience")["rows"] == []
+
+
+def test_a_vote_on_a_turn_is_shown_with_the_record_and_counts_for_credit(run):
+    answers = ask_all(run)
+    source, uid = "support/experience", next(iter(read_pairs(run / "pairs"))).chosen_eid.uid
+    record = ask(answers, "experiences.record", source=source, uid=uid)
+    turn = len(record["prompt"])
+    body = {"source": source, "voter": "ada", "uid": uid, "turn": turn, "verdict": "failed"}
+    for wrong in ({"verdict": "bad"}, {"uid": "unknown"}, {"turn": -1}, {"voter": ""}):
+        with pytest.raises(PairwrightError):
+            answers.decisions["decide.turn"]({**body, **wrong})
+    answers.decisions["decide.turn"](body)
+    shown = {one["turn"]: one for one in ask(answers, "experiences.record", source=source, uid=uid)["credit"]}
+    assert (shown[turn]["verdict"], shown[turn]["source"]) == ("failed", "votes")
+    assert count_side_credit(run / "pairs", CreditConfig())["chosen"]["failed_by"]["votes"] == 1
+    answers.decisions["decide.turn"]({**body, "verdict": "skip"})
+    assert ask(answers, "experiences.record", source=source, uid=uid)["credit"] == record["credit"]
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,24 @@ export function ExcludeRecord(props: { source: string; uid: string }) {
     {error && <span class="bad-text small">{error}</span>}
   </form>;
 }
+
+export type Credit = { turn: number; verdict: string; value: number | null; source: string };
+
+// The verdict on a generated turn, and buttons to vote on it; the same button again takes the vote back.
+export function TurnVerdict(props: { source: string; uid: string; turn: number; credit?: Credit }) {
+  const [own, setOwn] = useState("");
+  const [error, setError] = useState("");
+  useEffect(() => { setOwn(""); setError(""); }, [props.uid, props.turn]);
+  const send = async (verdict: string) => {
+    const voter = remembered() || window.prompt("Your name")?.trim() || "";
+    if (!voter) return;
+    remember(voter);
+    try { await decide("decide.turn", { source: props.source, uid: props.uid, turn: props.turn, voter, verdict }); setOwn(verdict === "skip" ? "" : verdict); setError(""); } catch (problem) { setError((problem as Error).message); }
+  };
+  const { credit } = props;
+  return <span class="row verdict">
+    {credit && <span class={credit.verdict === "failed" ? "chip bad" : "chip"} title={credit.source}>{credit.verdict}{credit.value !== null ? ` ${number(credit.value, 2)}` : ""}</span>}
+    {!copy && ["ok", "failed"].map((verdict) => <button class="plain small" aria-pressed={own === verdict} title={`This turn: ${verdict}`} onClick={() => send(own === verdict ? "skip" : verdict)}>{own === verdict ? `✓ ${verdict}` : verdict}?</button>)}
+    {error && <span class="bad-text small">{error}</span>}
+  </span>;
+}

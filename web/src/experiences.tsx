@@ -4,7 +4,7 @@ import { ask, copy, useAnswer } from "./api";
 import { Answer, Column, count, CopyLink, Facet, Facets, Filters, number, Pager, Sources, State, Table, useSnippets } from "./parts";
 import { change, link, Route, useKeys } from "./route";
 import { ErrorSite, Facts, Message, Text, Tools, Transcript } from "./transcript";
-import { ExcludeRecord } from "./decide";
+import { Credit, ExcludeRecord, TurnVerdict } from "./decide";
 
 const PAGE = 100;
 
@@ -21,7 +21,7 @@ export type Record_ = {
   row: number; uid: string; tid: string; batch: string; task: string; run: number; step: number; kind: string; reward: number | string | null;
   components: Record<string, unknown>; metrics: Record<string, unknown>; info: Record<string, unknown>; model: string | null;
   truncated: string | null; source: { file: string; line: number | null; format: string | null } | null; prompt: Message[]; completion: Message[];
-  tools: unknown[]; prompt_text: string | null; response_text: string | null; chosen: Side | null; rejected: Side | null; errors: ErrorSite[];
+  tools: unknown[]; prompt_text: string | null; response_text: string | null; chosen: Side | null; rejected: Side | null; errors: ErrorSite[]; credit?: Credit[];
   num_tokens: number | null; siblings: { row: number; uid: string; run: number; step: number; reward: number | null; num_errors: number }[]; num_siblings: number;
 };
 type Lineage = { source: string; reason: string | null; num_pairs: number; pairs: { id: string; gap: number; strategy: string; split: string; side: string }[] }[];
@@ -161,7 +161,8 @@ export function RecordView(props: { source: string; record: Record_; close?: () 
     {record.chosen && record.rejected ? <div class="sides">{(["chosen", "rejected"] as const).map((name) => <div class={`side ${name}`}><h3>{name} <span class="quiet"><Reward value={record[name]!.reward} /></span></h3>
       {record[name]!.messages.length ? <Transcript messages={record[name]!.messages} /> : <Text text={record[name]!.text || ""} />}</div>)}</div>
       : <><h3 class="part">Completion</h3>
-        {record.completion.length ? <Transcript messages={record.completion} start={record.prompt.length} errors={record.errors} /> : record.response_text !== null ? <Text text={record.response_text} /> : <p class="quiet small">empty</p>}</>}
+        {record.completion.length ? <Transcript messages={record.completion} start={record.prompt.length} errors={record.errors}
+          mark={props.plain ? undefined : (index, message) => (message.generated ?? message.role === "assistant") && <TurnVerdict source={source} uid={record.uid} turn={index} credit={record.credit?.find((entry) => entry.turn === index)} />} /> : record.response_text !== null ? <Text text={record.response_text} /> : <p class="quiet small">empty</p>}</>}
     {!props.plain && <div class="row end">
       {!copy && <button onClick={() => raw === null ? ask<{ text: string }>("experiences.raw", { source, uid: record.uid, row: record.row }).then((value) => setRaw(value.text), (error: Error) => setRaw(error.message)) : setRaw(null)}>{raw === null ? "Raw record" : "Hide raw record"}</button>}
       {!copy && <ExcludeRecord source={source} uid={record.uid} />}

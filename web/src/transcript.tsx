@@ -1,4 +1,5 @@
 // A conversation: turns with their role, tool calls and results folded, errors marked, long texts cut until asked for.
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Piece } from "./diff";
 
@@ -49,7 +50,7 @@ export function turnText(message: Message): string {
   return [message.reasoning ? `${message.reasoning}\n` : "", message.text, ...calls].filter(Boolean).join("\n");
 }
 
-export function Turn(props: { message: Message; index?: number; errors?: ErrorSite[]; open?: boolean; pieces?: Piece[]; isPrompt?: boolean }) {
+export function Turn(props: { message: Message; index?: number; errors?: ErrorSite[]; open?: boolean; pieces?: Piece[]; isPrompt?: boolean; mark?: ComponentChildren }) {
   const { message, errors = [] } = props;
   const isTool = message.role === "tool" || message.role === "function";
   const first = message.text.split("\n", 1)[0].slice(0, 140);
@@ -68,16 +69,17 @@ export function Turn(props: { message: Message; index?: number; errors?: ErrorSi
     <header class="row"><b>{message.role}</b>{message.name && <span class="mono quiet">{message.name}</span>}
       {errors.map((site) => <span class="chip bad" title={site.text}>{site.kind}</span>)}
       {message.generated === false && message.role === "assistant" && <span class="chip">context</span>}
+      {props.mark}
       {props.index !== undefined && <span class="quiet small num turn-number">{props.index}</span>}
     </header>
     {folded ? <details><summary class="quiet"><span class="mono cut">{first || "…"}</span> <span class="small">{size.toLocaleString("en")} characters</span></summary>{body}</details> : body}
   </article>;
 }
 
-export function Transcript(props: { messages: Message[]; start?: number; errors?: ErrorSite[]; fold?: boolean; label?: string }) {
+export function Transcript(props: { messages: Message[]; start?: number; errors?: ErrorSite[]; fold?: boolean; label?: string; mark?: (index: number, message: Message) => ComponentChildren }) {
   const start = props.start ?? 0;
   const turns = props.messages.map((message, at) => <Turn
-    message={message} index={start + at} errors={props.errors?.filter((site) => site.index === start + at)}
+    message={message} index={start + at} errors={props.errors?.filter((site) => site.index === start + at)} mark={props.mark?.(start + at, message)}
   />);
   if (props.fold && props.messages.length > 2) {
     const [last] = turns.slice(-1);

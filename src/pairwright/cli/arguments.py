@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from typer.core import TyperGroup
 
+from pairwright.cli.short_help import HELP_NAMES, shorten_help
 from pairwright.errors import ConfigError
 
 _Completer = Callable[[str], list[str]]
@@ -134,7 +135,7 @@ class GroupWithDefault(TyperGroup):
     default = "build"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+        if args and args[0] not in self.commands and args[0] not in ("-h", *HELP_NAMES):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
@@ -148,6 +149,7 @@ class GroupWithDefault(TyperGroup):
             add_help_option=False,
             help=f"{self.help}\n\nWithout the name of a command, {self.default} is meant: {default.help}",
             rich_markup_mode=self.rich_markup_mode,
+            epilog=self.epilog,
         )
         page.usage = ["[OPTIONS]", *usage]
         page.format_help(ctx, formatter)
@@ -194,21 +196,26 @@ _PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
 _Format = Callable[[Any, Any], None]
 
 
-def name_types_plainly(command: Any) -> None:
-    """Let the help of a command, and of all commands below it, name types plainly; costs nothing until it is shown."""
-    command.format_help = _with_plain_types(command, command.format_help)
+def simplify_help(command: Any, name: str = "") -> None:
+    """Let the help of a command, and of all commands below it, name types plainly and leave out options that few people
+    need (short_help.py); costs nothing until it is shown."""
+    command.format_help = _with_plain_help(command, name, command.format_help)
     if isinstance(command, TyperGroup):
-        for child in command.commands.values():
-            name_types_plainly(child)
+        default = command.default if isinstance(command, GroupWithDefault) else ""
+        for child_name, child in command.commands.items():
+            simplify_help(child, name if child_name == default else f"{name} {child_name}".strip())
 
 
-def _with_plain_types(command: Any, format_help: _Format) -> _Format:
+def _with_plain_help(command: Any, name: str, format_help: _Format) -> _Format:
     def format_plainly(ctx: Any, formatter: Any) -> None:
         children = command.commands.values() if isinstance(command, GroupWithDefault) else ()
         for member in (command, *children):  # the help of a group with a default command has that one's options
             for param in member.get_params(ctx):
                 param.display_type_rich = _constant(_plain_type(param, ctx))
-        format_help(ctx, formatter)
+        shown = command.commands[command.default] if isinstance(command, GroupWithDefault) else command
+        with shorten_help(name, shown) as more:
+            command.epilog = more or command.epilog
+            format_help(ctx, formatter)
 
     return format_plainly
 

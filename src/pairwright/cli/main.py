@@ -15,9 +15,10 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
-from pairwright.cli.arguments import GroupInOrder, name_types_plainly
+from pairwright.cli.arguments import GroupInOrder, simplify_help
 from pairwright.cli.commands import begin, config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
+from pairwright.cli.commands.advise import advise_recipe
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
@@ -37,6 +38,7 @@ from pairwright.cli.output import (
     with_way_out,
 )
 from pairwright.cli.overrides import ConfigCommand, with_options
+from pairwright.cli.short_help import HELP_NAMES
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import handle_interrupts
 
@@ -73,7 +75,7 @@ _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment",
 
 class _Commands(GroupInOrder):
     order = (
-        "import", "collect", "record", "teach", "score", "experience", "pairs", "export", "push", "pull",
+        "import", "collect", "record", "teach", "score", "experience", "advise", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
         "evaluate", "compare", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
@@ -86,6 +88,7 @@ app = typer.Typer(
     help="Turn what an agent did into a better agent.",
     epilog="Start with: pairwright init my-agent. Every command that reads takes --json.",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": HELP_NAMES},
 )
 app.command("import", cls=with_options(*IMPORT_KEYS), rich_help_panel=_DATA)(import_files)
 app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
@@ -93,6 +96,7 @@ app.command("record", rich_help_panel=_DATA)(record)
 app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
 app.command("score", cls=with_options("score", after="experience"), rich_help_panel=_DATA)(score_runs)
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
+app.command("advise", rich_help_panel=_DATA)(advise_recipe)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)
 app.command("push", rich_help_panel=_DATA)(push_table)
@@ -153,7 +157,7 @@ def main() -> None:
     try:
         command = get_command(app)
         guard_commands(command)
-        name_types_plainly(command)
+        simplify_help(command)
         # not standalone: exceptions are raised here instead of being printed
         code = command(prog_name="pairwright", standalone_mode=False)
         if code == Interrupted.exit_code:  # before the command began

@@ -6,6 +6,7 @@ from pairwright.collection.tasks import Task
 from pairwright.generate.template_variables import KEY
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 
 def experience_of(
@@ -42,6 +43,7 @@ def experience_of(
         reward_components=components,
         truncate_status="response_truncated" if is_cut else None,
         model_version=model_version,
+        errors=tuple(error_sites([*prompt, *messages], list(tools), result_error_kind)),
         info=info,
         metrics=metrics,
         **sampled.arrays,

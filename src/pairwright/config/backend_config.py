@@ -183,6 +183,11 @@ class NemoCustomizerConfig(Section):
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value
 
+    @property
+    def has_anchor(self) -> bool:
+        """Whether something holds the likelihood of chosen sides."""
+        return self.hyperparameters.training_type == "sft" or self.hyperparameters.dpo.sft_loss_weight > 0
+
 
 # `backend.nemo_platform`: the open successor of NeMo Customizer. Names and defaults of its training fields are its own.
 
@@ -229,6 +234,11 @@ class NemoPlatformConfig(Section):
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value
+
+    @property
+    def has_anchor(self) -> bool:
+        """Whether something holds the likelihood of chosen sides."""
+        return bool(self.training.get("sft_loss_weight"))
 
 
 # The other places: this machine, TRL, NeMo RL.

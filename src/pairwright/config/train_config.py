@@ -30,6 +30,12 @@ class Named(Section):
     model_config = ConfigDict(populate_by_name=True)
 
 
+NO_ANCHOR = (
+    "no SFT term (sft_loss_weight 0): the likelihood of good answers may fall with that of bad ones, and nothing holds "
+    "turns that are not compared"
+)
+
+
 class ChannelWeights(Section):
     """What is trained on, and how much each counts; 0 removes a channel and its cost."""
 
@@ -130,10 +136,24 @@ class PreferenceLossName(Named):
 class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
     """The preference channel."""
 
+    sft_loss_weight: Amount = 0.1
+    """Weight of the chosen side's negative log-likelihood (w_s); 0 leaves it out, with a warning. Other trainers and
+    services have 0 unless this is set."""
+    sft_average_log_probs: bool = True
+    """Divide the chosen side's log-likelihood by its number of tokens; other trainers and services by default as
+    preference_average_log_probs."""
+    anchor_weight: Amount = 0.0
+    """Weight of the likelihood of generated turns in the prompts of pairs (steps, divergence), which are not compared:
+    it holds them, per trained token; 0 leaves them out."""
     reference_sync: Positive | None = _also("reference_sync", "ref_model_sync_steps", default=None)
     """Updates after which the reference moves towards the policy (TR-DPO); null leaves it as it is."""
     reference_mixup: Share = _also("reference_mixup", "ref_model_mixup_alpha", default=0.6)
     """Share of the policy's weights in the reference after it has moved."""
+
+    @property
+    def foreign_sft_weight(self) -> float:
+        """`sft_loss_weight` for other trainers, whose own default is 0."""
+        return self.sft_loss_weight if "sft_loss_weight" in self.model_fields_set else 0.0
 
     @property
     def losses(self) -> dict[str, float]:
@@ -171,6 +191,9 @@ class AdvantageName(Named):
 class PolicyConfig(PolicyTerms, AdvantageName):
     """The policy channel."""
 
+    sft_loss_weight: Amount = 0.1
+    """Weight of the negative log-likelihood of runs with a positive advantage, averaged per trained token; runs with
+    advantages or rewards of single tokens have none. 0 leaves it out, with a warning."""
     teacher_weight: Amount = 0.0
     """On-policy distillation from recorded teacher_logprobs and logprobs: the advantage of a token is this times
     log p_teacher − log p_student, in the place of rewards; 0: teacher_logprobs are not used."""
@@ -195,8 +218,15 @@ class KtoConfig(Named):
     """Weight of desirable runs (λ_D)."""
     undesirable_weight: Amount = 1.0
     """Weight of the others (λ_U)."""
-    sft_loss_weight: Amount = 0.0
-    """Weight of the negative log-likelihood of desirable runs, added to the loss."""
+    sft_loss_weight: Amount = 0.1
+    """Weight of the negative log-likelihood of desirable runs, added to the loss; 0 leaves it out, with a warning."""
+    sft_average_log_probs: bool = True
+    """Divide the log-likelihood of a desirable run by its number of tokens."""
+
+    @property
+    def foreign_sft_weight(self) -> float:
+        """`sft_loss_weight` for other trainers, whose own default is 0."""
+        return self.sft_loss_weight if "sft_loss_weight" in self.model_fields_set else 0.0
 
 
 class DistillTerms(Named):
@@ -274,6 +304,9 @@ class TrainConfig(Named):
     grpo: PolicyConfig = PolicyConfig()
     sdpo: DistillConfig = DistillConfig()
     kto: KtoConfig = KtoConfig()
+    credit: Literal["off", "value"] = "off"
+    """value: the trained tokens of a turn count by the turn's value (tokens.credit), at least 0; turns without a value
+    count 1."""
     # epochs, batches and order of the data
     epochs: Positive = _also("epochs", "max_num_epochs", default=1)
     """Passes over the data of the first channel."""
@@ -359,6 +392,9 @@ class TrainConfig(Named):
     """What decides which checkpoint is best; smaller is better for names that end in loss, else larger."""
     early_stopping_patience: Positive | None = None
     """Validations without a better metric after which training stops."""
+    early_stop: bool = False
+    """Stop when the likelihood of chosen sides falls below its start while only rejected sides move; by default a
+    warning is logged."""
     dump_batches: Annotated[int, Field(ge=0)] = 0
     """Number of updates, from the first, whose exact batches are written for replay."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()

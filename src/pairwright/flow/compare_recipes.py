@@ -9,9 +9,10 @@ A recipe that is done and unchanged is not repeated. One that fails does not sto
 its reason.
 """
 
+import gc
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Comparer:
         self, path: Path, recipes: Recipes, folder: Path, *, base: Path, overrides: Overrides, view: View
     ) -> None:
         self.path, self.recipes, self.folder, self.base, self.view = path, recipes, folder, base, view
-        self._overrides = overrides
+        self._overrides = [*flatten(recipes.config), *overrides]
 
     def run(self, seeds: Sequence[int], names: Sequence[str]) -> Json:
         """Run the named recipes with every seed, and write and return the table of all that is done."""
@@ -114,10 +115,11 @@ class Comparer:
         if recipe is None:
             return content_hash("base", exams, config.seed)
         settings = config.model_dump(mode="json", exclude={"name", "evaluate"})
-        return content_hash("recipe", settings, recipe.data, recipe.experience, exams)
+        return content_hash("recipe", settings, recipe.data, recipe.experience, recipe.train, exams)
 
     def _try(self, recipe: Recipe | None, config: Config, model: Path, experience: Path, folder: Path) -> Json:
         """Train and examine; what it cost, or why it failed."""
+        gc.collect()  # what the recipe before left behind is no cost of this one
         meter = Meter()
         try:
             result = {} if recipe is None else self._train(recipe, config, model, experience, folder)
@@ -133,11 +135,10 @@ class Comparer:
 
     def _train(self, recipe: Recipe, config: Config, model: Path, experience: Path, folder: Path) -> Json:
         if recipe.experience is not None:
-            rewrite = load_function(recipe.experience, group="pairwright.recipes", base=self.base)
             source, experience = experience, folder / "experience"
             if not experience.exists():
                 with write_atomic(experience) as temporary:
-                    _rewrite(recipe.experience, rewrite, source, temporary, config)
+                    self._call(recipe.experience, source, temporary, config)
         channels = config.train.channels
         pairs = None
         if channels.dpo or (channels.sft and recipe.data == "pairs"):
@@ -145,7 +146,19 @@ class Comparer:
             if not (pairs / PAIRS).exists():
                 pairs_stage(config, [experience], pairs, self.view)
         inputs = {"pairs": pairs, "experience": experience, "tokens": None, "reference": folder / "reference"}
+        if recipe.train is not None:
+            return {"model": str(self._call(recipe.train, inputs, model, folder / "train", config))}
         return train_stage(config, model, folder / "train", inputs, self.view)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the user."""
+        function = load_function(name, group="pairwright.recipes", base=self.base)
+        try:
+            return function(*arguments)
+        except PairwrightError:
+            raise
+        except Exception as error:  # it may raise anything
+            raise PairwrightError(f"{name} failed: {one_line(error)}") from error
 
     def _exam_config(self, config: Config, changes: Json) -> Config:
         if not changes:
@@ -222,15 +235,6 @@ class Comparer:
 
     def _scores(self, name: str, exam: str, seed: int, config: Config) -> Scores:
         return holdout_scores(config, self.folder / f"seed-{seed}" / "recipes" / name / exam)
-
-
-def _rewrite(name: str, function: Callable[..., None], source: Path, folder: Path, config: Config) -> None:
-    try:
-        function(source, folder, config)
-    except PairwrightError:
-        raise
-    except Exception as error:  # a user's function may raise anything
-        raise PairwrightError(f"{name} failed: {one_line(error)}") from error
 
 
 def _model_of(config: Config) -> Path:

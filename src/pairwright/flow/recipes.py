@@ -49,6 +49,9 @@ class Recipe(Section):
     experience: str | None = None
     """A function (experience, folder, config) as file.py:FUNCTION that writes a table of its own into `folder`; the
     recipe then has this table in the place of the collected one."""
+    train: str | None = None
+    """A function (data, model, folder, config) as file.py:FUNCTION that trains in the place of ours and returns the
+    folder of its model; `data` has the folders `pairs` and `experience`."""
     config: Tree = Field(default={})
     """Changes of the configuration, as in its file."""
 
@@ -64,6 +67,8 @@ class Recipes(Section):
     the model and the tasks of the configuration."""
     places: dict[str, str] = Field(default={})
     """Keys of the configuration whose files the script makes, and their names in FOLDER."""
+    config: Tree = Field(default={})
+    """Changes of the configuration for all recipes, and for the collection."""
     exams: dict[Name, Tree] = Field(default={"exam": {}})
     """Exams by name: changes of the section `evaluate`. The first metric of the first exam is the one that counts."""
     recipes: dict[Name, Recipe]

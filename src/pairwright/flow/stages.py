@@ -45,6 +45,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
         view.say(line)
     if status.ignored:
         view.say(f"parameters of the agent's requests without effect: {', '.join(sorted(status.ignored))}")
+    _say_advice(folder / "experience", view)
     return {
         "runs": status.num_done,
         "failed": status.num_failed,
@@ -54,6 +55,19 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
         "tokens": status.num_tokens,
         "mean_reward": status.mean_reward,
     }
+
+
+def _say_advice(experience: Path, view: View) -> None:
+    """What the rules of advice.py say of the runs; nothing here changes what is trained."""
+    from pairwright.flow.advice import advise, measure, recommended
+    from pairwright.store.table import Table
+
+    advice = advise(measure(Table(experience, create=False)))
+    for item in advice:
+        mark = " (recommended)" if item is recommended(advice) else ""
+        view.say(f"advice: {item.rule}{mark}: {item.advice}")
+    if advice:
+        view.say(f"advice: pairwright advise {experience} has the recipes and the evidence")
 
 
 def check_collection(config: Config, folder: Path) -> None:

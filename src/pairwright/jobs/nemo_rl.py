@@ -16,6 +16,7 @@ import msgspec
 
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoRlConfig
+from pairwright.config.train_config import NO_ANCHOR
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.export.chat_lines import Unfit, chat_message
 from pairwright.jobs import local, process
@@ -85,6 +86,8 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data, key="backend.nemo_rl.accept_other_data"
     )
     say(f"exported {dataset} to {files}")
+    if not config.train.dpo.foreign_sft_weight:
+        say(f"warning: {NO_ANCHOR}; train.dpo.sft_loss_weight=0.1 adds one")
     if rest := dataset.num_training % config.train.batch_size:
         say(
             f"NeMo RL drops the last batch of an epoch where it is not full: {rest} of {dataset.num_training} pairs "

@@ -62,7 +62,7 @@ def _dpo(train: TrainConfig, dataset: Dataset, *, num_gpus: int, size: int, per_
         "preference_average_log_probs": train.dpo.preference_average_log_probs,
         "sft_average_log_probs": follow_average(train.dpo.model_dump(exclude_unset=True))["sft_average_log_probs"],
         "preference_loss_weight": train.dpo.preference_loss_weight,
-        "sft_loss_weight": train.dpo.sft_loss_weight,
+        "sft_loss_weight": train.dpo.foreign_sft_weight,
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoCustomizerConfig, NemoPlatformConfig
+from pairwright.config.train_config import NO_ANCHOR
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset
 from pairwright.jobs.job import (
@@ -166,6 +167,8 @@ class Dialect(ServiceClient, ABC):
             job = write_job(folder, change_job(job, details=api.reference(job.id, request.model)))
             dataset = api.export(request.pairs, folder, seed=config.seed)
             say(f"exported {dataset} to {dataset.training}")
+            if not api.settings.has_anchor:
+                say(f"warning: {NO_ANCHOR}")
             job = write_job(folder, change_job(job, details={**job.details, "files": dataset.as_json()}))
             job = write_job(folder, change_job(job, details={**job.details, **api.upload(job, dataset, say)}))
             try:

@@ -182,7 +182,7 @@ def _check(train: TrainConfig, options: Json) -> str:
             "train.channels (one of dpo, sft and kto, with weight 1)": kind not in SIDES or weights != {kind: 1.0},
             "train.dpo.loss kto": "kto" in train.dpo.losses,
             "train.dpo.reference_sync": train.dpo.reference_sync is not None,
-            "train.kto.sft_loss_weight": train.kto.sft_loss_weight > 0,
+            "train.kto.sft_loss_weight": train.kto.foreign_sft_weight > 0,
             "train.reference": train.reference != "initial",
             "train.quantization": train.quantization != "none",
             "train.early_stopping_patience": train.early_stopping_patience is not None,

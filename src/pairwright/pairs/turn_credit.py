@@ -3,7 +3,7 @@
     votes      votes of people on turns: turn_votes.csv in the folder of the experience table
     function   `credit(run, turn)` of the user; `turn` is a position in `run.messages`
     rewards    recorded step rewards: `turn_reward` of the message, token_level_reward summed over the turn's tokens,
-               or the reward of a run with one generated turn
+               or the reward of a run with one generated turn, which is a value, and for rated steps a verdict
     errors     error sites of the kinds in `tokens.credit.kinds`: the turn whose call failed
 
 The first source in `tokens.credit.sources` that knows a verdict decides it, the first that knows a value gives it.
@@ -33,6 +33,7 @@ from pairwright.store.table import Table
 
 VERDICTS = get_args(Verdict)
 SIDES = ("chosen", "rejected")
+STEP_FORMATS = ("nat", "prm800k")  # a record is one rated step
 Function = Callable[[Experience, int], Any]
 
 
@@ -139,6 +140,9 @@ def _read_rewards(run: Experience, turns: Sequence[int], threshold: float) -> Cr
     if not values and run.token_level_reward is not None and run.action_mask is not None:
         values = _sum_token_rewards(run, turns)
     if not values and len(turns) == 1 and run.is_scored and run.reward is not None:
+        # The reward of a run says how good it was, not that a turn failed; only formats of rated steps say that.
+        if run.source is None or run.source.format not in STEP_FORMATS:
+            return {turns[0]: TurnCredit(turns[0], "unknown", run.reward, "rewards")}
         values = {turns[0]: run.reward}
     return {turn: _of_value(turn, value, threshold, "rewards") for turn, value in values.items()}
 

@@ -257,8 +257,9 @@ def weight_of(message: Message) -> float:
     return float(value) if isinstance(value, int | float) else 1.0
 
 
-# In `extra`: the reward of a single turn, where data have rewards of steps.
+# In `extra`: the reward of a single turn, where data have rewards of steps; the first is the name that readers write.
 TURN_REWARD = "turn_reward"
+_TURN_REWARDS = (TURN_REWARD, "step_reward", "reward")
 
 
 def turn_reward_of(message: Message) -> float | None:
@@ -267,8 +268,8 @@ def turn_reward_of(message: Message) -> float | None:
     >>> turn_reward_of(Message("assistant", "hi", extra={TURN_REWARD: -1})), turn_reward_of(Message("assistant", "hi"))
     (-1.0, None)
     """
-    value = message.extra.get(TURN_REWARD) if message.extra else None
-    return float(value) if isinstance(value, int | float) else None
+    values = (message.extra.get(name) for name in _TURN_REWARDS if message.extra)
+    return next((float(value) for value in values if isinstance(value, int | float)), None)
 
 
 def as_message(message: Message | Json) -> Message:

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 import polars as pl
 
+from pairwright.config.sections import CreditConfig
 from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
+from pairwright.pairs.turn_credit import count_side_credit
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Message, canonical_messages
 from pairwright.report.page_sections import Section
@@ -33,11 +36,26 @@ def pairs_section(run: RunFolder) -> Section | None:
     if len(chosen) < rows.height:
         words += " All of them, with filters: pairwright view, with the folder of the run."
     parts = [
+        _credit_line(folder),
         tag("div", *(plot.card() for plot in plots), class_="cards"),
         tag("p", words, " What both sides say the same is grey.", class_="lead"),
         *(pair_card(pair, is_open=number < 4) for number, pair in enumerate(chosen)),
     ]
     return Section("pairs", "Pairs", join(parts), plots)
+
+
+def _credit_line(folder: Path) -> Markup | str:
+    """How many turns of the runs on chosen sides failed; nothing where no verdict is known."""
+    counts = count_side_credit(folder, CreditConfig()).get("chosen", {})
+    if not counts or counts["turns"] == counts["unknown"]:
+        return ""
+    words = (
+        f"{counts['failed'] / counts['turns']:.0%} of the turns in the chosen sides failed "
+        f"({counts['failed']:,} of {counts['turns']:,}; of {counts['unknown']:,} nothing is known)."
+    )
+    if counts["failed"]:
+        words += " Training imitates them unless tokens.train_turns is accepted."
+    return tag("p", words, class_="lead")
 
 
 def sample_pairs(run: RunFolder) -> list[Pair]:

@@ -28,7 +28,7 @@ from pairwright.records.messages import content_hash
 from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
-from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.sequence import Sequence, weigh_by_credit
 from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.table_signals import DataError, read_token_signals
@@ -93,6 +93,7 @@ class PairData:
     refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
     tasks: Array | None = None  # the number of each pair's task
+    uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 
     @cached_property
@@ -114,7 +115,8 @@ class PairData:
             if len(self._recent) >= NUM_RECENT:
                 self._recent.clear()
             pair = self.pairs[position]
-            weights = find_weights([pair.chosen, pair.rejected], pair.prompt_length)
+            sides = [weigh_by_credit(one) if self.uses_credit else one for one in (pair.chosen, pair.rejected)]
+            weights = find_weights(sides, pair.prompt_length)
             self._recent[position] = as_tree(pair), weights
         return self._recent[position]
 
@@ -160,6 +162,7 @@ class PolicyData:
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
     curriculum: Curriculum | None = None
+    uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 
     @property
@@ -191,6 +194,7 @@ class PolicyData:
             if len(self._recent) >= NUM_RECENT:
                 self._recent.clear()
             sequence = self.sequences[position]
+            sequence = weigh_by_credit(sequence) if self.uses_credit else sequence
             tree = as_tree(sequence)
             self._recent[position] = tree, find_weights([sequence], len(tree.prompt))
         return self._recent[position]
@@ -220,13 +224,21 @@ class _Chosen(Items[Sequence]):
 
 
 def load_pairs(
-    source: Path, tokens: Path, options: TokensConfig, show: Show, *, where: str | None = None, is_encoded: bool = False
+    source: Path,
+    tokens: Path,
+    options: TokensConfig,
+    show: Show,
+    *,
+    where: str | None = None,
+    is_encoded: bool = False,
+    uses_credit: bool = False,
 ) -> PairData:
     """Encode the pairs of a table (what is cached is not encoded again) and read those for which `where` holds.
 
     What `is_encoded` already is read as it is, or refused: nothing is encoded.
     """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
+    _require_values(source, manifest, uses_credit=uses_credit)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
     # One row for each pair id, joined in the order of the cache; `row` is the place in the table.
@@ -261,6 +273,7 @@ def load_pairs(
         refusals=read_refusals(tokens),
         curriculum=read_curriculum(source, rows["curriculum_stage"]),
         tasks=rows["tid"].rank("dense").to_numpy(),
+        uses_credit=uses_credit,
     )
 
 
@@ -274,9 +287,11 @@ def load_policy_data(
     where: str | None = None,
     is_encoded: bool = False,
     policy: PolicyConfig | None = None,
+    uses_credit: bool = False,
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
+    _require_values(source, manifest, uses_credit=uses_credit)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
     for batch in table.scan(columns=columns):
@@ -319,6 +334,7 @@ def load_policy_data(
         counts={**counts, **signals.counts, **_losses(manifest)},
         refusals=read_refusals(tokens),
         signals=signals,
+        uses_credit=uses_credit,
     )
 
 
@@ -334,6 +350,15 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
     manifest = encode_into(source, tokens, options, progress=show)
     stop_for_inputs(source, manifest["refused"])
     return manifest
+
+
+def _require_values(source: Place, manifest: dict[str, Any], *, uses_credit: bool) -> None:
+    """`train.credit` weighs turns by their values: without any it would change nothing."""
+    if uses_credit and not manifest.get("turns_with_value"):
+        raise DataError(
+            f"{source}: train.credit is value, but no trained turn has a value: record step rewards, name a function "
+            "(tokens.credit.function), or encode with tokens.credit.store=true"
+        )
 
 
 def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:

@@ -36,6 +36,7 @@ from pairwright.training.checkpoint import (
     remove_old,
     save_checkpoint,
 )
+from pairwright.training.chosen_watch import ChosenWatch
 from pairwright.training.data import LOSSES, UNUSED
 from pairwright.training.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
 from pairwright.training.micro_batches import even_parts
@@ -237,6 +238,7 @@ class Training:
             open_reporters(settings.report_to, self.folder.path, self.config.name) if self.ranks.is_first else []
         )
         log = Log(self.folder, reporters, state, self.order, self.progress, self.num_steps)
+        watch = ChosenWatch(settings)
         can_validate = any(channel.has_validation for channel in self.channels)
         last: dict[str, float] = {}
         while state.step < self.num_steps:
@@ -246,10 +248,12 @@ class Training:
             is_last = state.step == self.num_steps
             if is_last or state.step % settings.log_every_n_steps == 0:
                 last = log.write()
+                self._note(watch.add(last))
             is_better = False
             is_due = self.order.ends_period(state.step, settings.val_check_interval)
             if can_validate and (is_last or is_due):
                 last |= log.write_validation(self.validate())
+                watch.add_validation(last)
                 is_better = judge(state, last, settings)
             # All processes decide alike: a signal to one of them stops all.
             is_asked = self.ranks.any(stop.signal_number is not None)
@@ -260,10 +264,15 @@ class Training:
             if is_asked and not is_last:
                 message = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
                 raise Stopped(message, stop.signal_number or signal.SIGTERM)
-            if state.num_bad_validations >= (settings.early_stopping_patience or 1 << 62):
-                note = f"stopped early: no better {settings.metric} since step {state.best_step}"
-                self.progress({"kind": "note", "note": note})
+            if settings.early_stop and watch.has_warned:
+                self._note(f"stopped early after step {state.step}: train.early_stop")
+                if not (is_last or is_better or is_due):
+                    self.save()
                 break
+            if state.num_bad_validations >= (settings.early_stopping_patience or 1 << 62):
+                self._note(f"stopped early: no better {settings.metric} since step {state.best_step}")
+                break
+        self._note(watch.finish())
         for reporter in reporters:
             reporter.close()
         return self.finish(last)
@@ -368,7 +377,9 @@ class Training:
             if options.chat_template is not None:
                 template = choose_template(str(options.tokenizer), options.chat_template)
             name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
-            write_trained(folder.path, self.channels, state.step)
+            # Anchor turns are not counted: the ledger has one fate for a turn, and theirs is that of their pairs.
+            counted = [channel for channel in self.channels if channel.name != "anchor"]
+            write_trained(folder.path, counted, state.step)
         self.ranks.wait()
         folder.write_status(
             state="completed",
@@ -399,6 +410,12 @@ class Training:
             teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
             batch[channel.name] = ids, trees, weights, signals, teachers
         return self.folder.write_batch(name, step, batch)
+
+    def _note(self, note: str | None) -> None:
+        """Add a note of the run to train.json and to the progress."""
+        if note is not None:
+            self.folder.write_status(notes=[*self.folder.status.notes, note])
+            self.progress({"kind": "note", "note": note})
 
     def _tell(self) -> None:
         """What a user should know before the first update, in train.json and in the progress."""

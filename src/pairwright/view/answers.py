@@ -39,6 +39,7 @@ class Answers:
             "decide.undo": lambda asked: self._decisions.undo_vote(asked, self._opened(asked, "pairs")),
             "decide.rate": self._decisions.rate,
             "decide.unrate": self._decisions.undo_rating,
+            "decide.turn": lambda asked: self._decisions.vote_on_turn(asked, self._opened(asked, "experiences")),
             "decide.exclude": lambda asked: self._decisions.exclude(asked, self._opened(asked, "experiences")),
         }
         self.questions: dict[str, Callable[[Parameters], Any]] = {

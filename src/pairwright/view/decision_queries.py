@@ -1,8 +1,9 @@
 """Decisions on the page: the queue of pairs to vote on and of runs to rate, votes, ratings, exclusions, agreement.
 
 Votes go to `votes.csv` and ratings to `ratings.csv` in the folder of the run (of the table, where there is no run),
-exclusions to `exclusions.csv` in the folder of the experience table; `pairs` reads all three. A decision is on the disk
-when it is answered. Blind, neither rewards nor ids are sent, and which side comes first is drawn for each voter.
+exclusions to `exclusions.csv` and votes on turns to `turn_votes.csv` in the folder of the experience table; `pairs`
+reads the first three, turn credit the last. A decision is on the disk when it is answered. Blind, neither rewards nor
+ids are sent, and which side comes first is drawn for each voter.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from pairwright.pairs.decisions import (
     rating_agreement,
     vote_agreement,
 )
+from pairwright.pairs.decisions.turn_votes import TurnVoteFile
 from pairwright.pairs.pair_table import pairs_of_batch
 from pairwright.store.arrow import from_batch
 from pairwright.view.experience_queries import ExperienceQueries, experience_view, plain
@@ -64,6 +66,16 @@ class ExcludeQuestion(msgspec.Struct, forbid_unknown_fields=True):
     uid: str
     reason: str = ""
     is_excluded: bool = True
+
+
+class TurnQuestion(msgspec.Struct, forbid_unknown_fields=True):
+    """A vote on one turn of an experience: ok, failed, unknown, or skip, which takes it back."""
+
+    source: str
+    voter: str
+    uid: str
+    turn: int
+    verdict: str
 
 
 class Decisions:
@@ -246,6 +258,16 @@ class Decisions:
             }
         )
         return summary
+
+    # Turns
+
+    def vote_on_turn(self, asked: dict[str, Any], table: ExperienceQueries) -> dict[str, Any]:
+        """Save a vote on a turn."""
+        vote = _convert(asked, TurnQuestion)
+        item = self._library.get(vote.source, "experiences")
+        table.rows.find("uid", vote.uid, table.rows.snapshot())  # raises for an id that is not in the table
+        TurnVoteFile(item.path).vote(vote.voter, vote.uid, vote.turn, vote.verdict)
+        return {"saved": True}
 
     # Exclusions
 

@@ -11,10 +11,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pairwright.config.sections import CreditConfig
 from pairwright.errors import TableError
+from pairwright.pairs.decisions.turn_votes import read_turn_votes
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
-from pairwright.records.experience import Experience, Side
+from pairwright.pairs.turn_credit import find_credit
+from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Message
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
@@ -255,9 +258,18 @@ class ExperienceQueries:
         return {
             "row": number,
             **experience_view(exp),
+            "credit": self._read_credit(exp),
             "siblings": [{"row": row, **sibling} for row, sibling in zip(listed, siblings, strict=True)],
             "num_siblings": len(others),
         }
+
+    def _read_credit(self, exp: Experience) -> list[dict[str, Any]]:
+        """What is known of the generated turns of a run; a preference has none of its own."""
+        if exp.kind is Kind.PREFERENCE:
+            return []
+        votes = read_turn_votes(self._item.path).get(exp.eid.uid)
+        credits = find_credit(exp, CreditConfig(), votes).values()
+        return [{"turn": one.turn, "verdict": one.verdict, "value": one.value, "source": one.source} for one in credits]
 
     def read_task(self, task: str, limit: int) -> list[dict[str, Any]]:
         """The experiences of a task, by run and step."""

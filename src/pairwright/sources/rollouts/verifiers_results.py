@@ -11,9 +11,10 @@ in older files beside the reward) are the reward components. Tokens of a `trajec
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import TURN_REWARD, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
@@ -81,6 +82,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         (message.role, message.content) for message in prompt
     ]:
         prompt = [*prompt, *added]
+    completion = _add_step_rewards(row.get("trajectory"), completion)
     details = {**small_fields(row, _READ), **{key: item for key, item in info.items() if key != "oai_tools"}}
     components = _metrics(row)
     example = identifier(row.get("example_id"))
@@ -141,6 +143,21 @@ def _metrics(row: Json) -> Json:
     metrics = optional_mapping(row.get("metrics"), "metrics")
     beside = {key: item for key, item in row.items() if type(item) is float and key not in _NO_METRICS}
     return {key: item for key, item in {**beside, **metrics}.items() if score(item) is not None}
+
+
+def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
+    """Return the completion with the reward of each step at its turn, where every generated turn is one step."""
+    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
+    rewards = [score(step.get("reward")) for step in steps]
+    turns = [place for place, message in enumerate(completion) if message.is_generated]
+    if len(rewards) != len(turns) or all(reward is None for reward in rewards):
+        return completion
+    marked = list(completion)
+    for place, reward in zip(turns, rewards, strict=True):
+        if reward is not None:
+            extra = {**completion[place].extra, TURN_REWARD: reward}
+            marked[place] = msgspec.structs.replace(completion[place], extra=extra)
+    return marked
 
 
 def _arrays(value: Any, completion: list[Message], info: Json) -> Json | None:

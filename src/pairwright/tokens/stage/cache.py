@@ -323,6 +323,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "turns_not_selected": sum(len(report.get("not_selected", ())) for report in reports),
         "turns_masked_by_credit": sum(len(report.get("masked_by_credit", ())) for report in reports),
         "credit": _count_credit(good["side"].to_list(), reports),
+        "turns_with_value": sum(one[2] is not None for report in reports for one in report.get("credit", ())),
         "unstopped": sum(bool(report.get("unstopped")) for report in reports),
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
         "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),

@@ -23,6 +23,7 @@ from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
+from pairwright.training.anchor_turns import load_anchor
 from pairwright.training.batch_schedule import Order
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
@@ -143,25 +144,40 @@ def read_channels(
     """The channels that have a weight with their data encoded; no model is loaded. `is_ready`: by another process."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
+    shared: dict[str, Any] = {
+        "options": options,
+        "show": show,
+        "where": settings.where,
+        "uses_credit": settings.credit != "off",
+    }
     folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
     pair_data: PairData | None = None
     units: Array | None = None  # what each item is shuffled with
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, options=options, show=show, where=settings.where, **folders.of("pairs"))
+        pair_data = load_pairs(pairs, **shared, **folders.of("pairs"))
         pair_data = _add_stages(pair_data, pairs, settings, pair_data.pairs.ids, has_pairs=True)
         units = pair_data.tasks if settings.shuffle_by == "group" else None
     if weights.dpo:
         data = _require(pair_data, "dpo", "--pairs")
         order = _order(config, data.train, data, units)
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
+    if weights.dpo and settings.dpo.anchor_weight:
+        anchor = load_anchor(pairs, output / "anchor", options, show, is_ready=is_ready) if pairs is not None else None
+        if anchor is None:
+            channels[0].notes.append("dpo.anchor_weight: no prompt of a pair has a generated turn: there is no anchor")
+        else:
+            held = _likely_of_runs([anchor], settings.run_weight)
+            weight = weights.dpo * settings.dpo.anchor_weight
+            channels.append(LikelihoodChannel(held, weight, _order(config, held.train), limits, name="anchor"))
     if weights.sft:
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
-            load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
-            parts = [load_runs(source, **folders.of(name)) for name, source in sources.items()]
+            parts = [
+                load_policy_data(source, scored=False, **shared, **folders.of(name)) for name, source in sources.items()
+            ]
             parts[0] = _add_stages(parts[0], experience, settings, parts[0].ids)
             likely = _likely_of_runs(parts, settings.run_weight)
             units = _number_units(parts[0], settings.shuffle_by or "run")
@@ -170,8 +186,7 @@ def read_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        load_scored = partial(load_policy_data, options=options, show=show, where=settings.where)
-        runs = load_scored(source, policy=settings.grpo, **folders.of("runs"))
+        runs = load_policy_data(source, policy=settings.grpo, **shared, **folders.of("runs"))
         runs = _add_stages(runs, source, settings, runs.ids)
         order_of, run_weight = partial(_order, config, data=runs), settings.run_weight
         if weights.grpo:
@@ -213,8 +228,12 @@ def _load_taught(
 
 
 def token_options(config: Config, model: Path) -> TokensConfig:
-    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another."""
-    return config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
+    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another, and with
+    credit stored where training weighs by it."""
+    changes: dict[str, Any] = {"tokenizer": config.tokens.tokenizer or str(model)}
+    if config.train.credit != "off" and not config.tokens.uses_credit:
+        changes["credit"] = config.tokens.credit.model_copy(update={"store": True})
+    return config.tokens.model_copy(update=changes)
 
 
 def compute_references(

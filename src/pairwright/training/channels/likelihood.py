@@ -1,4 +1,5 @@
-"""The sft channel: sequences trained by their likelihood alone: the chosen sides of pairs, or the runs of a table.
+"""The sft channel: sequences trained by their likelihood alone: the chosen sides of pairs, or the runs of a table;
+and under the name `anchor` the turns that pairs leave in their prompts.
 
 The loss is the mean over the tokens of the whole batch, by the weight of their sequence, and their own where they have
 one.
@@ -63,7 +64,8 @@ class LikelihoodChannel(Channel):
     name = "sft"
     data: Likely
 
-    def __init__(self, data: Likely, weight: float, order: Order, limits: Limits) -> None:
+    def __init__(self, data: Likely, weight: float, order: Order, limits: Limits, name: str = "sft") -> None:
+        self.name = name
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = data.validation
         self.counts = data.counts
@@ -87,7 +89,7 @@ class LikelihoodChannel(Channel):
         num_tokens = float(sum(tree.num_tokens for tree in trees))
         # (sum, count); a count of 0 marks a total, which has no mean.
         sums: Sums = {
-            "nll": (-float(sums_S.detach().sum()), float(num_S.sum())),
+            "nll" if self.name == "sft" else f"{self.name}/nll": (-float(sums_S.detach().sum()), float(num_S.sum())),
             "num_tokens": (num_tokens, 0.0),
             "mask_fraction": (float(len(scored.logps_N)), num_tokens),
             "trained_tokens": (float(len(scored.logps_N)), 0.0),

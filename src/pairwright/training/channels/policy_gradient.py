@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairwright.config.train_config import PolicyConfig
+from pairwright.config.train_config import NO_ANCHOR, PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.advantages import group_advantages
+from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
@@ -27,6 +28,7 @@ from pairwright.training.data import PolicyData
 from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
 from pairwright.training.model.policy_model import Policy
+from pairwright.training.model.ranks import Ranks
 from pairwright.training.run_dir import Signals
 
 
@@ -81,6 +83,8 @@ class PolicyChannel(Channel):
         missing = sum(data.sequences[int(item)].logprobs is None for item in active)
         note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
         self.notes = [note] if missing else []
+        self.notes += [] if options.sft_loss_weight or options.kl_weight else [f"warning: grpo: {NO_ANCHOR}"]
+        self._num_good = 0.0  # trained tokens of the update's runs with a positive advantage
 
     @property
     def needs_reference(self) -> bool:
@@ -100,6 +104,18 @@ class PolicyChannel(Channel):
             return float((weights * counts).sum())
         scale = self.options.constant_length if self.options.aggregation == "constant" else 1
         return float((weights * (counts > 0)).sum() * scale)
+
+    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
+        # `items` are those of all processes.
+        self._num_good = float(sum(self._count_good(item) for item in items))
+
+    def _count_good(self, item: int) -> float:
+        """Trained tokens of a run that the SFT term is computed on, by weight."""
+        return float(self._weights[item]) * self.data.num_counted(item) if self._is_good(item) else 0.0
+
+    def _is_good(self, item: int) -> bool:
+        """Whether a run was better than its group. Advantages of single tokens say nothing of the whole run."""
+        return bool(self._advantages[item] > 0) and item not in self._by_token
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         trees = [self.data.tree(item) for item in items]
@@ -136,7 +152,14 @@ class PolicyChannel(Channel):
             sums["grpo/truncated"] = (float(losses.num_truncated), num)
         if self.options.kl_weight:
             sums["grpo/kl"] = (float(losses.kl_sum), num)
-        return losses.total / max(total, 1e-12), sums
+        loss = losses.total / max(total, 1e-12)
+        if self.options.sft_loss_weight and self._num_good:
+            sums_S, _ = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, tokens.weights_N)
+            good_S = sums_S.new_tensor([self._weights[item] if self._is_good(item) else 0.0 for item in items])
+            loss = loss - self.options.sft_loss_weight * (good_S * sums_S).sum() / self._num_good
+            good_tokens = sum(self._count_good(item) for item in items)
+            sums["grpo/nll"] = (-float((good_S * sums_S.detach()).sum()), float(good_tokens))
+        return loss, sums
 
     @property
     def num_items(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairwright.config.train_config import PreferenceConfig, TrainConfig
+from pairwright.config.train_config import NO_ANCHOR, PreferenceConfig, TrainConfig
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.preference import (
@@ -32,6 +32,9 @@ from pairwright.training.model.load_model import trainable
 from pairwright.training.model.policy_model import Policy, Scored, follow, open_policy
 from pairwright.training.model.ranks import Ranks
 
+NUM_SAMPLED = 64  # pairs that are looked at for the length of sides
+FEW_TOKENS = 8  # sides with fewer trained tokens are short
+
 
 class PreferenceChannel(Channel):
     """Pairs, their order, and what the reference says of them."""
@@ -45,9 +48,24 @@ class PreferenceChannel(Channel):
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = data.validation
         self.counts = data.counts
-        self.notes: list[str] = []
+        self.notes = self._describe_terms()
         self.moving_reference: Policy | None = None  # a second model, where `open_moving_reference` has one
         self._point: Tensor | None = None  # z₀ of the current update, for kto
+
+    def _describe_terms(self) -> list[str]:
+        """Warnings about a loss without an SFT term, and about a small β for sides of a few tokens."""
+        notes = []
+        # orpo has a likelihood term of its own.
+        if not self.options.sft_loss_weight and "orpo" not in self.options.losses:
+            notes.append(f"warning: dpo: {NO_ANCHOR}")
+        sample = self.data.train[:NUM_SAMPLED]
+        sizes = [int(mask.sum()) for item in sample for mask in self.data.tree(item).masks]
+        if "beta" not in self.options.model_fields_set and sizes and np.median(sizes) < FEW_TOKENS:
+            notes.append(
+                f"warning: dpo: sides have {np.median(sizes):g} trained tokens (median), and with beta "
+                f"{self.options.beta:g} their probabilities may move far: try train.dpo.beta=1"
+            )
+        return notes
 
     @property
     def needs_reference(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from pairwright.config.train_config import KtoConfig
+from pairwright.config.train_config import NO_ANCHOR, KtoConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
@@ -105,6 +105,7 @@ class UnpairedChannel(Channel):
             if num := int(is_left_out.sum()):
                 self.counts[name] = self.counts.get(name, 0) + num
         self.notes = [_describe_balance(num_good, num_bad, rule, options)]
+        self.notes += [] if options.sft_loss_weight else [f"warning: kto: {NO_ANCHOR}"]
         self.others = _find_others(data.groups)  # whose completion the mismatched example of a run has
         self._point: Tensor | None = None  # z₀ of the current update
 
@@ -148,7 +149,8 @@ class UnpairedChannel(Channel):
         total_S = losses.loss_S
         if self.options.sft_loss_weight:
             # An anchor: what is pushed away from everywhere must go somewhere.
-            total_S = total_S - self.options.sft_loss_weight * losses.weight_S * is_good_S * sums_S
+            mean_S = sums_S / num_S.clamp(min=1e-12) if self.options.sft_average_log_probs else sums_S
+            total_S = total_S - self.options.sft_loss_weight * losses.weight_S * is_good_S * mean_S
         full_S = losses.weight_S > 0
         rewards_S = losses.rewards_S
         # A run is on the right side of z₀ where its reward says the same as its label.

@@ -1,0 +1,232 @@
+"""`pairwright advise`: which recipe fits an experience table, by rules that name their evidence.
+
+`measure` reads figures from the table, `RULES` turn figures into advice. A rule whose condition does not hold says
+nothing; the first rule whose recipe fits by the figures alone is recommended. Figures of the evidence are in
+docs/explanation/evidence.md; they come from small models on a CPU, and `pairwright compare` measures your own data.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from pairwright.config.sections import CREDIT_KINDS, CreditConfig
+from pairwright.pairs.turn_credit import count_credit
+from pairwright.records.messages import ERROR_KINDS, Json
+from pairwright.store.table import Table
+
+SOLVED = 1.0  # a run with this reward or more is solved, where no reward is above it
+MAX_CHOSEN = 1000  # best runs whose turns are looked at
+GROUP = ("tid", "step", "prompt_hash")  # runs that may be compared
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the rules look at. Solved runs are not known where rewards have another scale."""
+
+    runs: int
+    scored: int
+    tasks: int
+    groups: int
+    groups_with_spread: int
+    pairs: int
+    """Pairs of runs of one group with different rewards: strategy `all`, before its filters."""
+    solved_from: float | None
+    solved_runs: int | None
+    tasks_with_solved: int | None
+    spread_within: float
+    """Mean of the standard deviations of the rewards of a group."""
+    spread_between: float
+    """Standard deviation of the mean rewards of tasks."""
+    chosen_turns: int
+    """Generated turns of the best run of each group with spread, of at most 1,000 groups."""
+    chosen_failed: int
+    """Those whose call failed, by error sites of any kind and votes."""
+    failed_by_kind: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def share_solved_tasks(self) -> float | None:
+        return None if self.tasks_with_solved is None or not self.tasks else self.tasks_with_solved / self.tasks
+
+    @property
+    def share_failed_turns(self) -> float:
+        return self.chosen_failed / self.chosen_turns if self.chosen_turns else 0.0
+
+
+def measure(table: Table, *, solved: float | None = None) -> Figures:
+    """Read the figures of a table; `solved` is the reward of a solved run, 1 where no reward is above it."""
+    frame = table.lazy().select("uid", "reward", *GROUP)
+    runs = int(frame.select(pl.len()).collect().item())
+    scored = frame.filter(pl.col("reward").is_not_null() & pl.col("reward").is_finite()).collect()
+    groups = scored.group_by(GROUP).agg(
+        num=pl.len(),
+        spread=pl.col("reward").std(ddof=0),
+        mean=pl.col("reward").mean(),
+        # pairs of different rewards: all pairs of runs, but for those of equal rewards
+        ties=(pl.col("reward").value_counts().struct.field("count").cast(pl.Int64) ** 2).sum(),
+        best=pl.col("uid").sort_by("reward", "uid", descending=[True, False]).first(),
+    )
+    spread = groups.filter(pl.col("spread") > 0)
+    means = scored.group_by("tid").agg(pl.col("reward").mean())["reward"]
+    highest = scored["reward"].max()
+    if solved is None and isinstance(highest, int | float) and highest <= SOLVED:
+        solved = SOLVED
+    reached = None if solved is None else scored.filter(pl.col("reward") >= solved)
+    chosen = spread.sort(GROUP)["best"].head(MAX_CHOSEN).to_list()
+    options = CreditConfig(sources=("votes", "errors"), kinds=tuple(sorted(ERROR_KINDS)))
+    credit = count_credit(table, options, pl.col("uid").is_in(chosen))
+    return Figures(
+        runs=runs,
+        scored=len(scored),
+        tasks=scored["tid"].n_unique(),
+        groups=len(groups),
+        groups_with_spread=len(spread),
+        pairs=int((groups["num"].cast(pl.Int64) ** 2 - groups["ties"]).sum()) // 2,
+        solved_from=solved,
+        solved_runs=None if reached is None else len(reached),
+        tasks_with_solved=None if reached is None else reached["tid"].n_unique(),
+        spread_within=_number(groups["spread"].mean()),
+        spread_between=_number(means.std(ddof=0)),
+        chosen_turns=credit["turns"],
+        chosen_failed=credit["failed"],
+        failed_by_kind={source.removeprefix("errors: "): num for source, num in credit["failed_by"].items()},
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What one rule says. `snippet` is a part of a configuration; without one the advice is about the data.
+
+    `needs_look`: the snippet fits only if a person finds what the rule cannot know.
+    """
+
+    rule: str
+    advice: str
+    evidence: str
+    snippet: Json | None = None
+    needs_look: bool = False
+
+
+_SFT = {"channels": {"dpo": 0.0, "sft": 1.0}}
+FEW_SOLVED = 8  # fewer solved runs are too few to train on alone
+MUCH_FAILED = 0.1  # share of failed turns in chosen sides
+
+
+def no_rewards(figures: Figures) -> Advice | None:
+    if figures.scored:
+        return None
+    return Advice(
+        "no rewards",
+        f"none of {figures.runs:,} runs has a reward: score them (pairwright score), or import votes",
+        "every recipe needs to know which runs are better",
+    )
+
+
+def one_run_a_task(figures: Figures) -> Advice | None:
+    if not figures.scored or figures.groups_with_spread:
+        return None
+    return Advice(
+        "no spread",
+        "no two runs of one prompt have different rewards, so that there are no pairs: collect several runs of each "
+        "task (collect.num_runs), sample at a higher temperature, or give partial credit",
+        "a comparison of runs of different tasks says which task is easier",
+    )
+
+
+def nothing_solved(figures: Figures) -> Advice | None:
+    if figures.solved_runs != 0 or not figures.scored:
+        return None
+    return Advice(
+        "0 solved runs",
+        "no run is solved: change the prompt, the tools or the temperature before the weights",
+        "two examples of each tool in the prompt and temperature 0.6 took SmolLM2 from no exact tool call to 31% "
+        "before any training",
+    )
+
+
+def failed_turns(figures: Figures) -> Advice | None:
+    if figures.share_failed_turns < MUCH_FAILED:
+        return None
+    kinds = sorted(figures.failed_by_kind, key=lambda kind: -figures.failed_by_kind[kind])
+    counts = ", ".join(f"{kind} {figures.failed_by_kind[kind]:,}" for kind in kinds)
+    # kinds that do not fail a turn by default, since they often follow the right step
+    more = [kind for kind in kinds if kind not in CREDIT_KINDS and kind in ERROR_KINDS]
+    credit = {"credit": {"kinds": [*CREDIT_KINDS, *more]}} if more else {}
+    look = f"; look at some of kind {', '.join(more)} first: they often follow the right step" if more else ""
+    return Advice(
+        "failed turns in chosen sides",
+        f"{figures.share_failed_turns:.0%} of the turns you are about to imitate failed ({counts}): train the others "
+        f"alone, if these failures are wrong decisions{look}",
+        CREDIT_EVIDENCE,
+        {
+            "pairs": {"strategy": "best-worst"},
+            "train": _SFT,
+            "tokens": {"train_turns": "accepted", **credit},
+        },
+        needs_look=bool(more),
+    )
+
+
+def solved_runs(figures: Figures) -> Advice | None:
+    if figures.solved_runs is None or figures.solved_runs < FEW_SOLVED:
+        return None
+    share = figures.share_solved_tasks or 0.0
+    return Advice(
+        "solved runs",
+        f"{figures.solved_runs:,} runs are solved, in {share:.0%} of the tasks: SFT on them is the recipe to beat",
+        SOLVED_EVIDENCE,
+        {"train": {**_SFT, "where": f"reward >= {figures.solved_from:g}"}},
+    )
+
+
+def pairs_with_anchor(figures: Figures) -> Advice | None:
+    if not figures.groups_with_spread:
+        return None
+    return Advice(
+        "pairs",
+        f"{figures.pairs:,} pairs in {figures.groups_with_spread:,} groups: train on them with the SFT term, which "
+        "holds the chosen side while the rejected one is pushed away",
+        PAIRS_EVIDENCE,
+        {"pairs": {"strategy": "all"}, "train": {"dpo": {"sft_loss_weight": 1.0, "sft_average_log_probs": True}}},
+    )
+
+
+def tasks_differ(figures: Figures) -> Advice | None:
+    if not figures.groups_with_spread or figures.spread_between <= 2 * figures.spread_within:
+        return None
+    return Advice(
+        "tasks differ more than runs",
+        f"rewards differ by {figures.spread_between:.2g} between tasks and {figures.spread_within:.2g} within: compare "
+        "runs of one task only (no pairs.across_groups)",
+        "a comparison of runs of different tasks says which task is easier",
+    )
+
+
+CREDIT_EVIDENCE = "see docs/explanation/evidence.md"
+SOLVED_EVIDENCE = "see docs/explanation/evidence.md"
+PAIRS_EVIDENCE = "see docs/explanation/evidence.md"
+# In the order in which they are said.
+RULES: tuple[Callable[[Figures], Advice | None], ...] = (
+    no_rewards, nothing_solved, one_run_a_task, failed_turns, solved_runs, pairs_with_anchor, tasks_differ,
+)  # fmt: skip
+
+
+def advise(figures: Figures) -> list[Advice]:
+    """What the rules say of these figures."""
+    return [advice for rule in RULES if (advice := rule(figures)) is not None]
+
+
+def recommended(advice: list[Advice]) -> Advice | None:
+    """The first advice with a snippet that fits by the figures alone."""
+    return next((item for item in advice if item.snippet is not None and not item.needs_look), None)
+
+
+def figures_json(figures: Figures) -> Json:
+    shares = {"share_solved_tasks": figures.share_solved_tasks, "share_failed_turns": figures.share_failed_turns}
+    return {**msgspec.to_builtins(figures), **shares}

@@ -1,0 +1,77 @@
+"""Watches what preference training does to chosen and rejected sides, and says when it goes wrong.
+
+`rewards/chosen` divided by β is how far the log-probability of chosen sides has moved from the reference, which is the
+start of the run. Two things are reported: chosen sides that fall while only rejected ones give the margin, and margins
+that did not move at all.
+"""
+
+from collections import deque
+
+from pairwright.config.train_config import TrainConfig
+
+NUM_UPDATES = 10  # values of single updates are noisy: means over this many
+LEAST_FALL = 1.0  # nats of a side; averaged over tokens a tenth
+LEAST_MARGIN = 0.05  # nats of a side: below it nothing has moved
+
+
+class ChosenWatch:
+    """The last values of a run, and what was said already.
+
+    >>> watch = ChosenWatch(TrainConfig())
+    >>> fallen = {"rewards/chosen": -0.5, "rewards/rejected": -1.2, "rewards/margins": 0.7}
+    >>> [watch.add(fallen) is not None for _ in range(12)].index(True), watch.finish() is None
+    (9, True)
+    """
+
+    def __init__(self, settings: TrainConfig) -> None:
+        self._settings = settings
+        self._beta = settings.dpo.beta
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=NUM_UPDATES)
+        self._accuracies: list[float] = []
+        self.has_warned = False
+
+    def add(self, values: dict[str, float]) -> str | None:
+        """Take in the metrics of a line; a warning where chosen sides have fallen, once."""
+        names = ("rewards/chosen", "rewards/rejected", "rewards/margins")
+        # Without a reference, rewards do not start at 0.
+        if self._settings.reference == "none" or not all(name in values for name in names):
+            return None
+        chosen, rejected, margin = (values[name] / self._beta for name in names)
+        self._recent.append((chosen, rejected, margin))
+        if self.has_warned or len(self._recent) < NUM_UPDATES:
+            return None
+        chosen, rejected, _ = self._means()
+        if chosen > -LEAST_FALL * self._scale or rejected > chosen:
+            return None
+        self.has_warned = True
+        return (
+            f"warning: dpo: chosen sides are {-chosen:.3g} nats less likely than at the start, rejected ones "
+            f"{-rejected:.3g}: only rejected sides give the margin{self._describe_held_out()}. Raise "
+            "train.dpo.sft_loss_weight or beta, or lower the learning rate"
+        )
+
+    def add_validation(self, values: dict[str, float]) -> None:
+        if "eval_rewards/accuracies" in values:
+            self._accuracies.append(values["eval_rewards/accuracies"])
+
+    def finish(self) -> str | None:
+        """A note where margins have not moved in the whole run."""
+        if not self._recent or abs(self._means()[2]) >= LEAST_MARGIN * self._scale:
+            return None
+        return (
+            f"warning: dpo: margins did not move (mean {self._means()[2]:.2g} nats at the end): the learning rate "
+            f"{self._settings.learning_rate:g} may be too small for this model, or there are too few updates"
+        )
+
+    @property
+    def _scale(self) -> float:
+        return 0.1 if self._settings.dpo.preference_average_log_probs else 1.0
+
+    def _means(self) -> tuple[float, float, float]:
+        chosen, rejected, margin = (sum(column) / len(self._recent) for column in zip(*self._recent, strict=True))
+        return chosen, rejected, margin
+
+    def _describe_held_out(self) -> str:
+        if not self._accuracies:
+            return ""
+        return f" (accuracy on held-out pairs: {self._accuracies[0]:.2f} first, {self._accuracies[-1]:.2f} now)"
