@@ -11,7 +11,7 @@ from pairwright.generate import GenerateError
 from pairwright.generate.prompt_encoding import ChatEncoder
 from pairwright.records.messages import Message, ToolCall
 from pairwright.tokens import encode_chat
-from pairwright.tokens.message_dialect import adapt_chat
+from pairwright.tokens.message_dialect import adapt_records
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -59,7 +59,7 @@ def test_the_engine_and_the_tokens_stage_make_the_same_prompt(family):
     ours, encoder = ChatTokenizer.from_folder(folder), ChatEncoder(AutoTokenizer.from_pretrained(folder))
     for messages, tools in ((CALLED[:2], []), (CALLED, TOOLS)):
         schemas = ours.schemas(tools)
-        text = ours.renderer(schemas).text(adapt_chat(ours, messages, schemas), schemas, prompt=True)
+        text = ours.renderer(schemas).text(adapt_records(ours, messages, schemas)[0], schemas, prompt=True)
         # A served model is told today's date; the tokens stage has a fixed one (`tokens.clock`).
         served = re.sub(r"(Current date: )[0-9-]+", r"\g<1>2026-01-01", encoder.text(messages, tools))
         assert served == text

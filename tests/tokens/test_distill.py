@@ -73,9 +73,9 @@ def test_every_student_is_what_inference_saw_and_every_teacher_adds_its_hint() -
 
 
 def _prompt(tokenizer: ChatTokenizer, messages: tuple[Message, ...]) -> list:
-    from pairwright.tokens.message_dialect import adapt_chat
+    from pairwright.tokens.message_dialect import adapt_records
 
-    return plain_chat(adapt_chat(tokenizer, messages, None))
+    return plain_chat(adapt_records(tokenizer, messages, None)[0])
 
 
 def test_recorded_ids_are_continued_on_a_template_that_rewrites_history() -> None:

@@ -37,7 +37,7 @@ class ModelConfig(Section):
     timeout_seconds: Positive = 300.0
     """Longest time for one request."""
     device: str | None = None
-    """Local model: cpu, cuda, ...; null: a GPU if there is one."""
+    """Local model: cuda, mps or cpu; null: a CUDA GPU, else Apple's GPU (mps), else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Local model: precision; auto is float32 on a CPU and the checkpoint's own elsewhere."""
 

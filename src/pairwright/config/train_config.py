@@ -362,6 +362,8 @@ class TrainConfig(Named):
     # precision, memory, and which weights are trained
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in bfloat16 on float32 weights."""
+    device: str | None = None
+    """cuda, mps or cpu; null: a CUDA GPU, else Apple's GPU (mps), else the CPU."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass, for less memory."""
     dropout: bool = False

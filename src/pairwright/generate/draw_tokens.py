@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pairwright.generate.devices import has_float64
+
 _CHUNK = 2**24  # maximal number of values (distributions x vocabulary) in memory at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
 _BLOCK = 256  # tokens of a block
@@ -54,6 +56,8 @@ def draw(logits_RV: Any, drawers: Drawers) -> NDArray[np.int64]:
     (sampled,) = np.nonzero(~greedy)
     if not len(sampled):
         return tokens
+    if not has_float64(logits_RV.device):  # probabilities are summed in float64
+        logits_RV = logits_RV.float().cpu()
     # Choices of one row with the same settings share their distribution: it is computed once per group. `order` sorts
     # the sampled choices by settings, `changes` marks where a new group begins in that order, `which` numbers the
     # groups, and `first` has the position of each group's first member.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.generate.cpu_kernels import pack_weights
-from pairwright.generate.model_folder import best_device, load_model, load_tokenizer
+from pairwright.generate.model_folder import load_model, load_tokenizer
 from pairwright.generate.packed_models import open_runner
 from pairwright.generate.padded_runner import PaddedRunner
 from pairwright.generate.prompt_encoding import ChatEncoder, Render
@@ -66,12 +66,12 @@ class Engine:
         max_cache_tokens: int | None = None,
         tools_as_text: str = "off",
     ) -> "Engine":
-        """Load a model folder, or an adapter's folder that names its base. `device` None: a GPU if there is one.
+        """Load a model folder, or an adapter's folder that names its base. `device` None: the best one here.
 
         `tools_as_text` "hermes": tools, calls and results are text, for a chat template without a tool role.
         """
         place = Path(folder)
-        model = load_model(place, device=device or best_device(), dtype=dtype)
+        model = load_model(place, device=device, dtype=dtype)
         pack_weights(model)
         return cls(
             model,

@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.generate.cpu_kernels import prepare_16_bits
+from pairwright.generate.devices import choose_device, dtype_on
 from pairwright.generate.requests import GenerateError
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def load_model(folder: Path, *, device: str, dtype: str) -> Any:
-    """Load the causal language model of a folder, or an adapter merged into its base model, ready to generate."""
+def load_model(folder: Path, *, device: str | None, dtype: str) -> Any:
+    """Load the causal language model of a folder, or an adapter merged into its base model, ready to generate.
+
+    device: cpu, cuda, mps, ...; None: the best one here.
+    dtype: auto, float32, bfloat16 or float16.
+    """
     if dtype not in _DTYPES:
         raise GenerateError(f"dtype: got {dtype!r}, expected one of {', '.join(_DTYPES)}")
     _check_folder(folder)
@@ -19,8 +24,9 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if dtype == "auto":  # exact on a CPU: in 16 bits a greedy answer may depend on what else is in the batch
-        dtype = "float32" if device == "cpu" else "auto"
+    device = choose_device(device)
+
+    dtype = dtype_on(device, dtype)
     if device == "cpu" and dtype != "float32":
         prepare_16_bits()
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
@@ -49,13 +55,6 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise GenerateError(f"{place}: no tokenizer that can be loaded: {_first_line(error)}") from error
-
-
-def best_device() -> str:
-    _check_installed()
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def base_of_adapter(folder: Path) -> Path | None:

@@ -54,11 +54,6 @@ class Forms(msgspec.Struct, frozen=True):
     reasoning_key: str = ""
 
 
-def adapt_chat(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> Chat:
-    """Chat messages of records."""
-    return adapt_records(tokenizer, messages, tools)[0]
-
-
 def move_thought(message: Json, tags: Tags) -> Json:
     """A message whose text begins with a thought, with that as its reasoning; else the message as it is.
 
@@ -208,14 +203,6 @@ def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, 
     """(arguments: object or text, empty content beside calls: None or "")."""
     forms = find_forms(tokenizer, renderer)
     return forms.arguments, forms.empty
-
-
-def takes_arguments_as_text(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
-    """Whether the arguments of a call may be JSON text, which the template then does not encode again."""
-    wants_parts = find_forms(tokenizer, renderer).wants_parts
-    kinds = itertools.product(_SIZES, (None, ""))
-    renders = (_render_call(renderer, "text", empty, size, wants_parts=wants_parts) for size, empty in kinds)
-    return any(render is not None and _is_whole(render) for render in renders)
 
 
 def _try_forms(renderer: Renderer) -> Forms:

@@ -111,7 +111,7 @@ class Stop:
 _HARMLESS = {
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
     "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
-    "sharding",
+    "sharding", "device",
 }  # fmt: skip
 
 

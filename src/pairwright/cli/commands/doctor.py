@@ -17,10 +17,17 @@ def doctor(
     pairs: Annotated[Path | None, typer.Option(help="A pairs table to train on.")] = None,
     model: Annotated[str | None, typer.Option(help="The model to train.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the run will go.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda, mps or cpu: only compare training and generation there with the CPU."),
+    ] = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at everything a run needs before it starts; exit code 2, with the way out, if something is wrong."""
+    if device is not None:
+        _check_device(device, as_json=as_json)
+        return
     from pairwright.config import base_folder, load_config
     from pairwright.jobs.doctor.diagnosis import diagnose
     from pairwright.jobs.doctor.findings import Patient, Verdict
@@ -58,6 +65,25 @@ def doctor(
         + (f", {num_warnings} warnings" if num_warnings else "")
         + (f", {num_unknown} unknown" if num_unknown else "")
     )
+
+
+def _check_device(name: str, *, as_json: bool) -> None:
+    """Print a table to paste into an issue."""
+    from pairwright.jobs.doctor.device_check import check_device, describe_machine
+
+    machine = describe_machine(name)
+    rows = check_device(name)
+    failed = [row.name for row in rows if not row.passed]
+    if as_json:
+        print_json({"machine": machine, "checks": [{"check": r.name, "ok": r.passed, "found": r.found} for r in rows]})
+    else:
+        cells = [("machine", "-", machine)]
+        cells += [(row.name, "ok" if row.passed else "failed", row.found) for row in rows]
+        print_table(f"doctor --device {name}", ("check", "verdict", "found"), cells)
+    if failed:
+        say(f"{len(failed)} of {len(rows)} checks failed: {'; '.join(failed)}. Please paste the table into an issue.")
+        raise typer.Exit(2)
+    say(f"{len(rows)} checks, {name} computes what the CPU computes")
 
 
 def _local_model(config: "Config") -> str | None:

@@ -7,7 +7,7 @@ import typer
 
 from pairwright.cli.arguments import GroupWithCompare
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
+from pairwright.cli.overrides import Overrides, parse_overrides, set_flags, with_options
 
 if TYPE_CHECKING:
     from pairwright.evaluation import Comparison, Evaluation
@@ -54,8 +54,9 @@ def compare(
     show_evaluation(evaluation, output, as_json=as_json)
 
 
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options("policy.device", after="override"))
 def run(
+    ctx: typer.Context,
     config: Annotated[Path, typer.Argument(help="A configuration with `evaluate` and `policy`.", show_default=False)],
     before: Annotated[
         str, typer.Option(help="The old model: a folder, a GGUF file, URL#NAME, or a name at the endpoint.")
@@ -73,7 +74,7 @@ def run(
     from pairwright.config import base_folder, load_config
     from pairwright.evaluation.held_out_runs import evaluate_models
 
-    settings = load_config(config, overrides=parse_overrides(override))
+    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     folder = output or Path("runs") / settings.name
     with CollectView() as view:
         evaluation, collections = evaluate_models(

@@ -213,7 +213,7 @@ def serve_model(
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the token that clients must send.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; else a GPU if there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; else the best one here.")] = None,
     dtype: Annotated[
         str,
         typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=complete_choices("policy.dtype")),

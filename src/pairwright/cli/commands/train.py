@@ -38,7 +38,7 @@ TRAIN_KEYS = (
     "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
     "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images", "tokens.chat_template",
     "tokens.chat_template_kwargs", "tokens.train_turns", "tokens.tools_as_text", "train.run_weight", "engine.name",
-    "engine.address", "engine.workers",
+    "engine.address", "engine.workers", "train.device",
 )  # fmt: skip
 
 

@@ -32,8 +32,8 @@ def diagnose(patient: Patient) -> list[Finding]:
     """Run all checks, in the order of the pipeline."""
     findings: list[Finding] = []
     for check in (
-        check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_memory, check_disk,
-        check_packages, check_programs, check_service,
+        check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_device, check_memory,
+        check_disk, check_packages, check_programs, check_service,
     ):  # fmt: skip
         try:
             findings += check(patient)
@@ -169,6 +169,23 @@ def check_model(patient: Patient) -> Iterator[Finding]:
         yield fine("template", "supported" + (f"; quirks: {quirks}" if quirks else ""))
     else:
         yield wrong("template", f"not supported: {quirks}", f"pairwright tokens check --tokenizer {folder}")
+
+
+def check_device(patient: Patient) -> Iterator[Finding]:
+    """Say which device is trained on, and why."""
+    if patient.config.backend.name != "local" or find_spec("torch") is None:
+        return
+    from pairwright.generate.devices import check_precision, choose_device, find_device
+
+    train = patient.config.train
+    try:
+        device = choose_device(train.device)
+        check_precision(device, train.precision)
+    except PairwrightError as error:
+        yield wrong("device", str(error), "leave out train.device, or set one that is here")
+        return
+    why = "set by train.device" if train.device is not None else find_device()[1]
+    yield fine("device", f"{device} ({why})")
 
 
 def check_memory(patient: Patient) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.config.collect_config import ModelConfig
+from pairwright.generate.llama_server import is_gguf
 from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
 from pairwright.jobs.job import ServiceError, Unreachable
 
@@ -26,11 +27,13 @@ def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
     # Without an address, the policy is a model folder that is loaded here.
     if policy.base_url is None:
         folder = Path(policy.model or "")
-        if folder.is_dir():
+        if folder.is_dir() or is_gguf(folder):
             yield fine(name, f"{folder}: a local model")
         else:
             yield wrong(
-                name, f"{folder}: no such folder", f"set {name}.base_url for an endpoint, or {name}.model to a folder"
+                name,
+                f"{folder}: no such folder or GGUF file",
+                f"set {name}.base_url for an endpoint, or {name}.model to a folder",
             )
         return
     try:

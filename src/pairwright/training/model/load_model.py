@@ -3,7 +3,6 @@
 Invariant: a model whose weights are not all in its folder is refused. transformers would fill the gaps with noise.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import xxhash
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import PairwrightError
+from pairwright.generate.devices import check_precision, choose_device
 from pairwright.models.folder_weights import TEMPLATES, copy_tokenizer
 from pairwright.paths import write_atomic
 
@@ -26,10 +26,11 @@ def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_tr
 
     One that is not trained has no adapter. On the device `meta` it has names and shapes, and nothing is read.
     """
-    device = device or default_device()
+    device = device or torch.device(choose_device(settings.device))
+    check_precision(device.type, settings.precision)
     model = _outline(folder) if device.type == "meta" else read_weights(folder, quantization=settings.quantization)
     if is_trained and settings.finetuning_type != "all_weights":
-        model = _with_adapter(model, settings)
+        model = attach_adapter(model, settings)
     if not settings.dropout:
         _disable_dropout(model)
     if is_trained and settings.gradient_checkpointing:
@@ -84,12 +85,6 @@ def _outline(folder: Path) -> Any:
     return model.eval()
 
 
-def default_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
-
-
 def plain_model(model: Any) -> Any:
     """The transformers model itself, whether or not an adapter is wrapped around it."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
@@ -134,7 +129,8 @@ def model_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _with_adapter(model: Any, settings: TrainConfig) -> Any:
+def attach_adapter(model: Any, settings: TrainConfig) -> Any:
+    """The model with a fresh LoRA adapter around it."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from pairwright.config.train_config import TrainConfig
-from pairwright.training.model.load_model import ModelError, default_device, load_model, plain_model, trainable
+from pairwright.generate.devices import choose_device
+from pairwright.training.model.load_model import ModelError, load_model, plain_model, trainable
 from pairwright.training.model.ranks import Ranks, T
 from pairwright.training.model.sharded_tensors import whole
 
@@ -55,7 +56,7 @@ def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_traine
 
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ModelError(f"sharding needs torch 2.13 or newer, this is {torch.__version__}: set it to none, or update")
-    device = default_device()
+    device = torch.device(choose_device(settings.device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:

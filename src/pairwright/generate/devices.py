@@ -1,0 +1,83 @@
+"""The device that models run on: a CUDA GPU, Apple's GPU (mps), or the CPU; and the types that each can compute in.
+
+`mps` has no float64, and bfloat16 from macOS 14 on. `check_precision` and `dtype_on` hold the consequences; where
+`has_float64` is False, sums in float64 move to the CPU.
+"""
+
+import os
+from typing import Any
+
+from pairwright.errors import ConfigError
+
+KINDS = ("cuda", "mps", "cpu")
+
+
+def choose_device(name: str | None = None) -> str:
+    """The device by name, or the best one here: cuda, then mps, then cpu. Of several GPUs each process takes its own.
+
+    name: cpu, cuda, cuda:1, mps, ...; None chooses.
+    """
+    if name is None:
+        name = find_device()[0]
+    elif (problem := _why_not(name.partition(":")[0])) is not None:
+        raise ConfigError(f"device {name}: {problem}; here is {find_device()[0]}")
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name
+
+
+def find_device() -> tuple[str, str]:
+    """The kind of device that is chosen here, and why."""
+    reasons: list[str] = []
+    for kind in KINDS:
+        problem = _why_not(kind)
+        if problem is None:
+            return kind, "; ".join([*reasons, f"{kind}: {_describe(kind)}"])
+        reasons.append(f"{kind}: {problem}")
+    raise AssertionError("there is always a CPU")
+
+
+def has_float64(device: Any) -> bool:
+    """Whether a device computes in float64."""
+    return getattr(device, "type", str(device).partition(":")[0]) in ("cpu", "cuda")
+
+
+def check_precision(device: str, precision: str) -> None:
+    """Raise where a training precision is not available on a device."""
+    if precision == "bf16" and device == "mps" and not _has_bfloat16():
+        raise ConfigError("train.precision bf16: this macOS has no bfloat16 on mps (14 or later has): set fp32")
+
+
+def dtype_on(device: str, dtype: str) -> str:
+    """The type to load a model in: auto is float32 on a CPU, where a greedy answer must not depend on what else is in
+    the batch, and the checkpoint's own elsewhere; float16 on an mps without bfloat16."""
+    if device == "mps" and dtype in ("auto", "bfloat16") and not _has_bfloat16():
+        return "float16"
+    return "float32" if dtype == "auto" and device == "cpu" else dtype
+
+
+def _why_not(kind: str) -> str | None:
+    """Why there is no such device here; None if there is one."""
+    import torch
+
+    if kind == "cuda":
+        if torch.cuda.is_available():
+            return None
+        return "this torch was built without CUDA" if torch.version.cuda is None else "no GPU is visible"
+    if kind == "mps":
+        if torch.backends.mps.is_available():
+            return None
+        return "macOS 12.3 or later is needed" if torch.backends.mps.is_built() else "this torch was built without MPS"
+    return None  # the CPU, and names that torch itself refuses
+
+
+def _describe(kind: str) -> str:
+    import torch
+
+    if kind == "cuda":
+        return f"{torch.cuda.get_device_name(0)}, {torch.cuda.device_count()} in all"
+    return "Apple's GPU" if kind == "mps" else f"{torch.get_num_threads()} threads"
+
+
+def _has_bfloat16() -> bool:
+    import torch
+
+    return bool(torch.backends.mps.is_macos_or_newer(14, 0))
