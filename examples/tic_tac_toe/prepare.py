@@ -3,7 +3,7 @@
     python prepare.py FOLDER [--seed 0]
 
     FOLDER/base/        a Llama of 160 thousand parameters that was shown random legal moves, nothing else
-    FOLDER/exam.jsonl   every position in which somebody may have to move, and games against two players
+    FOLDER/exam.jsonl   every position in which somebody may have to move
 
 The model plays by the rules and without any aim: that is what preference pairs will change.
 """
@@ -23,7 +23,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 300, 128, 5e-3
-NUM_GAMES = 300  # of the exam, against each player
 
 
 def make_tokenizer(folder: Path) -> Any:
@@ -94,13 +93,9 @@ def random_moves(tokenizer: Any, num_moves: int, *, seed: int) -> list[list[int]
 
 def exam_tasks() -> list[dict[str, Any]]:
     """The tasks on which the old and the new model are compared."""
-    tasks: list[dict[str, Any]] = []
-    for board in reachable_boards():
-        tasks.append({"id": "position " + "".join(".xo"[cell] for cell in board), "kind": "position", "board": board})
-    for kind in ("random", "perfect"):
-        for number in range(NUM_GAMES):
-            tasks.append({"id": f"{kind} {number}", "kind": kind, "starts": number % 2 == 0})
-    return tasks
+    return [
+        {"id": "position " + "".join(".xo"[cell] for cell in board), "board": board} for board in reachable_boards()
+    ]
 
 
 def prepare(folder: Path, *, seed: int = 0) -> None:

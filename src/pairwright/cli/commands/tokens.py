@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE, GroupWithBuild
-from pairwright.cli.output import Progress, print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides, set_flags, with_options
+from pairwright.cli.arguments import PLACE
+from pairwright.cli.help_style import GroupWithBuild
+from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 from pairwright.records.json_text import to_json
 
