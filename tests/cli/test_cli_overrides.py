@@ -50,7 +50,7 @@ def commands_of(command, name="pairwright"):
 TAKES_CONFIG = [
     "import", "collect", "teach", "pairs build", "tokens build", "tokens show", "train", "evaluate compare",
     "evaluate run", "jobs submit", "jobs show", "jobs attach", "jobs logs", "jobs cancel", "jobs deploy", "run", "demo",
-    "doctor", "config validate", "config show",
+    "doctor", "config validate", "config show", "score", "compare", "model export",
 ]  # fmt: skip
 
 
@@ -98,6 +98,7 @@ def test_a_key_without_its_section_is_refused_with_the_absolute_key_on_every_com
     required = {
         "run": ["config.yaml"], "collect": ["config.yaml"], "teach": ["x", "-o", "y"],
         "evaluate compare": ["a", "b"], "evaluate run": ["config.yaml", "--before", "a", "--after", "b"],
+        "compare": ["config.yaml", "--recipes", "r"], "model export": ["m", "--to", "merged", "-o", "x"],
         "jobs submit": ["-o", "x", "--model", "m"], "tokens show": ["x", "--tokenizer", "t"],
     }  # fmt: skip
     words = required.get(name, ["x"] if name.startswith("jobs") else [])

@@ -135,7 +135,6 @@ READS = {
 
 WRITTEN_FILES = (
     "export",
-    "model export",
     "report",
     "experience export",
     "tokens show",

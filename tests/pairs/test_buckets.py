@@ -96,7 +96,7 @@ def test_rows_that_go_to_buckets_are_read_a_few_at_a_time(tmp_path, monkeypatch)
     other = made(tmp_path / "other", many_groups()[70:])
     build_pairs([table, other], tmp_path / "whole")
     monkeypatch.setattr(plan, "num_buckets", lambda *_: 4)
-    monkeypatch.setattr(buckets, "read_rows", lambda *_: pytest.fail("all rows were read at once"))
+    monkeypatch.setattr(buckets, "read_candidate_rows", lambda *_: pytest.fail("all rows were read at once"))
     monkeypatch.setattr(rows, "_BATCH_BYTES", 1)
     monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 7)
     sizes = []
@@ -159,13 +159,13 @@ def test_buckets_are_ranges_of_prompt_hashes():
 
 def test_a_table_that_changes_meanwhile_is_an_error_not_other_pairs(tmp_path, monkeypatch):
     table = made(tmp_path / "experience", many_groups(4))
-    finished = build._write_partitions
+    finished = build._add_drafts
 
     def delete_first(*arguments):
         table.delete(pl.col("run") == 0)
         return finished(*arguments)
 
-    monkeypatch.setattr(build, "_write_partitions", delete_first)
+    monkeypatch.setattr(build, "_add_drafts", delete_first)
     with pytest.raises(TableError, match="build them again"):
         build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs")
     assert not (tmp_path / "pairs" / "pairs.parquet").exists()

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
@@ -86,7 +87,7 @@ def convert_model(
     )
 
 
-@app.command("export")
+@app.command("export", cls=ConfigCommand)
 def export_trained(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run, or the folder of a model or adapter.", show_default=False)
@@ -107,15 +108,19 @@ def export_trained(
     config: Annotated[
         Path | None, typer.Option(help="--prove: a configuration with held-out tasks, which both play.")
     ] = None,
+    override: Overrides = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write a trained model for llama.cpp, Ollama, vLLM, or as a plain folder."""
-    from pairwright.config import base_folder, load_config
+    from pairwright.config import base_folder
     from pairwright.models.export_model import export_model
 
     if prove and to.partition(":")[0] not in ("gguf", "lora-gguf", "ollama"):
         raise ConfigError(f"--prove: llama.cpp reads GGUF files, not {to}")
-    settings = None if config is None else load_config(config)
+    if output.is_file() and not overwrite:
+        raise ConfigError(f"{output}: there is a file already; replace it with --overwrite, or choose another name")
+    settings = load_settings(config, override) if config is not None or override else None
     with Progress("exporting", "tensors") as bar:
         result = export_model(run, output, to=to, like=like, progress=bar.show)
     rows = []
