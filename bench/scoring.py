@@ -1,13 +1,20 @@
-"""`python -m bench scoring`: 10,000 runs of nine messages, scored by all built-in criteria, in CPU seconds."""
+"""`python -m bench scoring`: runs scored by programs, in CPU seconds; and by a judge with 200 requests in flight."""
 
+import asyncio
 import json
+import multiprocessing
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pairwright as pw
 
 NUM_RUNS = 10_000
+NUM_IN_FLIGHT = 200
 TOOL = {
     "type": "function",
     "function": {
@@ -34,15 +41,79 @@ def a_run(number: int) -> pw.Experience:
     )
 
 
-def main() -> None:
+def make_table(folder: Path, num_runs: int) -> Path:
+    with pw.Table(folder) as table:
+        table.append(map(a_run, range(num_runs)))
+    return folder
+
+
+def measure_programs() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        with pw.Table(Path(folder) / "experience") as table:
-            table.append(map(a_run, range(NUM_RUNS)))
+        path = make_table(Path(folder) / "experience", NUM_RUNS)
         start = time.process_time()
-        summary = pw.score(Path(folder) / "experience", "programs")
+        summary = pw.score(path, "programs")
         seconds = time.process_time() - start
         assert summary.scored == NUM_RUNS
         print(f"{NUM_RUNS:,} runs scored by {len(summary.means) - 1} criteria in {seconds:.2f} CPU s")
+
+
+def serve(port: Any) -> None:
+    """A judge that answers every question after 50 ms."""
+    message = {"role": "assistant", "content": '{"reason": "so it is", "score": 7}'}
+    content = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+                length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
+                await reader.readexactly(length)
+                await asyncio.sleep(0.05)
+                writer.write(head + content)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=1024)
+        port.value = server.sockets[0].getsockname()[1]
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+def judge_runs(folder: str, rubric: str) -> None:
+    """In a process of its own, so that the peak is of the scoring alone."""
+    start = time.process_time()
+    summary = pw.score(folder, rubric, max_concurrency=NUM_IN_FLIGHT)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds = time.process_time() - start
+    print(
+        f"{summary.scored:,} runs judged, {NUM_IN_FLIGHT} in flight: {seconds:.1f} CPU s, peak {peak:.0f} MB",
+        flush=True,
+    )
+
+
+def measure_judge() -> None:
+    port = multiprocessing.Value("i", 0)
+    server = multiprocessing.Process(target=serve, args=(port,), daemon=True)
+    server.start()
+    while not port.value:
+        time.sleep(0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        rubric = Path(folder) / "rubric.yaml"
+        rubric.write_text(json.dumps({"judge": {"model": "j", "base_url": f"http://127.0.0.1:{port.value}/v1"}}))
+        for num_runs in (1_000, 4_000):
+            table = make_table(Path(folder) / f"runs-{num_runs}", num_runs)
+            code = f"from bench.scoring import judge_runs; judge_runs({str(table)!r}, {str(rubric)!r})"
+            subprocess.run([sys.executable, "-c", code], check=True)
+    server.terminate()
+
+
+def main() -> None:
+    measure_programs()
+    measure_judge()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import typer
 from typer.main import get_command
 
 from pairwright import ConfigError, load_config
+from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.main import app
-from pairwright.cli.overrides import set_flags, with_options
-from pairwright.config.config_file import field_of
+from pairwright.config.config_tree import field_of
 
 
 def options_of(*path):
@@ -41,7 +41,7 @@ def test_an_option_has_the_help_of_its_key(path):
 
 def test_every_key_of_a_section_is_an_option_of_its_command():
     from pairwright.config import PairsConfig, TokensConfig
-    from pairwright.config.config_file import section_of
+    from pairwright.config.config_tree import section_of
 
     engine = {"engine.name", "engine.address"}
     pairs = {f"pairs.{name}" for name in PairsConfig.model_fields}

@@ -9,7 +9,7 @@ from typer.main import get_command
 from pairwright import EID, Experience, Message, Table
 from pairwright.cli import app, main
 from pairwright.config import load_config
-from pairwright.config.config_file import iterate_keys
+from pairwright.config.config_tree import iterate_keys
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from flow.test_flow import written
 from models.test_convert_gguf import small_model, write_gguf
+from pairwright.cli.guards import describe_os_error
 from pairwright.cli.main import app, main
-from pairwright.cli.output import describe_os_error
 from pairwright.config.sections import TokensConfig
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.store.table import Table

@@ -12,7 +12,7 @@ import pytest
 
 from flow.test_flow import written
 from pairwright import EID, Experience, Message, Table
-from pairwright.cli.output import describe_stop
+from pairwright.cli.guards import describe_stop
 from training.made_runs import make_model, make_pairs
 
 pytestmark = pytest.mark.stress

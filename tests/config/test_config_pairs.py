@@ -3,7 +3,7 @@
 import pytest
 
 from pairwright.config import PairsConfig
-from pairwright.config.pairs_config import FOREIGN_NAMES, own_names
+from pairwright.config.pairs_names import FOREIGN_NAMES, own_names
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions
 

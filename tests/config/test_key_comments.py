@@ -36,7 +36,7 @@ def test_every_line_of_a_section_that_may_be_absent_becomes_valid_when_it_is_unc
     block = text[text.index("# keys of evaluate.gate:") :].split("\n\n")[0]
     lines = [line.strip()[2:] for line in block.splitlines()[1:]]
     gate = YAML(typ="safe").load(io.StringIO("\n".join(lines)))
-    assert gate == {"min_improvement": 0.0, "confidence": 0.95, "min_tasks": 10}
+    assert gate == {"min_improvement": 0.0, "margin": None, "confidence": 0.95, "min_tasks": 10}
 
 
 def test_the_command_prints_it_and_names_the_choices():

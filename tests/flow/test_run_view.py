@@ -3,7 +3,7 @@
 import json
 
 from pairwright.cli.commands.run import live_view
-from pairwright.cli.output import CollectView, figures
+from pairwright.cli.progress_view import CollectView, figures
 from pairwright.collection import Completion, collect
 from pairwright.collection.counters import Status
 from pairwright.config import Config, base_folder, load_config, printable_config

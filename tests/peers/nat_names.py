@@ -17,7 +17,7 @@ import nemo_microservices
 from nat.data_models.evaluator import EvalInput, EvalInputItem
 from nat.data_models.finetuning import DPOItem, Trajectory, TrajectoryCollection
 
-from pairwright.config.backend_config import NemoCustomizerConfig
+from pairwright.config.customizer_config import NemoCustomizerConfig
 from pairwright.jobs import BACKENDS, customizer, customizer_files
 from pairwright.nat import (
     CandidateStep,

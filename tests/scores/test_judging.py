@@ -115,6 +115,7 @@ def test_an_answer_outside_the_schema_is_asked_again_and_never_a_score(tmp_path,
     with JudgeServer(lambda prompt, number: answer) as server:
         summary = pw.Table(table.path).score(write_rubric(tmp_path, server.url))
         assert len({body["seed"] for body in server.bodies}) == 3
+        assert [body["temperature"] for body in server.bodies] == [0.0, 0.7, 0.7], "a greedy judge would repeat itself"
     assert (summary.scored, summary.failures.total(), summary.invalid) == (0, 1, 3)
     assert "no verdict in 3 answers" in next(iter(summary.failures))
     assert not read_score_log(table.path, "rubric").height
@@ -153,7 +154,7 @@ def test_a_judge_that_is_down_is_given_up_and_nothing_is_scored(tmp_path):
     summary = pw.Table(table.path).score(rubric, max_concurrency=4)
     assert summary.scored == 0
     assert summary.failures.total() == 100
-    assert summary.failures["not asked: the judge answered nothing for a while"] >= 70
+    assert summary.failures["not asked: the judge failed many times in a row"] >= 70
 
 
 def test_a_rate_limited_judge_is_asked_again_later(table, tmp_path):
@@ -184,6 +185,18 @@ def test_equal_runs_are_judged_once(tmp_path):
     with JudgeServer(by_length) as server:
         summary = pw.Table(table.path).score(write_rubric(tmp_path, server.url, name="ranks", mode="relative"))
         assert (len(server.prompts), summary.unscored) == (0, 5), "identical runs cannot be told apart"
+
+
+def test_runs_that_differ_in_their_calls_alone_are_compared(tmp_path):
+    def call(city):
+        return pw.Message("assistant", None, tool_calls=(pw.ToolCall("weather", json.dumps({"city": city})),))
+
+    with pw.Table(tmp_path / "experience") as table:
+        table.append([a_run("t", 0, call("Rome")), a_run("t", 1, call("Oslo"))])
+    with JudgeServer(lambda prompt, number: '{"ranking": [1, 2]}') as server:
+        summary = pw.Table(table.path).score(write_rubric(tmp_path, server.url, mode="relative"))
+    assert (summary.scored, len(server.prompts)) == (2, 1)
+    assert "Rome" in server.prompts[0]
 
 
 def test_transcripts_are_data(tmp_path):

@@ -160,6 +160,31 @@ def test_thirty_thousand_mutants_are_imported_or_refused_without_an_exception(tm
     assert import_mutants(tmp_path, 50_000) > 30_000
 
 
+@pytest.mark.parametrize("path", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+def test_every_line_of_a_damaged_file_gives_a_record_or_a_reason(path, tmp_path):
+    layout, units = detect(path), units_of(path, 20)
+    if not units or layout.shape == "table":
+        pytest.skip("not JSON")
+    draw = random.Random(7)
+    texts = [json.dumps(units[0]).encode(), *(damaged_text(draw.choice(units), draw) for _ in range(30))]
+    is_record = layout.reader.unit == "record"
+    files = [b"\n".join(texts)] if is_record else texts[:5]
+    for number, data in enumerate(files):
+        file = tmp_path / f"{number}.{'jsonl' if is_record else 'json'}"
+        file.write_bytes(data)
+        table = Table(tmp_path / f"table{number}")
+        summary = import_files([str(file)], table, format_name=layout.format, num_workers=1)
+        quarantine = Path(table.folder) / "quarantine.jsonl"
+        refused = [json.loads(line) for line in quarantine.read_bytes().splitlines()] if quarantine.exists() else []
+        assert len(refused) == summary.total("quarantined")
+        assert table.count() + len(refused) + summary.total("part_of_another_file") > 0, data[:2000]
+        told = {exp.source and exp.source.line for exp in table.records()} | {one.get("line") for one in refused}
+        if is_record and None not in told:  # a file that is refused as a whole has no line
+            blank = {line for line, text in enumerate(data.split(b"\n"), 1) if not text.strip()}
+            missing = set(range(1, len(texts) + 1)) - blank - told
+            assert len(missing) <= summary.total("already_there")  # lines that say what another line says
+
+
 def test_values_of_every_type_go_to_every_reader():
     for value in SWAPS:
         feed(value)

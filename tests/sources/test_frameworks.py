@@ -40,6 +40,22 @@ def test_a_list_of_langchain_messages_is_one_conversation():
     assert (len(run.prompt), len(run.completion), run.reward) == (2, 3, None)
 
 
+def test_the_agents_of_a_saved_autogen_team_are_records():
+    name, (run,) = read(FIXTURES / "autogen.json")
+    assert (name, run.info, run.reward) == ("autogen", {"agent": "clerk"}, None)
+    assert run.prompt == (Message("user", "Sell me a book"),)
+    call = ToolCall("shelf", '{"row": 1}', "c1")
+    assert run.completion[0] == Message("assistant", None, "The shelf first.", (call,))
+    assert [(site.index, site.tool, site.kind) for site in run.errors] == [(2, "shelf", "tool_error")]
+    assert run.completion[-1] == Message("assistant", "Sold.")
+    state = json.loads((FIXTURES / "autogen.json").read_text())["agent_states"]["clerk"]["agent_state"]
+    older = {"type": "AssistantAgentState", "llm_messages": state["llm_context"]["messages"]}
+    for value in (state, older):
+        assert read_value("autogen", value)[0].completion == run.completion
+    (refused,) = read_value("autogen", {"llm_messages": state["llm_context"]["messages"][:1]})
+    assert isinstance(refused, Rejected)
+
+
 def test_parts_of_pydantic_ai_become_messages():
     name, (run,) = read(FIXTURES / "pydantic_ai.json")
     assert name == "pydantic-ai"

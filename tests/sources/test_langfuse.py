@@ -52,6 +52,26 @@ def test_a_trace_is_read_with_calls_results_tools_scores_and_errors() -> None:
     assert judge.eid.rid == sale.eid.rid
 
 
+def test_a_correction_is_a_pair_without_a_reward() -> None:
+    export = load()
+    num_before = len(read(export))
+    correction = {"name": "output", "dataType": "CORRECTION", "value": 0, "stringValue": "Sold, with a receipt."}
+    export["trace"]["scores"] += [{**correction, "observationId": "g2"}]
+    *others, pair = read(export)
+    assert len(others) == num_before
+    assert all("output" not in one.reward_components for one in others)  # its value is no score
+    assert pair.kind == "preference"
+    assert (pair.reward, pair.chosen.reward, pair.rejected.reward) == (None, None, None)
+    assert pair.chosen.messages == (Message("assistant", "Sold, with a receipt."),)
+    assert pair.rejected.messages == (Message("assistant", "Sold."),)
+    assert [message.role for message in pair.prompt] == ["user", "assistant", "tool"]
+    assert (pair.eid.task, pair.info["corrected_call"]) == ("book-3", "g2")
+    export["trace"]["scores"][-1]["observationId"] = "nowhere"
+    refused = [one for one in langfuse.FORMAT.read(export, Origin("lf.json"), Options()) if isinstance(one, Rejected)]
+    assert len(refused) == 1
+    assert "correction" in refused[0].reason
+
+
 def test_the_user_names_the_score_that_is_the_reward() -> None:
     assert read(load(), reward="mood")[0].reward is None
     assert read(load(), reward="absent")[0].reward is None

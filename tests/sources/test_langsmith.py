@@ -9,15 +9,17 @@ from mutations import survives
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Message, ToolCall
-from pairwright.sources import langsmith
+from pairwright.sources import READERS
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.tracing import span_formats
 
+(LANGSMITH,) = READERS["langsmith"]
 FIXTURE = Path(__file__).parent / "fixtures" / "langsmith.json"
 
 
 def read(value: Any, **options: str) -> tuple[list[Experience], list[Rejected]]:
-    results = list(langsmith.FORMAT.read(value, Origin("runs.jsonl"), Options(**options)))
+    results = list(LANGSMITH.read(value, Origin("runs.jsonl"), Options(**options)))
     return [r for r in results if isinstance(r, Experience)], [r for r in results if isinstance(r, Rejected)]
 
 
@@ -27,7 +29,7 @@ def load() -> Any:
 
 def runs() -> list[dict[str, Any]]:
     """The same trace as a list of whole runs, in any order."""
-    return langsmith._merge_patches(list(langsmith._runs(load(), 0)))[::-1]
+    return span_formats.LANGSMITH.rows(load())[::-1]
 
 
 def test_batches_are_joined_to_a_trace_with_its_calls_results_feedback_and_errors() -> None:
@@ -99,14 +101,14 @@ def test_other_files_are_not_claimed() -> None:
         [[]],
         {"post": [{}]},
     ):
-        assert not langsmith.matches(other)
-    with pytest.raises(BadRecord, match="no runs"):
+        assert not LANGSMITH.matches(other)
+    with pytest.raises(BadRecord, match="no spans"):
         read({"post": []})
 
 
 def test_no_broken_file_raises_anything_but_our_errors() -> None:
-    assert survives(langsmith.FORMAT, load()) > 1000
-    assert survives(langsmith.FORMAT, runs()) > 1000
+    assert survives(LANGSMITH, load()) > 1000
+    assert survives(LANGSMITH, runs()) > 1000
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_no_broken_file_raises_anything_but_our_errors() -> None:
 )  # fmt: skip
 def test_real_batches_are_read_whole(traces: Path, name: str) -> None:
     value = json.loads((traces / "langsmith" / f"langsmith_{name}.json").read_text())
-    assert langsmith.matches(value)
+    assert LANGSMITH.matches(value)
     (one,), rejected = read(value)
     assert rejected == []
     assert one.prompt == (Message("user", "howdy"),)

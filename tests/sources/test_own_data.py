@@ -249,3 +249,11 @@ def test_a_public_set_is_read_with_no_option(name):
         assert [message.role for message in records[0].prompt] == ["system", "user"]
     if name.startswith("capy"):
         assert {exp.reward for exp in records} == {None}
+
+
+def test_a_database_is_read_whatever_its_path_has_in_it(tmp_path):
+    folder = tmp_path / "run #1, 50%? done"
+    folder.mkdir()
+    two_tables(folder / "own #2.db")
+    path = folder / "own #2.db"
+    assert sum(isinstance(one, Experience) for one in read_file(path, detect(path), Options())) == len(ROWS)

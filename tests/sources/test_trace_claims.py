@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pairwright.sources import atif, langfuse, langsmith, nat, otel
+from pairwright.sources import READERS
 
 OWN = {
-    otel: {"otel_genai", "otlp_openinference", "openinference_phoenix"},
-    langfuse: {"langfuse"},
-    langsmith: {"langsmith"},
-    atif: {"atif"},
-    nat: {"nat_intermediate_steps"},
+    "otel": {"otel_genai", "otlp_openinference", "openinference_phoenix"},
+    "langfuse": {"langfuse"},
+    "langsmith": {"langsmith"},
+    "atif": {"atif"},
+    "nat": {"nat_intermediate_steps"},
 }
 
 
@@ -31,6 +31,6 @@ def test_no_real_file_of_another_format_is_claimed(traces: Path) -> None:
     for path in files:
         folder = path.relative_to(traces).parts[0]
         values = values_of(path)
-        for module, own in OWN.items():
+        for name, own in OWN.items():
             expected = folder in own and ".chatml." not in path.name
-            assert any(map(module.matches, values)) == expected, (path.name, module.NAME)
+            assert any(map(READERS[name][0].matches, values)) == expected, (path.name, name)

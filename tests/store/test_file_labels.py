@@ -7,8 +7,9 @@ import pytest
 
 from pairwright import Table
 from pairwright.store import importing
+from pairwright.store.file_labels import copy_labels, read_labels
 from pairwright.store.importing import import_files
-from pairwright.store.segments import copy_labels, read_labels, read_marker, write_marker
+from pairwright.store.table_marker import read_marker, write_marker
 
 ROLLOUT = {
     "responses_create_params": {"input": "?"},

@@ -159,7 +159,7 @@ def test_files_of_no_known_format_are_quarantined(tmp_path):
 
 
 def test_a_named_format_is_used_or_the_file_is_refused(tmp_path):
-    with pytest.raises(PairwrightError, match=r"expected auto, file\.py:FORMAT or one of"):
+    with pytest.raises(PairwrightError, match=r"expected one of auto, .*, or file\.py:FORMAT"):
         imported(tmp_path, chat_row(1), format_name="nope")
     _, summary = imported(tmp_path, chat_row(1), format_name="atif")
     assert summary.reasons == {"does not look like atif": 1}

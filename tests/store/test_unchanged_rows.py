@@ -31,6 +31,7 @@ DIGESTS = {
     "api_log.jsonl": "3+1 6b639c9c8038f7d7",
     "argilla.json": "6+1 d281f891d7cf5b9f",
     "atif.json": "2+0 5142f34157439cbd",
+    "autogen.json": "1+0 29d6d908d33d8645",
     "batch_requests.jsonl": "0+3 8f436ecf193e96f2",
     "batch_results.jsonl": "4+2 2c327af39e25a1ef",
     "chatgpt.json": "2+0 fc7f1a6f119475c8",

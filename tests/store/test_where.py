@@ -14,8 +14,8 @@ import pytest
 from pairwright import EID, ConfigError, Experience, Message, PairwrightError, Table
 from pairwright.store.conditions import parse_where
 from pairwright.store.exporting import filter_table
+from pairwright.store.file_labels import read_labels
 from pairwright.store.importing import import_files
-from pairwright.store.segments import read_labels
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ Exit codes: 0 fine, 1 runtime error, 2 a verdict of "no" (lint, gate), 3 bad con
 
 import atexit
 import os
-import re
 import sys
-from importlib.metadata import PackageNotFoundError, requires
 from typing import Annotated
 
 import typer
@@ -15,7 +13,6 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
-from pairwright.cli.arguments import GroupInOrder, simplify_help
 from pairwright.cli.commands import begin, config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.advise import advise_recipe
@@ -29,7 +26,8 @@ from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
-from pairwright.cli.output import (
+from pairwright.cli.extras import extras_with
+from pairwright.cli.guards import (
     Interrupted,
     describe_os_error,
     describe_stop,
@@ -37,38 +35,12 @@ from pairwright.cli.output import (
     guard_commands,
     with_way_out,
 )
-from pairwright.cli.overrides import ConfigCommand, with_options
+from pairwright.cli.help_style import GroupInOrder, simplify_help
+from pairwright.cli.key_options import with_options
+from pairwright.cli.overrides import ConfigCommand
 from pairwright.cli.short_help import HELP_NAMES
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import handle_interrupts
-
-# Missing packages: which extra installs one, by the metadata of pairwright itself.
-
-# A line of the metadata such as: httpx>=0.27; extra == "serve"; groups: package, extra
-_REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
-_NOT_FOR_USERS = ("all", "dev")
-
-
-def extras_with(package: str) -> list[str]:
-    """The extras that list a package, by its name in `import`; none if it is not one of ours.
-
-    >>> extras_with("peft")
-    ['train']
-    """
-    try:
-        lines = requires("pairwright") or []
-    except PackageNotFoundError:  # run from a folder, without being installed
-        return []
-    requirements = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
-    distribution = package.partition(".")[0].replace("-", "_").lower()
-    return [
-        extra
-        for name, extra in requirements
-        if name.replace("-", "_").lower() == distribution and extra not in _NOT_FOR_USERS
-    ]
-
-
-# The commands, in the order of the flow.
 
 _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment", "Project"
 

@@ -29,6 +29,7 @@ from pairwright.scorers.programs import Outcome, with_overall
 from pairwright.store.score_log import OVERALL
 
 TRIES = 3
+RETRY_TEMPERATURE = 0.7
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -162,7 +163,8 @@ class Judge:
         for attempt in range(TRIES):
             ask = Ask(
                 messages=(Message("user", question.text),),
-                temperature=config.temperature,
+                # greedy decoding would repeat the answer that did not fit
+                temperature=config.temperature if attempt == 0 else max(config.temperature, RETRY_TEMPERATURE),
                 max_tokens=config.max_tokens,
                 seed=question.seed + attempt,  # a retry with the same seed might get the same answer
                 chat_template_kwargs=config.chat_template_kwargs,

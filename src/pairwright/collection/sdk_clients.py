@@ -43,7 +43,11 @@ class ClientPool:
             self._key = os.environ.get(config.api_key_env, "")
             if not self._key:
                 raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
-        _allow_many_connections()
+        # Raise the limit of open files: each connection needs one, and the usual soft limit is 1,024.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+            wanted = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
         self._tls = ssl.create_default_context()  # shared: loading the CA certificates takes milliseconds
         self._slots: list[_Slot] = []
 
@@ -74,11 +78,3 @@ class ClientPool:
             timeout=config.timeout_seconds,
             http_client=DefaultAsyncHttpxClient(verify=self._tls, timeout=config.timeout_seconds),
         )
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of open files: each connection needs one, and the usual soft limit is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
-        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

@@ -1,6 +1,6 @@
 """A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and which of its keys have no counterpart.
 
-`read_nat` reads the file as NAT does, `from_nat` converts its tree. Every key of theirs either stands in ours, changes
+`from_nat` converts the tree of a file (`nat_file.py`). Every key of theirs either stands in ours, changes
 nothing, or is named with the reason; a named section stands for all below it. A default of theirs that is not ours is
 written out. `${VAR}` stays a reference. Secrets are never copied.
 
@@ -10,21 +10,14 @@ written out. `${VAR}` stays a reference. Secrets are never copied.
 """
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pydantic
 from pydantic import BaseModel
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MantissaNoDotYAML1_1Warning
-from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.resolver import VersionedResolver
-from ruamel.yaml.tag import Tag
 
-from pairwright.config.config_file import Config
+from pairwright.config.config_tree import Config
 from pairwright.config.nat_keys import (
     API_KEY,
     BELOW,
@@ -42,11 +35,8 @@ from pairwright.config.nat_keys import (
     STORE_TOKEN,
     WITHOUT_EFFECT,
 )
-from pairwright.config.pairs_config import own_names
-from pairwright.config.plain_yaml import read_yaml
+from pairwright.config.pairs_names import own_names
 from pairwright.errors import ConfigError
-
-# Components: the builder, trainer and adapter that `finetuning` names, and the model that is trained.
 
 
 def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -91,8 +81,6 @@ def find_llm(tree: Mapping[str, Any]) -> str | None:
     matches = [name for name, llm in llms.items() if target in (name, llm.get("model_name"), llm.get("model"))]
     return matches[0] if len(matches) == 1 else None
 
-
-# Conversion: each key is placed in our tree, has no effect, or is listed with the reason.
 
 Key = tuple[str, ...]
 # ${NAME}, or ${NAME:-default} and ${NAME-default}: group 1 is the name, group 2 the default, which we do not have
@@ -384,53 +372,3 @@ def _at(tree: Any, path: Key) -> Any:
     for part in path:
         tree = tree[part]
     return tree
-
-
-# Reading: a file as a tree of plain values, laid over the file that its `base` names.
-
-
-def read_nat(path: Path) -> dict[str, Any]:
-    """The tree of a file, with the files that it builds on below it."""
-    return _read(path, ())
-
-
-def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    # files name their base; a cycle would recurse for ever
-    if path.resolve() in above:
-        raise ConfigError(f"{above[-1]}: base: {path} builds on this file itself")
-    tree = _parse(path)
-    base = tree.pop("base", None)
-    if base is None:
-        return tree
-    if not isinstance(base, str):
-        raise ConfigError(f"{path}: base: got {base!r}, expected the path of a file")
-    return _merge(_read(path.parent / base, (*above, path.resolve())), tree)
-
-
-class _Resolver(VersionedResolver):
-    """YAML 1.1 as PyYAML reads it, which NAT uses: a lone `y` or `n` is text."""
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        is_letter = kind is ScalarNode and value in ("y", "Y", "n", "N") and implicit[0]
-        return Tag(suffix="tag:yaml.org,2002:str") if is_letter else super().resolve(kind, value, implicit)
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    yaml = YAML(typ="safe", pure=True)
-    # NAT reads YAML 1.1, where `yes` and `on` are booleans
-    yaml.version = (1, 1)
-    yaml.Resolver = _Resolver
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 5e-6 is a number to NAT, and here
-        value = read_yaml(path, yaml)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
-    return value
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged

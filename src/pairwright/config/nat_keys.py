@@ -1,10 +1,8 @@
 """Tables of NAT's finetuning keys: what each is called here, or why it has no counterpart.
 
-Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9 (docs/how-to/from-nat.md).
+Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9 (docs/how-to/from-nat.md). `*`
+stands for the component that `finetuning` names.
 """
-
-
-# Keys of NAT's finetuning configuration. `*` stands for the component that `finetuning` names.
 
 COMPONENTS = {
     "trajectory_builders": ("trajectory_builder", ("dpo_traj_builder",)),

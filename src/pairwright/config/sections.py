@@ -32,9 +32,6 @@ def _parse_object(value: Any) -> Any:
 TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_parse_object)]  # of chat templates, by name
 
 
-# `engine`: where the pieces of import, pairs, tokens and train run.
-
-
 class EngineConfig(Section):
     """Processes of this machine, or a Ray cluster. `engine: ray` is short for `engine: {name: ray}`."""
 
@@ -59,9 +56,6 @@ class EngineConfig(Section):
         return self
 
 
-# `loop`: how often the flow goes round, and from where.
-
-
 class LoopConfig(Section):
     """Rounds of collect, pairs, train; then the proof, and deployment."""
 
@@ -75,9 +69,6 @@ class LoopConfig(Section):
     """Compare with the first model after the last round, after each, or not at all."""
     deploy: bool = False
     """Deploy the model through the backend when the gate opens."""
-
-
-# `sources`: what is read into the experience table.
 
 
 class SourcesConfig(Section):
@@ -104,9 +95,6 @@ class SourcesConfig(Section):
     """Replace API keys, tokens and private keys by placeholders."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"
     """Keep bad records aside and go on, or end with exit code 1 when there are any."""
-
-
-# `tokens`: how messages become sequences.
 
 
 ToolsAsText = Literal["off", "hermes"]
@@ -239,8 +227,6 @@ class TokensConfig(SequenceTerms):
         return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience", "workers"})
 
 
-# `evaluate`: how the new model is compared with the old one, and what it must show before it is deployed.
-
 Confidence = Annotated[float, Field(gt=0.5, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -259,10 +245,18 @@ class GateConfig(Section):
 
     min_improvement: Finite = 0.0
     """The confidence interval of the improvement must lie at or above this, and above zero unless this is negative."""
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Non-inferiority: the interval must lie above minus this, and may include zero; in place of min_improvement."""
     confidence: Confidence = 0.95
     """Confidence of that interval."""
     min_tasks: Annotated[int, Field(ge=2)] = 10
     """With fewer tasks the gate stays closed."""
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> "GateConfig":
+        if self.margin is not None and self.min_improvement:
+            raise ValueError("margin: leave out min_improvement: a model is better by something, or not worse by much")
+        return self
 
 
 class CompareTerms(Section):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from pairwright.config.collect_config import JudgeConfig
+from pairwright.config.model_config import JudgeConfig
 from pairwright.config.sections import Section
 from pairwright.config.user_code import LOSSES, check_name
 
@@ -191,7 +191,7 @@ class AdvantageName(Named):
 class PolicyConfig(PolicyTerms, AdvantageName):
     """The policy channel."""
 
-    sft_loss_weight: Amount = 0.1
+    sft_loss_weight: Amount = 1.0
     """Weight of the negative log-likelihood of runs with a positive advantage, averaged per trained token; runs with
     advantages or rewards of single tokens have none. 0 leaves it out, with a warning."""
     teacher_weight: Amount = 0.0
@@ -322,6 +322,8 @@ class TrainConfig(Named):
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
     """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
+    score: str | None = None
+    """Training on runs (grpo, kto, sft): the stored score that counts as the reward, as in `pairs.score`."""
     stages: tuple[str, ...] = ()
     """A curriculum: conditions as in `where`. What meets the first is trained from the first epoch on, what meets the
     second as well from the next stage on, and so on; everything has to meet one."""

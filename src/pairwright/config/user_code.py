@@ -38,7 +38,13 @@ def load_object(name: str, *, group: str, base: Path | None = None) -> Any:
     """Load what a name stands for; ConfigError if there is nothing."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
-        return _load_entry_point(name, group)
+        known = {point.name: point for point in entry_points(group=group)}
+        if name not in known:
+            raise ConfigError(
+                f"{name}: expected module:function, path/file.py:function, or an entry point of {group}"
+                f" ({', '.join(sorted(known)) or 'there is none'})"
+            )
+        return known[name].load()
     module = _load_file(place, base) if place.endswith(".py") else _load_module(place)
     target: Any = module  # a dotted attribute may name a method of a class
     for part in attribute.split("."):
@@ -73,16 +79,6 @@ def check_name(name: str, known: Collection[str], group: str) -> str:
     if name in known or is_own(name, group):
         return name
     raise ValueError(f"expected one of {', '.join(known)}, or your own as path/file.py:NAME or module:NAME")
-
-
-def _load_entry_point(name: str, group: str) -> Any:
-    known = {point.name: point for point in entry_points(group=group)}
-    if name not in known:
-        raise ConfigError(
-            f"{name}: expected module:function, path/file.py:function, or an entry point of {group}"
-            f" ({', '.join(sorted(known)) or 'there is none'})"
-        )
-    return known[name].load()
 
 
 def _load_file(place: str, base: Path | None) -> ModuleType:

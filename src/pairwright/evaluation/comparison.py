@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.sections import CompareTerms
 from pairwright.errors import PairwrightError
 from pairwright.evaluation.paired_statistics import (

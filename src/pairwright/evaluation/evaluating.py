@@ -76,7 +76,7 @@ def evaluate(
     if metrics := list(metrics):
         section["metrics"] = [_fields(metric, "name", "better") for metric in metrics]
     if gate is not None:
-        section["gate"] = _fields(gate, "min_improvement", "confidence", "min_tasks")
+        section["gate"] = _fields(gate, "min_improvement", "margin", "confidence", "min_tasks")
     values: dict[str, Any] = {"evaluate": section, "policy": policy or {}}
     values |= {} if seed is None else {"seed": seed}
     if workflow is None and config is None:  # files of scores: nothing is run

@@ -30,6 +30,10 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
     bounds = (
         f"{improvement.mean:+.4g} ({gate.confidence:.4g} interval {improvement.low:+.4g} to {improvement.high:+.4g})"
     )
+    if gate.margin is not None:
+        passed = improvement.low > -gate.margin
+        verb = "is not worse by more than" if passed else "may be worse by more than"
+        return Verdict(passed, f"{name} {verb} {gate.margin:.4g}: it changed by {bounds}", name, gate)
     # the lower bound decides, not the mean: the gate asks for evidence of the improvement
     if improvement.low < gate.min_improvement:
         reason = f"{name} improved by {bounds}; the lower bound is below {gate.min_improvement:.4g}"

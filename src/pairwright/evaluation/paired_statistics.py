@@ -90,6 +90,47 @@ def _bca_levels(row: Floats, mean: float, draws: Floats, levels: tuple[float, fl
     return shift_level(levels[0]), shift_level(levels[1])
 
 
+@dataclass(frozen=True)
+class SampleSize:
+    """Tasks that a comparison needs, from the spread of the differences of a pilot.
+
+    deviation    standard deviation of the differences between tasks, runs averaged
+    num_tasks    so that an interval excludes zero with this power, if the true difference is `difference`
+    detectable   the least difference that the pilot's own number of tasks detects with this power
+    """
+
+    deviation: float
+    difference: float
+    power: float
+    confidence: float
+    num_pilot: int
+    num_tasks: int
+    detectable: float
+
+
+def plan_tasks(differences: Floats, *, difference: float, power: float = 0.8, confidence: float = 0.95) -> SampleSize:
+    """Plan a paired comparison: n = ((z_confidence + z_power) · deviation / difference)², rounded up.
+
+    The upper 80% bound of the pilot's variance is used (chi-squared, by Wilson and Hilferty's approximation): a pilot
+    of few tasks would often promise too much otherwise (Browne 1995).
+    """
+    freedom = len(differences) - 1
+    if freedom < 1 or difference <= 0:
+        raise ValueError("expected at least two tasks and a difference above 0")
+    z = _NORMAL.inv_cdf((1 + confidence) / 2) + _NORMAL.inv_cdf(power)
+    low = freedom * (1 - 2 / (9 * freedom) + _NORMAL.inv_cdf(0.2) * math.sqrt(2 / (9 * freedom))) ** 3
+    deviation = float(differences.std(ddof=1)) * math.sqrt(freedom / max(low, 1e-9))
+    return SampleSize(
+        deviation=deviation,
+        difference=difference,
+        power=power,
+        confidence=confidence,
+        num_pilot=len(differences),
+        num_tasks=max(2, math.ceil((z * deviation / difference) ** 2)),
+        detectable=z * deviation / math.sqrt(len(differences)),
+    )
+
+
 def sign_test(num_wins: int, num_losses: int) -> float:
     """The exact two-sided p-value of wins against losses under equal probability; draws are ignored.
 

@@ -3,8 +3,9 @@
     {"task": "ticket-17", "run": 0, "score": 0.8, "steps": 4}
 
 A row is one attempt (run) at a task; its numbers are metrics. In an experience table a metric is the reward, a
-component of it, or one of the record's metrics. Runs with the same number are compared with each other, since they had
-the same seed. A cell that is empty, null, NaN or infinite is a missing score: it is stored as None, not skipped.
+component of it, one of the record's metrics, or a stored score (`judge`, `judge.helpful`). Runs with the same number
+are compared with each other, since they had the same seed. A cell that is empty, null, NaN or infinite is a missing
+score: it is stored as None, not skipped.
 """
 
 import csv
@@ -20,6 +21,7 @@ import polars as pl
 
 from pairwright.errors import ConfigError, SourceError
 from pairwright.records.json_text import from_json
+from pairwright.store.score_log import stored_scores
 from pairwright.store.table import Table
 
 Reduce = Literal["refuse", "mean", "last", "sum", "max", "min"]
@@ -77,12 +79,14 @@ def scores_of(rows: Iterable[tuple[str, Mapping[str, Any]]], *, source: str, red
 
 
 def _from_table(path: Path, where: pl.Expr | None, reduce: Reduce) -> Scores:
-    columns = ["task", "run", "step", "reward", "reward_components", "metrics"]
+    columns = ["uid", "task", "run", "step", "reward", "reward_components", "metrics"]
+    stored = stored_scores(path)
     rows = []
     for batch in Table(path, create=False).scan(where=where, columns=columns):
         for row in batch.to_pylist():
             # the reward comes last, so that a component or metric named "reward" cannot replace it
-            numbers = _flat(row["metrics"]) | _flat(row["reward_components"]) | {"reward": row["reward"]}
+            numbers = _flat(row["metrics"]) | _flat(row["reward_components"]) | stored.get(row["uid"], {})
+            numbers |= {"reward": row["reward"]}
             rows.append((row["step"], f"step {row['step']}", {**numbers, "task": row["task"], "run": row["run"]}))
     rows.sort(key=lambda row: row[0])  # stable: `last` is the last step, however the rows were appended
     return scores_of(((place, row) for _, place, row in rows), source=str(path), reduce=reduce)

@@ -29,8 +29,9 @@ from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS
 from pairwright.pairs.pair_table import count_pairs
 from pairwright.paths import Place, is_hub_id, local_path, place, publish
-from pairwright.store.segments import MARKER, SUFFIX
+from pairwright.store.journal import SUFFIX
 from pairwright.store.table import Table
+from pairwright.store.table_marker import MARKER
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -211,7 +212,7 @@ def pull_files(repo: str, output: str | Place, *, revision: str | None = None, t
         commit = str(api.dataset_info(repo, revision=revision).sha)
         content = _read_small(api, repo, MANIFEST, commit, _MAX_MANIFEST)
         manifest = check_manifest(repo, content)
-        if _has_all(folder, manifest):
+        if folder.is_dir() and all(_is_equal(folder / name, entry) for name, entry in manifest.files.items()):
             return _summarize(repo, manifest, commit, changed=False, folder=folder)
         # The staging folder marks a pull that was cut off; any other content is not written over.
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -219,7 +220,8 @@ def pull_files(repo: str, output: str | Place, *, revision: str | None = None, t
             raise ConfigError(f"{folder}: is not empty: name a new folder for {repo}")
         _download(api, repo, commit, manifest, folder / _STAGING)
     # Everything was checked; a crash from here on leaves a folder that is no table yet, and the next pull goes on.
-    for name in _in_order(manifest):
+    # File names such that what makes a folder a table comes last.
+    for name in sorted(manifest.files, key=lambda name: (name in (PAIRS, MARKER), name)):
         publish(folder / _STAGING / name, folder / name)
     shutil.rmtree(folder / _STAGING)
     rows = count_pairs(folder) if manifest.kind == "pairs" else Table(folder, create=False).count()
@@ -293,15 +295,6 @@ def _list_files(manifest: bytes | None) -> set[str]:
         return set(check_manifest("", manifest).files)
     except HubError:
         return set()
-
-
-def _in_order(manifest: Manifest) -> list[str]:
-    """File names such that what makes a folder a table comes last."""
-    return sorted(manifest.files, key=lambda name: (name in (PAIRS, MARKER), name))
-
-
-def _has_all(folder: Path, manifest: Manifest) -> bool:
-    return folder.is_dir() and all(_is_equal(folder / name, entry) for name, entry in manifest.files.items())
 
 
 def _is_equal(path: Path, entry: FileEntry) -> bool:

@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pairwright.config import Config, load_config
-from pairwright.config.config_file import describe_problems, read_tree
+from pairwright.config.config_file import read_tree
+from pairwright.config.problems import describe_problems
 from pairwright.config.sections import Section
 from pairwright.errors import ConfigError
 

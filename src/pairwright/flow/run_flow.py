@@ -28,6 +28,7 @@ from pairwright.flow.stages import (
     evaluate_stage,
     import_stage,
     pairs_stage,
+    score_stage,
     tokens_stage,
     train_stage,
 )
@@ -139,7 +140,12 @@ class Flow:
             place = self.folder / f"round-{number}"
             gathering = self.gather(number, place, model, upstream)
             do(gathering)
-            experiences.append((place / "experience", gathering.key))
+            key = gathering.key
+            if config.score.scorers:
+                scoring = self.scoring(number, place, key)
+                do(scoring)
+                key = scoring.key
+            experiences.append((place / "experience", key))
             for stage in self.derive_stages(number, place, model, experiences, upstream):
                 result = do(stage)
                 upstream = self._train_key = stage.key  # of the last one, which is training
@@ -221,6 +227,18 @@ class Flow:
         name = f"round-{number}/{self._gathering}"
         return PlannedStage(name, key, (place / "experience",), do, is_precious=True, check=check)
 
+    def scoring(self, number: int, place: Path, upstream: str) -> PlannedStage:
+        """The stage that scores the experience of a round. Its answers of judges are kept whatever changes."""
+        config, folder = self.config, place / "experience"
+        settings = config.score.model_dump(mode="json", include={"scorers", "judge"})
+        code = _code_key(config.score.scorers, self.base)
+        return PlannedStage(
+            f"round-{number}/score",
+            content_hash("score", settings, code, upstream),
+            (),
+            lambda: score_stage(config, folder, self.base, self.view),
+        )
+
     def derive_stages(
         self, number: int, place: Path, model: Path | None, experiences: list[tuple[Path, str]], upstream: str
     ) -> list[PlannedStage]:
@@ -231,9 +249,9 @@ class Flow:
         tables = [path for path, _ in used]
         start = self._require_model(model)
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
-        decisions = _decisions_key(tables, config.pairs.votes)
+        decisions = _decisions_key(tables, config.pairs.votes, config.pairs.score)
         pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used], *decisions)
-        settings = config.train.model_dump(mode="json")
+        settings = config.train.model_dump(mode="json", exclude=None if config.train.score else {"score"})
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
         if config.tokens.chat_template is not None:
             from pairwright.tokens.tokenizer import choose_template
@@ -307,10 +325,10 @@ class Flow:
 
     @property
     def _num_stages(self) -> int:
-        """Stages of the whole run: four a round, the exams, the deployment."""
+        """Stages of the whole run: four a round and scoring, the exams, the deployment."""
         loop = self.config.loop
         num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
-        return 4 * loop.rounds + num_exams + self._deploys
+        return (4 + bool(self.config.score.scorers)) * loop.rounds + num_exams + self._deploys
 
     @property
     def _waits(self) -> bool:
@@ -431,11 +449,26 @@ def _model_key(model: Path | None) -> str:
     return model_hash(model)
 
 
-def _decisions_key(tables: list[Path], votes: str | Path | None) -> list[str]:
-    """Hashes of the files in which people decided about these tables; empty if there are none, as in older runs."""
+def _code_key(scorers: tuple[str, ...], base: Path | None) -> list[str]:
+    """Hashes of the files that scorers name: functions, rubrics."""
+    found = []
+    for scorer in scorers:
+        name = scorer.partition("=")[2] or scorer
+        for part in (name, name.rpartition(":")[0]):
+            path = Path(part) if base is None or Path(part).is_file() else base / part
+            if part and path.is_file():
+                found.append(content_hash(path.read_bytes().hex()))
+    return found
+
+
+def _decisions_key(tables: list[Path], votes: str | Path | None, score: str | None = None) -> list[str]:
+    """Hashes of the files in which people or scorers decided about these tables; empty if there are none."""
     from pairwright.pairs.decisions.exclusions import FILE_NAME
 
     files = [table / FILE_NAME for table in tables] + ([] if votes is None else [Path(votes)])
+    if score is not None:
+        name = score.partition(".")[0]
+        files += [table / "scores" / f"{name}{end}" for table in tables for end in (".jsonl", ".calibration.json")]
     return [content_hash(file.read_bytes().hex()) for file in files if file.is_file()]
 
 

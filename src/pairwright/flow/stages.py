@@ -115,6 +115,29 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
     return {"experiences": summary.total("experiences"), "quarantined": quarantined}
 
 
+def score_stage(config: Config, table: Path, base: Path | None, view: View) -> Json:
+    """Run the scorers of `score` over the experience table of a round."""
+    from pairwright.scores.score_tables import score
+
+    section, counts = config.score, {}
+    for scorer in section.scorers:
+        summary = score(
+            table,
+            scorer,
+            judge=section.judge,
+            max_requests=section.max_requests,
+            max_concurrency=section.max_concurrency,
+            base=base,
+            progress=view.counting,
+        )
+        for cause, count in summary.failures.most_common(3):
+            view.say(f"score: {summary.scorer}: {count:,} runs failed: {cause}")
+        if not summary.scored and not summary.kept:
+            raise PairwrightError(f"score: {summary.scorer} scored none of {summary.runs:,} runs")
+        counts[summary.scorer] = summary.means.get("score")
+    return counts
+
+
 def pairs_stage(config: Config, tables: list[Path], folder: Path, view: View) -> Json:
     """Build pairs from the tables of this round, or of all rounds so far."""
     from pairwright.pairs.build import build_pairs

@@ -19,7 +19,10 @@ def load_model(folder: Path, *, device: str | None, dtype: str) -> Any:
     """
     if dtype not in _DTYPES:
         raise GenerateError(f"dtype: got {dtype!r}, expected one of {', '.join(_DTYPES)}")
-    _check_folder(folder)
+    if not folder.is_dir():
+        raise GenerateError(f"{folder}: no such folder; expected a model folder with config.json")
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        raise GenerateError(f"{folder}: neither config.json nor adapter_config.json: not a model folder")
     _check_installed()
     import torch
     from transformers import AutoModelForCausalLM
@@ -74,13 +77,6 @@ def base_of_adapter(folder: Path) -> Path | None:
     raise GenerateError(
         f"{config_path}: the base model {base_name!r} is no folder here; put it there or change the path"
     )
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise GenerateError(f"{folder}: no such folder; expected a model folder with config.json")
-    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        raise GenerateError(f"{folder}: neither config.json nor adapter_config.json: not a model folder")
 
 
 def _check_installed() -> None:

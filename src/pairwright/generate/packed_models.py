@@ -45,7 +45,8 @@ def open_runner(model: Any, *, max_cache_tokens: int | None, max_step_tokens: in
     AttentionInterface.register(NAME, attend)
     try:
         shape = _measure_shape(model)
-        limit = max_cache_tokens or _default_cache_tokens(shape)
+        # At most 131,072 tokens, and at most a quarter of the memory that is available.
+        limit = max_cache_tokens or int(min(131_072, max(4096, available_bytes() // 4 // shape.bytes_per_token)))
         difference = _compare_trial(model, shape)
     except Unsupported as error:
         return str(error)
@@ -70,11 +71,6 @@ def _measure_shape(model: Any) -> Shape:
     if key.shape[-1] != value.shape[-1]:
         raise Unsupported("its keys and values have different sizes")
     return Shape(len(layers), key.shape[1], key.shape[3], value.shape[3], key.dtype, str(key.device))
-
-
-def _default_cache_tokens(shape: Shape) -> int:
-    """At most 131,072 tokens, and at most a quarter of the memory that is available."""
-    return int(min(131_072, max(4096, available_bytes() // 4 // shape.bytes_per_token)))
 
 
 def _compare_trial(model: Any, shape: Shape) -> str | None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from pairwright.config import Config
-from pairwright.config.backend_config import NemoCustomizerConfig
+from pairwright.config.customizer_config import NemoCustomizerConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jobs import customizer_files
 from pairwright.jobs.dataset import Dataset

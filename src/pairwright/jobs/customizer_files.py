@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pairwright.config.backend_config import NemoCustomizerConfig
+from pairwright.config.customizer_config import NemoCustomizerConfig
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import BackendError, ServiceError, Unreachable
 

@@ -284,7 +284,10 @@ def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status
             job = follow_status(folder, read_job(folder), status)  # asking may have written what was learnt
             show(status)
             if status.state in FINAL:
-                return _end_job(folder, job, status)
+                if status.state is JobState.COMPLETED:
+                    return status
+                reason = status.message or "no reason given"
+                raise JobFailed(f"{job.id}: {status.state}: {reason}; see: pairwright jobs logs {folder}")
             if status.state is JobState.PREPARED:
                 raise BackendError(
                     f"{job.id}: was only prepared; start it with {job.details.get('script', '--launch')}"
@@ -295,14 +298,6 @@ def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status
                 f"{folder}; end it with: pairwright jobs cancel {folder}"
             )
         time.sleep(limits.poll_interval_seconds)
-
-
-def _end_job(folder: Path, job: Job, status: Status) -> Status:
-    if status.state is JobState.COMPLETED:
-        return status
-    raise JobFailed(
-        f"{job.id}: {status.state}: {status.message or 'no reason given'}; see: pairwright jobs logs {folder}"
-    )
 
 
 def _refuse_event_loop() -> None:

@@ -72,7 +72,13 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     is_ordered = has_curriculum_order(request.pairs, trainer="NeMo RL", keeps_order=True)
     model = model_folder(request.model, trainer="NeMo RL")
     # Before anything is exported: encoding needs only the pairs and the tokenizer.
-    _refuse_longer(request.pairs, model, config)
+    limit = config.tokens.pair_length or config.backend.nemo_rl.max_total_sequence_length
+    number = num_longer(request.pairs, model, limit=limit)
+    if number and not config.backend.nemo_rl.accept_other_data:
+        raise BackendError(
+            f"{number} pairs have more than {limit} tokens, and NeMo RL would leave them out: raise "
+            f"backend.nemo_rl.max_total_sequence_length, or accept it with backend.nemo_rl.accept_other_data: true"
+        )
     files = folder / "exports" / "nemo-rl"
     dataset = write_dataset(
         request.pairs,
@@ -206,16 +212,6 @@ def _directory(settings: NemoRlConfig) -> Path:
             f"backend.nemo_rl.directory: {directory} has no examples/run_dpo.py: not a checkout of NeMo RL"
         )
     return directory
-
-
-def _refuse_longer(pairs: Path, model: str, config: Config) -> None:
-    limit = config.tokens.pair_length or config.backend.nemo_rl.max_total_sequence_length
-    number = num_longer(pairs, model, limit=limit)
-    if number and not config.backend.nemo_rl.accept_other_data:
-        raise BackendError(
-            f"{number} pairs have more than {limit} tokens, and NeMo RL would leave them out: raise "
-            f"backend.nemo_rl.max_total_sequence_length, or accept it with backend.nemo_rl.accept_other_data: true"
-        )
 
 
 def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) -> Path:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config import Config
-from pairwright.config.backend_config import NemoRlConfig, follow_average
+from pairwright.config.backend_config import NemoRlConfig
+from pairwright.config.customizer_config import follow_average
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset

@@ -48,7 +48,12 @@ def group_advantages(
     # Sums by group: index_add puts each run's value into its group (G,); unscored runs add 0.
     counts_G = rewards_S.new_zeros(num).index_add(0, group_S, scored_S.to(rewards_S.dtype))
     means_G = rewards_S.new_zeros(num).index_add(0, group_S, rewards_S) / counts_G.clamp(min=1)
-    spread_G = _has_spread(rewards_S, group_S, scored_S, num)
+    # Whether the largest and the smallest reward of a group differ (G,).
+    infinity = rewards_S.new_full((num,), torch.inf)
+    high_S, low_S = (torch.where(scored_S, rewards_S, sign * infinity.new_tensor(torch.inf)) for sign in (-1, 1))
+    # Unscored runs are −∞ for the maximum and ∞ for the minimum, so that they decide neither.
+    highest_G = (-infinity).scatter_reduce(0, group_S, high_S, "amax")
+    spread_G = highest_G > infinity.scatter_reduce(0, group_S, low_S, "amin")
     apart_S = rewards_S - means_G[group_S]  # each run against the mean of its own group
     if kind == "grpo":
         squares_S = torch.where(scored_S, apart_S.square(), zeros_S)
@@ -101,12 +106,3 @@ def teacher_advantages(teacher_N: Tensor, student_N: Tensor) -> Tensor:
     tensor([0.6931])
     """
     return (teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def _has_spread(rewards_S: Tensor, group_S: Tensor, scored_S: Tensor, num: int) -> Tensor:
-    """Whether the largest and the smallest reward of a group differ (G,)."""
-    infinity = rewards_S.new_full((num,), torch.inf)
-    high_S, low_S = (torch.where(scored_S, rewards_S, sign * infinity.new_tensor(torch.inf)) for sign in (-1, 1))
-    # Unscored runs are −∞ for the maximum and ∞ for the minimum, so that they decide neither.
-    highest_G = (-infinity).scatter_reduce(0, group_S, high_S, "amax")
-    return highest_G > infinity.scatter_reduce(0, group_S, low_S, "amin")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.train_config import DistillTerms
 from pairwright.errors import ConfigError
 

@@ -54,7 +54,14 @@ def masked_logps(
     final_logit_softcapping); `temperature` is the one that the tokens were sampled with.
     """
     head = _Head(scale, softcap, temperature, chunk_size)
-    return _apply(hidden_NH, weight_VH, bias_V, targets_N, head)
+    # Under autocast the product runs in its dtype; inside, autocast is off, since the chunks choose their dtypes.
+    device = hidden_NH.device.type
+    if torch.is_autocast_enabled(device):
+        weight_VH = weight_VH.to(torch.get_autocast_dtype(device))
+    hidden_NH = hidden_NH.to(weight_VH.dtype)
+    bias_V = None if bias_V is None else bias_V.to(weight_VH.dtype)
+    with torch.autocast(device, enabled=False):
+        return _MaskedLogps.apply(hidden_NH, weight_VH, bias_V, targets_N, head, torch.is_grad_enabled())
 
 
 def sum_by_sequence(
@@ -77,17 +84,6 @@ def sum_by_sequence(
 
 
 # Chunked forward and backward passes: (C, V) blocks of logits, one after the other.
-
-
-def _apply(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head) -> Tensor:
-    # Under autocast the product runs in its dtype; inside, autocast is off, since the chunks choose their dtypes.
-    device = hidden_NH.device.type
-    if torch.is_autocast_enabled(device):
-        weight_VH = weight_VH.to(torch.get_autocast_dtype(device))
-    hidden_NH = hidden_NH.to(weight_VH.dtype)
-    bias_V = None if bias_V is None else bias_V.to(weight_VH.dtype)
-    with torch.autocast(device, enabled=False):
-        return _MaskedLogps.apply(hidden_NH, weight_VH, bias_V, targets_N, head, torch.is_grad_enabled())
 
 
 def _wide(dtype: Any) -> Any:

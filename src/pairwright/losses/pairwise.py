@@ -31,7 +31,8 @@ class Scores:
 @dataclass(frozen=True)
 class Strength:
     beta: float
-    label_smoothing: float = 0.0
+    label_smoothing: float | Tensor = 0.0
+    """ε, one for all pairs or (B,) one for each."""
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.train_config import PolicyTerms
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence
@@ -95,7 +95,9 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
     log_ratio_N, num_unrecorded = _log_ratio(tokens)
     if options.loss == "gspo":
         # All tokens of a sequence get one ratio, the geometric mean of theirs.
-        log_ratio_N = _sequence_log_ratio(log_ratio_N, tokens)
+        # Mean of a sequence's log-ratios, for each of its tokens. GSPO (Zheng et al. 2025, eq. 7).
+        sums_S, counts_S = sum_by_sequence(log_ratio_N, tokens.sequence_N, tokens.num_sequences)
+        log_ratio_N = (sums_S / counts_S.clamp(min=1))[tokens.sequence_N]
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     sampling_N, num_truncated = _sampling_ratio(tokens, options)
     loss_N = clipped_loss(ratio_N, advantages_N, options)
@@ -175,9 +177,3 @@ def _sampling_ratio(tokens: PolicyTokens, options: PolicyTerms) -> tuple[Tensor 
     ratio_N = apart_N.exp()
     is_above_N = ratio_N > options.max_sampling_ratio
     return ratio_N.clamp(max=options.max_sampling_ratio).detach(), int(is_above_N.sum())
-
-
-def _sequence_log_ratio(log_ratio_N: Tensor, tokens: PolicyTokens) -> Tensor:
-    """Mean of a sequence's log-ratios, for each of its tokens. GSPO (Zheng et al. 2025, eq. 7)."""
-    sums_S, counts_S = sum_by_sequence(log_ratio_N, tokens.sequence_N, tokens.num_sequences)
-    return (sums_S / counts_S.clamp(min=1))[tokens.sequence_N]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.train_config import PreferenceTerms
 from pairwright.config.user_code import LOSSES, is_own, load_object
 from pairwright.errors import ConfigError
@@ -39,6 +39,8 @@ class PairLogps:
     """How much each pair counts; None is 1 each."""
     margin_B: Tensor | None = None
     """The reward gap, chosen minus rejected; needed where margins are used."""
+    noise_B: Tensor | None = None
+    """Probability that the label of each pair is wrong, in place of `label_smoothing`; NaN where it is not known."""
     reference_point: Tensor | None = None
     """kto: z₀ of the whole update, see `reference_point`."""
 
@@ -145,7 +147,7 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
     full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
     strength = Strength(
         beta=options.beta,
-        label_smoothing=options.label_smoothing,
+        label_smoothing=_smoothing(mixture, logps, options),
         desirable_weight=options.desirable_weight,
         undesirable_weight=options.undesirable_weight,
     )
@@ -200,6 +202,19 @@ def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) 
             verb = "does not use it" if len(weights) == 1 else "do not use it"
             raise ConfigError(f"{option}: got {value!r}, but {names} {verb}: it is for {', '.join(those)}")
     return mixture
+
+
+def _smoothing(mixture: Mixture, logps: PairLogps, options: PreferenceTerms) -> float | Tensor:
+    """ε of the loss: that of the options, or of each pair where it has its own."""
+    if logps.noise_B is None:
+        return options.label_smoothing
+    without = [name for name, loss, _ in mixture.terms if "label_smoothing" not in loss.options]
+    if without:
+        raise ConfigError(
+            f"loss: {without[0]} has no label smoothing, and pairs have a noise of their own (pairs --reliability "
+            "noise): use sigmoid or robust, or build the pairs with --reliability weight"
+        )
+    return torch.where(logps.noise_B.isnan(), options.label_smoothing, logps.noise_B)
 
 
 def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: PreferenceTerms, full_B: Tensor) -> Scores:

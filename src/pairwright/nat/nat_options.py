@@ -11,15 +11,15 @@ from nat.data_models.finetuning import TrainerAdapterConfig, TrainerConfig, Traj
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
 
 from pairwright.config import Config, EngineConfig, PairsConfig, TokensConfig, TrainConfig
-from pairwright.config.backend_config import (
+from pairwright.config.config_file import adjust_config
+from pairwright.config.customizer_config import (
     CustomizerHyperparameters,
     DeploymentConfig,
     DpoHyperparameters,
     follow_average,
 )
-from pairwright.config.config_file import adjust_config
 from pairwright.config.nat_keys import IMAGE
-from pairwright.config.pairs_config import own_names
+from pairwright.config.pairs_names import own_names
 from pairwright.errors import ConfigError
 
 __all__ = [

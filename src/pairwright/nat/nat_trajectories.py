@@ -61,9 +61,6 @@ class PreferencePair:
     pair: Pair | None = None
 
 
-# Messages to NAT's texts, and back.
-
-
 def to_prompt(messages: Iterable[Message]) -> Prompt:
     """Return a prompt as NAT has it: the text of a single user message, else messages with their texts."""
     listed = list(messages)
@@ -102,9 +99,6 @@ def _is_plain(message: Message) -> bool:
     return not (message.tool_calls or message.reasoning or message.tool_call_id or message.name or has_parts)
 
 
-# Pairs to trajectories.
-
-
 def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> Trajectory:
     """Return the trajectory of a pair, with the metadata that NAT's builder writes and the ids of ours."""
     metadata = {
@@ -137,9 +131,6 @@ def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> T
 def _is_text_only(pair: Pair) -> bool:
     sides = len(pair.chosen) == len(pair.rejected) == 1
     return sides and not pair.tools and all(map(_is_plain, (*pair.prompt, *pair.chosen, *pair.rejected)))
-
-
-# Trajectories to preferences, and through the funnel.
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from pairwright.pairs.length_balance import length_effect
 from pairwright.pairs.lineage import LINEAGE_FILE, table_references
 from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.outcomes import outcomes, write_outcomes
+from pairwright.pairs.outcomes import OutcomesWriter, outcomes
 from pairwright.pairs.pair_table import write_pairs
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
@@ -43,8 +43,10 @@ from pairwright.pairs.strategies.strategies import compares_groups, with_thresho
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
 from pairwright.paths import Place, build_folder, claim_folder, write_json
-from pairwright.store.score_log import read_score_log
+from pairwright.store.score_log import read_score_log, read_slope
 from pairwright.store.table import Table
+
+MAX_NOISE = 0.45  # of a pair: robust divides by 1 - 2ε, which must stay away from 0
 
 # Planning: plan and spill each partition, then select among the drafts of all partitions.
 
@@ -57,6 +59,7 @@ class Plan:
     sizes     number of drafts in each partition
     crowded   marks of the tasks and steps that have candidates at more than one prompt
     votes     votes or ratings of people that replaced the rewards
+    slope     of a calibrated score
     """
 
     tables: tuple[Table, ...]
@@ -71,6 +74,7 @@ class Plan:
     crowded: pl.DataFrame
     selection: Selection
     votes: Votes | None = None
+    slope: float | None = None
 
     def partitions(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Yield drafts and experiences of each partition and delete their files; can be iterated only once."""
@@ -154,8 +158,11 @@ def plan_pairs(
     else:
         gathered, options_with_thresholds, votes = _plan_in_process(tables, everything, options, folder)
     steps = pl.concat(gathered.steps)
+    slope = None
+    if options.reliability != "off" or options.min_probability > 0.5:
+        slope = _calibrated_slope(tables, str(options.score))
     selection = select_drafts(
-        pl.concat(gathered.narrow), pl.concat(gathered.tasks), options_with_thresholds, everything
+        pl.concat(gathered.narrow), pl.concat(gathered.tasks), options_with_thresholds, everything, slope
     )
     return Plan(
         tables=everything,
@@ -172,7 +179,17 @@ def plan_pairs(
         # `steps` has one mark for each group: a mark that occurs twice has groups at different prompts.
         crowded=steps.filter(steps["mark"].is_duplicated()).unique(),
         votes=votes,
+        slope=slope,
     )
+
+
+def _calibrated_slope(tables: Sequence[Table], name: str) -> float:
+    """Return the slope of a score; of several tables the mean by the number of pairs that each is from."""
+    slopes = [read_slope(table.path, name) for table in tables]
+    slope = sum(value * num for value, num in slopes) / max(1, sum(num for _, num in slopes))
+    if slope <= 0:
+        raise PairwrightError(f"score: by its calibration, {name} says nothing about which run is better: label more")
+    return slope
 
 
 def _with_score(tables: Sequence[Table], name: str) -> list[Table]:
@@ -248,8 +265,8 @@ def _build_pairs(
         # A pair needs the texts of two rows at most: its chosen and its rejected one.
         slices = num_slices(plan.tables, 2 * num_kept, memory_megabytes=memory)
         texts, funnel = PairTexts(num_kept, slices, folder), _open_funnel(plan)
-        # Writing the outcomes drives `_write_partitions`, which fills `texts` and counts into `funnel` on the way.
-        write_outcomes(output, _write_partitions(plan, texts, funnel))
+        with OutcomesWriter(output) as writer:
+            _add_drafts(plan, texts, funnel, writer)
         if engine is None or slices == 1:
             rows = texts.rows(plan.tables)
         else:
@@ -282,8 +299,8 @@ def _open_funnel(plan: Plan) -> Funnel:
     return funnel
 
 
-def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
-    """Yield the outcomes of each partition; adds kept drafts to `texts` and counts dropped ones in `funnel`."""
+def _add_drafts(plan: Plan, texts: PairTexts, funnel: Funnel, writer: OutcomesWriter) -> None:
+    """Add the kept drafts of each partition to `texts`, count dropped ones in `funnel`, and write the outcomes."""
     # `first` counts all drafts of the partitions before, `place` only those of them that were kept.
     selection, first, place = plan.selection, 0, 0
     for (drafts, experiences), size in zip(plan.partitions(), plan.sizes, strict=True):
@@ -304,7 +321,7 @@ def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[
         texts.add(
             _add_decisions(remaining, plan, places), places if selection.places is None else selection.places[places]
         )
-        yield outcomes(experiences, remaining, dropped)
+        writer.write(outcomes(experiences, remaining, dropped))
         first, place = first + size, place + remaining.height
 
 
@@ -330,6 +347,9 @@ def _add_decisions(drafts: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int6
         pl.Series("curriculum_stage", stages, pl.Int64)
         if stages is not None
         else pl.lit(None, pl.Int64).alias("curriculum_stage"),
+        pl.lit(None, pl.Float64).alias("label_noise")
+        if selection.probabilities is None or plan.options.reliability != "noise"
+        else pl.Series("label_noise", np.minimum(1 - selection.probabilities[places], MAX_NOISE)),
     )
 
 
@@ -346,6 +366,14 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
         "options": options.as_json(),
         "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},
     }
+    if selection.probabilities is not None:
+        summary["reliability"] = {
+            "score": options.score,
+            "mode": options.reliability,
+            "slope": plan.slope,
+            "min_probability": options.min_probability,
+            "mean_probability": float(selection.probabilities.mean()) if num_pairs else None,
+        }
     if plan.votes is not None:
         summary["votes"] = plan.votes.summary
     if selection.stages is not None:

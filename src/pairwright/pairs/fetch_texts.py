@@ -19,7 +19,7 @@ from pairwright.pairs.row_groups import Filling, int64_array
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.texts import SIDES, slice_rows
 from pairwright.paths import Place
-from pairwright.paths.paths import footers_of
+from pairwright.paths.parquet_files import footers_of
 from pairwright.store.table import Table
 
 MAX_SLICES = 1024

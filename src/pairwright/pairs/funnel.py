@@ -60,6 +60,7 @@ class Reason(StrEnum):
     DUPLICATE = "duplicate pair"
     NEAR_DUPLICATE = "near-duplicate pair"
     CONTRADICTION = "contradiction: the opposite was also seen"
+    UNRELIABLE = "too unlikely that chosen is better, by the calibrated score"
     CURRICULUM = "beyond the share of the curriculum"
     TASK_CAP = "beyond the maximum of the task"
     LENGTH = "length balance"

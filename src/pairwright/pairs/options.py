@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from pairwright.config import Config, PairsConfig
-from pairwright.config.config_file import Options
 from pairwright.config.pairs_config import STRATEGY_NAMES, Threshold
+from pairwright.config.problems import Options
 from pairwright.errors import ConfigError
 from pairwright.paths import place
 from pairwright.store.conditions import parse_where
@@ -43,6 +43,8 @@ class PairOptions(Options, PairsConfig):
             for name, value in values.items()
             if name not in ("preset", "within", "score") or value is not None
         }
+        if self.score is None:
+            del values["reliability"], values["min_probability"]
         values |= {name: str(values[name]) for name in ("high", "low")}
         values["teachers"] = [place(path).name for path in self.teachers]
         values["votes"] = None if self.votes is None else Path(self.votes).name

@@ -1,8 +1,7 @@
 """Outcomes of a build (number of pairs of each experience, or why it is in none)."""
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 import polars as pl
 import pyarrow as pa
@@ -11,9 +10,9 @@ import pyarrow.parquet as pq
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
-from pairwright.pairs.row_groups import row_groups
+from pairwright.pairs.row_groups import ROWS_PER_GROUP
 from pairwright.paths import Place, write_atomic
-from pairwright.paths.paths import scan_parquet
+from pairwright.paths.parquet_files import scan_parquet
 
 FILE_NAME = "outcomes.parquet"
 _SCHEMA = pa.schema(
@@ -49,10 +48,32 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
     )
 
 
-def write_outcomes(folder: Place, frames: Iterable[pl.DataFrame]) -> None:
-    """Write `folder/outcomes.parquet` atomically."""
-    with write_atomic(folder / FILE_NAME, error=PairwrightError) as temporary:
-        _write(temporary, frames)
+class OutcomesWriter:
+    """Writes `folder/outcomes.parquet`; the file appears when the writer is closed without an error."""
+
+    def __init__(self, folder: Place) -> None:
+        self._stack = ExitStack()
+        temporary = self._stack.enter_context(write_atomic(folder / FILE_NAME, error=PairwrightError))
+        self._writer = self._stack.enter_context(
+            pq.ParquetWriter(temporary, _SCHEMA, compression="lz4", use_dictionary=["reason"])
+        )
+        self._pending = _SCHEMA.empty_table()
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Add the outcomes of a partition. Row groups do not depend on how experiences were partitioned."""
+        rows = pa.concat_tables([self._pending, frame.to_arrow().cast(_SCHEMA)])
+        num_whole = rows.num_rows - rows.num_rows % ROWS_PER_GROUP
+        if num_whole:
+            self._writer.write_table(rows.slice(0, num_whole).combine_chunks(), row_group_size=ROWS_PER_GROUP)
+        self._pending = rows.slice(num_whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None and self._pending.num_rows:
+            self._writer.write_table(self._pending.combine_chunks())
+        self._stack.__exit__(*error)
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:
@@ -82,14 +103,3 @@ def explain(folder: Place, identity: str) -> dict[str, Any]:
         what = "no experience and no pair with that id" if not matching.height else "part of several pair ids"
         raise PairwrightError(f"{identity!r}: {what} in {folder}")
     return {"pair": matching["id"][0], **matching.to_dicts()[0]}
-
-
-def _write(path: Path, frames: Iterable[pl.DataFrame]) -> None:
-    with pq.ParquetWriter(path, _SCHEMA, compression="lz4", use_dictionary=["reason"]) as writer:
-        for group in row_groups(_batches(frames), _SCHEMA):
-            writer.write_table(group, row_group_size=group.num_rows)
-
-
-def _batches(frames: Iterable[pl.DataFrame]) -> Iterable[pa.RecordBatch]:
-    for frame in frames:
-        yield from frame.to_arrow().cast(_SCHEMA).combine_chunks().to_batches()

@@ -19,11 +19,11 @@ from pairwright.errors import RecordError, TableError
 from pairwright.pairs.candidates.pair_ids import pair_key
 from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
 from pairwright.paths import Place, write_atomic
-from pairwright.paths.paths import parquet_file
+from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
-from pairwright.store.segments import MARKER as TABLE_MARKER
+from pairwright.store.table_marker import MARKER as TABLE_MARKER
 
 FILE_NAME = "pairs.parquet"
 
@@ -50,8 +50,10 @@ NARROW_PAIR_TYPES = {
     "rejected_recorded": pa.bool_(),
     "chosen_cut": pa.bool_(),
     "rejected_cut": pa.bool_(),
+    "label_noise": pa.float64(),
 }
-_ADDED_LATER = ("chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")  # null in files without them
+# Null in files without them.
+_ADDED_LATER = ("chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut", "label_noise")
 PAIR_CONTENT = ("prompt", "tools", "chosen", "rejected", "info")
 PAIR_SCHEMA = pa.schema(
     # The metadata is the version of the format.
@@ -164,6 +166,7 @@ def _row(pair: Pair) -> dict[str, Any]:
         "curriculum_stage": stage if type(stage := pair.info.get("curriculum_stage")) is int else None,
         "num_chosen_characters": num_characters(pair.chosen),
         "num_rejected_characters": num_characters(pair.rejected),
+        "label_noise": noise if type(noise := pair.info.get("label_noise")) is float else None,
         **{name: _json_or_null(getattr(pair, name)) for name in PAIR_CONTENT},
     }
 
@@ -195,7 +198,7 @@ def _pair(row: dict[str, Any]) -> Pair:
 def _marks(row: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of `info` that are stored in columns of their own."""
     marks: dict[str, Any] = {"across_groups": True} if row["across_groups"] else {}
-    return marks if row["curriculum_stage"] is None else {**marks, "curriculum_stage": row["curriculum_stage"]}
+    return marks | {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
 
 
 def _json_or_null(value: Any) -> str | None:
@@ -220,14 +223,10 @@ def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[p
                 f"{path}: not a pairs table; to make one of a file with pairs: pairwright import {path} -o DIR, then "
                 f"pairwright pairs DIR -o PAIRS ({str(error).partition('.')[0]})"
             ) from error
-        _check(file, path)
+        missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
+        if missing:
+            raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
         yield file
-
-
-def _check(file: pq.ParquetFile, path: Place) -> None:
-    missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
-    if missing:
-        raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
 
 
 def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:

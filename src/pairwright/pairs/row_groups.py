@@ -55,7 +55,14 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
     pending: list[pa.RecordBatch] = []
     filling = Filling()
     for batch in batches:
-        rows = _cast_batch(batch, schema)
+        # Cast a batch to the types of the schema; text is dictionary-encoded if the schema says so.
+        columns = []
+        for field in schema:
+            column = batch.column(field.name)
+            if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(column.type):
+                column = column.cast(field.type.value_type).dictionary_encode()
+            columns.append(column.cast(field.type))
+        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         for start, stop, ends in filling.cut(_sizes(rows)):
             pending += [rows.slice(start, stop - start)] if stop > start else []
             if ends:
@@ -63,17 +70,6 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
                 pending = []
     if pending:
         yield _group(pending, schema)
-
-
-def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch to the types of the schema; text is dictionary-encoded if the schema says so."""
-    columns = []
-    for field in schema:
-        column = batch.column(field.name)
-        if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(column.type):
-            column = column.cast(field.type.value_type).dictionary_encode()
-        columns.append(column.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:

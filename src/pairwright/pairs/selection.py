@@ -24,7 +24,7 @@ from pairwright.pairs.near_duplicates import near_drafts
 from pairwright.pairs.options import PairOptions
 from pairwright.store.table import Table
 
-REASONS = (Reason.CURRICULUM, Reason.TASK_CAP, Reason.SAMPLED, Reason.NEAR_DUPLICATE, Reason.LENGTH)
+REASONS = (Reason.UNRELIABLE, Reason.CURRICULUM, Reason.TASK_CAP, Reason.SAMPLED, Reason.NEAR_DUPLICATE, Reason.LENGTH)
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Selection:
     """Position of each kept draft in the pairs table; None if drafts are written in their own order."""
     differences: Floats
     """Characters of the chosen side minus those of the rejected side."""
+    probabilities: Floats | None = None
+    """Probability that the chosen side is the better one, by a calibrated score."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,11 @@ def narrow_columns(drafts: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 
 
 def select_drafts(
-    narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions, tables: Sequence[Table]
+    narrow: pl.DataFrame,
+    tasks: pl.DataFrame,
+    options: PairOptions,
+    tables: Sequence[Table],
+    slope: float | None = None,
 ) -> Selection:
     """Select among the drafts of all partitions.
 
@@ -79,13 +85,18 @@ def select_drafts(
         tasks: Task id and reward of each candidate, for the curriculum.
         options: Options of the build; thresholds are rewards.
         tables: Tables with the texts, read only for near-duplicates.
+        slope: Of a calibrated score: the probability of a pair is 1 / (1 + exp(-slope · gap)).
     """
+    likely = None if slope is None else 1 / (1 + np.exp(-np.minimum(slope * narrow["gap"].to_numpy(), 500)))
     ranks = _rank_tasks(narrow, tasks, options)
     reasons = np.zeros(narrow.height, np.uint8)
     # The numbers of the drafts that no reason has dropped so far.
     left = np.arange(narrow.height)
     for number, reason in enumerate(REASONS, 1):
-        bad = _bad(reason, narrow if len(left) == narrow.height else narrow[left], ranks, left, options, tables)
+        if reason is Reason.UNRELIABLE:
+            bad = None if likely is None else likely[left] < options.min_probability
+        else:
+            bad = _bad(reason, narrow if len(left) == narrow.height else narrow[left], ranks, left, options, tables)
         if bad is not None:
             reasons[left[bad]] = number
             left = left[~bad]
@@ -98,11 +109,12 @@ def select_drafts(
     differences = remaining["difference"].to_numpy()
     return Selection(
         reasons=reasons,
-        weights=_weights(remaining, differences, options),
+        weights=_weights(remaining, differences, options, None if likely is None else likely[left]),
         splits=splits(remaining, validation=options.validation, seed=options.seed),
         stages=None if ranks is None or options.curriculum_start is None else stages(ranks.of_drafts[left], options),
         places=in_order,
         differences=differences,
+        probabilities=None if likely is None else likely[left],
     )
 
 
@@ -154,8 +166,11 @@ def _rank_tasks(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions)
     return _Ranks(rank_column.fill_null(0).cast(pl.Int64).to_numpy(), ranks.height)
 
 
-def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions) -> Floats:
-    """Return the weights of drafts: 1, the gap or the chosen reward, balanced by length on request."""
+def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, likely: Floats | None) -> Floats:
+    """Return the weights of drafts: 1, the gap or the chosen reward; by reliability and balanced by length on request.
+
+    A label that is right with probability p says 2p - 1 as much as a certain one: the share that flips do not cancel.
+    """
     weights = np.ones(drafts.height)
     if options.weight != "one":
         weights = drafts["gap" if options.weight == "gap" else "chosen_reward"].to_numpy()
@@ -164,6 +179,8 @@ def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions) ->
             f"weight: a chosen reward of {float(weights.min())!r} cannot be a weight: "
             "use --weight gap, which is never negative"
         )
+    if likely is not None and options.reliability == "weight":
+        weights = weights * (2 * likely - 1)
     if options.length_balance is not None and options.balance_by == "reweight":
         # By the weights that training sees, which is how `pairs lint` counts the effect, too.
         weights = balance_weights(weights, differences, options.length_balance)

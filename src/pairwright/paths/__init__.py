@@ -5,13 +5,12 @@ Both are a `Place`, which `place` parses from text. Stages take a `Place` and ca
 distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
+from pairwright.paths.addresses import Place
 from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
 from pairwright.paths.output_folders import claim_file, claim_folder
+from pairwright.paths.parquet_files import at_once
 from pairwright.paths.paths import (
-    Place,
     arrow_input,
-    at_once,
-    build_folder,
     deliver,
     is_address,
     list_names,
@@ -21,12 +20,10 @@ from pairwright.paths.paths import (
     local_workspace,
     open_binary,
     place,
-    scratch,
     size_of,
-    stage_file,
     stamp_of,
-    workspace_of,
 )
+from pairwright.paths.temporary_folders import build_folder, scratch, stage_file, workspace_of
 from pairwright.paths.writing import (
     append_line,
     append_lines,

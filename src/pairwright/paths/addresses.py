@@ -355,3 +355,7 @@ class _Raw(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+# A path on this machine, or an address.
+Place = Path | Remote

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from pairwright.errors import PairwrightError
-from pairwright.paths.paths import Place, list_names
+from pairwright.paths.addresses import Place
+from pairwright.paths.paths import list_names
 from pairwright.paths.writing import lock_file, lock_folder
 
 Kind = Literal["table.json", "pairs.parquet", "items.parquet", "train.json"]

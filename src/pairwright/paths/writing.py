@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import PairwrightError
-from pairwright.paths.addresses import Remote
-from pairwright.paths.paths import Place, stage_file
+from pairwright.paths.addresses import Place, Remote
+from pairwright.paths.temporary_folders import stage_file
 
 
 @contextmanager

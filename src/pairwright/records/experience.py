@@ -24,16 +24,9 @@ from msgspec.structs import force_setattr
 
 from pairwright.errors import RecordError
 from pairwright.records.arrays import Array, as_array, dtype_named, to_torch
-from pairwright.records.json_text import check_json, check_text, decode, encode
-from pairwright.records.messages import (
-    TEXT,
-    ErrorSite,
-    Json,
-    Message,
-    ToolCall,
+from pairwright.records.checks import (
     check_tools,
     check_truncation,
-    mark_generated,
     same_record,
     set_array,
     set_response_arrays,
@@ -41,6 +34,8 @@ from pairwright.records.messages import (
     set_tokens,
     set_tuple,
 )
+from pairwright.records.json_text import check_json, check_text, decode, encode
+from pairwright.records.messages import TEXT, ErrorSite, Json, Message, ToolCall, mark_generated
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from pairwright.config.sections import CreditConfig
+from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
 from pairwright.pairs.turn_credit import count_side_credit
 from pairwright.records.experience import Pair
@@ -36,12 +37,38 @@ def pairs_section(run: RunFolder) -> Section | None:
     if len(chosen) < rows.height:
         words += " All of them, with filters: pairwright view, with the folder of the run."
     parts = [
+        *_reliability(folder),
         _credit_line(folder),
         tag("div", *(plot.card() for plot in plots), class_="cards"),
         tag("p", words, " What both sides say the same is grey.", class_="lead"),
         *(pair_card(pair, is_open=number < 4) for number, pair in enumerate(chosen)),
     ]
     return Section("pairs", "Pairs", join(parts), plots)
+
+
+_USES = {
+    "off": "pairs count alike",
+    "weight": "a pair counts by 2p - 1",
+    "noise": "1 - p is the label smoothing of each pair",
+}
+
+
+def _reliability(folder: Path) -> list[Markup]:
+    """Which score the pairs are by, and what its calibration did to them."""
+    funnel = read_funnel(folder)
+    score, found = funnel.get("options", {}).get("score"), funnel.get("reliability")
+    if score is None:
+        return []
+    words = f"Rewards are the stored score {score}."
+    if found is not None:
+        mean = "-" if found["mean_probability"] is None else format_number(found["mean_probability"])
+        words += (
+            f" By its calibration, chosen is better with a mean probability p of {mean}; {_USES[found['mode']]}"
+            f", and pairs below {format_number(found['min_probability'])} were dropped."
+        )
+    else:
+        words += " It was not calibrated against labels of people for these pairs."
+    return [tag("p", words, class_="lead")]
 
 
 def _credit_line(folder: Path) -> Markup | str:

@@ -59,7 +59,7 @@ def _overview(manifest: Any) -> list[Markup]:
 
 
 def _text(value: Any) -> str:
-    redacted, _ = redact(str(value))
+    redacted: str = redact(str(value))[0]
     return redacted if len(redacted) <= MAX_CHARACTERS else redacted[:MAX_CHARACTERS] + "…"
 
 

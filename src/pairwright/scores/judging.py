@@ -1,8 +1,8 @@
 """A judge over a table: many requests at once, each run, ranking or comparison a unit of work.
 
 Every answer is on the disk before its score is; a unit whose scores are there is not judged again. A unit that fails
-leaves its runs unscored, with the cause. If nothing is answered for a while, the judge is taken to be down and the
-rest stays unscored.
+leaves its runs unscored, with the cause. A judge that fails many times in a row, because it is down or because its
+answers do not fit, is given up, and the rest stays unscored.
 """
 
 import asyncio
@@ -14,17 +14,19 @@ from pairwright.collection.judge import Judge
 from pairwright.collection.policies import Ask, Completion, Policy
 from pairwright.collection.run_failures import CollectError
 from pairwright.collection.run_policy import make_policy
-from pairwright.config.collect_config import JudgeConfig, JudgeTerms
-from pairwright.config.config_file import describe_problems, read_tree
+from pairwright.config.collect_config import JudgeTerms
+from pairwright.config.config_file import read_tree
+from pairwright.config.model_config import JudgeConfig
+from pairwright.config.problems import describe_problems
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
-from pairwright.records.messages import content_hash
+from pairwright.records.messages import canonical_messages, content_hash
 from pairwright.scorers.programs import Outcome
 from pairwright.scores.judge_answers import AnswerFile, BatchPolicy, NotAnswered, append_comparisons, read_batch
 from pairwright.store.score_log import ScoreLog, ScoreRow
 
 _FAILURES_IN_A_ROW = 20
-_DOWN = "not asked: the judge answered nothing for a while"
+_DOWN = "not asked: the judge failed many times in a row"
 
 
 def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
@@ -48,7 +50,9 @@ def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
 
 def terms_hash(terms: JudgeTerms) -> str:
     """The version of a judge: what decides its scores, and not where it is or what it costs."""
-    judge = terms.judge.model_dump(mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs"})
+    judge = terms.judge.model_dump(
+        mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs", "extra_body"}
+    )
     return content_hash(terms.model_dump(mode="json", exclude={"judge", "prompt_price", "completion_price"}), judge)
 
 
@@ -161,7 +165,7 @@ async def _judge_unit(judge: Judge, unit: Unit, log: ScoreLog) -> list[Outcome]:
         return [await judge.grade(unit.runs[0])]
     # Equal answers are judged once and get equal scores.
     distinct: dict[str, Experience] = {}
-    keys = [content_hash([message.text for message in run.completion], run.response_text) for run in unit.runs]
+    keys = [content_hash(canonical_messages(run.completion), run.response_text) for run in unit.runs]
     for key, run in zip(keys, unit.runs, strict=True):
         distinct.setdefault(key, run)
     if judge.mode == "relative":

@@ -12,7 +12,8 @@ from typing import Any
 
 import polars as pl
 
-from pairwright.config.collect_config import JudgeConfig
+from pairwright.collection.judge import Judge
+from pairwright.config.model_config import JudgeConfig
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
@@ -25,6 +26,7 @@ from pairwright.store.table import Table
 _ROWS_PER_APPEND = 500
 _GROUPS_AT_ONCE = 500  # of which the runs are in memory together
 Progress = Callable[[int, int], None]
+Watch = Callable[["ScoreSummary"], None]
 Scorer = str | Callable[[Experience], Any]
 
 
@@ -85,6 +87,7 @@ def score(
     batch_in: str | Path | None = None,
     base: Path | None = None,
     progress: Progress = lambda done, total: None,
+    watch: Watch = lambda summary: None,
 ) -> ScoreSummary:
     """Score the runs of a table and store the scores beside them; recorded rewards stay as they are.
 
@@ -100,6 +103,7 @@ def score(
         batch_in: Read the results of such a file, and score by them; nothing is sent.
         base: Folder that relative paths count from where the working directory does not have them.
         progress: Called with the number of runs done and in total.
+        watch: Called with the summary so far after each answer of a judge: requests, failures, cost.
 
     Returns:
         How many runs were scored, kept, left unscored, failed, and the mean scores.
@@ -124,7 +128,7 @@ def score(
             batch_in=None if batch_in is None else Path(batch_in),
             base=base,
         )
-        return run_judge(table, job, progress)
+        return run_judge(table, job, progress, watch)
     if batch_out is not None or batch_in is not None:
         raise ConfigError(f"{spec}: batch files are for judges, whose scorer is a rubric .yaml")
     return run_program(table, find_program(spec, name=name or label, base=base), progress)
@@ -162,7 +166,7 @@ def run_program(table: Table, program: Program, progress: Progress) -> ScoreSumm
     return summary
 
 
-def run_judge(table: Table, job: JudgeJob, progress: Progress) -> ScoreSummary:
+def run_judge(table: Table, job: JudgeJob, progress: Progress, watch: Watch) -> ScoreSummary:
     """Judge the runs of a table that have no score of this version of the judge."""
     log = ScoreLog(table.path, job.name)
     summary = ScoreSummary(str(table.path), job.name, runs=table.count())
@@ -183,9 +187,12 @@ def run_judge(table: Table, job: JudgeJob, progress: Progress) -> ScoreSummary:
         num_seen += 1
         summary.add(outcome)
 
-    judge, summary.written = judge_table(
-        units, log, job, take, lambda judge: progress(num_seen + summary.kept, summary.runs)
-    )
+    def look(judge: Judge) -> None:
+        summary.requests = judge.num_requests
+        progress(num_seen + summary.kept, summary.runs)
+        watch(summary)
+
+    judge, summary.written = judge_table(units, log, job, take, look)
     summary.requests, summary.invalid, summary.cut = judge.num_requests, judge.num_invalid, judge.num_cut
     if summary.scored or summary.kept:
         summary.means = mean_scores(read_score_log(table.path, job.name))

@@ -127,7 +127,12 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
         try:
             if request.url.path != "/health":
                 _check_token(server, request)
-            _check_origin(server, request)
+            # Without a token the server is on loopback: raise for a request that a web page sends from a local
+            # browser.
+            if server.token is None and is_foreign(request.headers.get("host", ""), request.headers.get("origin")):
+                raise Refused(
+                    "without a token only 127.0.0.1, localhost and [::1] are answered", status=403, code="foreign_host"
+                )
             if server.num_open >= server.max_requests:
                 raise Refused(
                     "too many requests are open; try again",
@@ -241,14 +246,6 @@ def _check_token(server: ModelServer, request: Request) -> None:
             status=401,
             kind="authentication_error",
             code="invalid_api_key",
-        )
-
-
-def _check_origin(server: ModelServer, request: Request) -> None:
-    """Without a token the server is on loopback: raise for a request that a web page sends from a local browser."""
-    if server.token is None and is_foreign(request.headers.get("host", ""), request.headers.get("origin")):
-        raise Refused(
-            "without a token only 127.0.0.1, localhost and [::1] are answered", status=403, code="foreign_host"
         )
 
 

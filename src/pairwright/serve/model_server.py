@@ -48,7 +48,12 @@ def serve_folder(
     except ImportError as error:
         raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
     transformers_logging.disable_progress_bar()
-    _use_threads(threads)
+    # Set the CPU threads of torch; by default the number of idle cores, since more would be slower.
+    import torch
+
+    # Load average of the last minute: about how many cores are busy.
+    idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
+    torch.set_num_threads(threads or max(1, idle))
     engine = Engine.load(folder, device=device, dtype=dtype, tools_as_text=tools_as_text)
     server = ModelServer(engine=engine, names=tuple(names) or (engine.name,), token=token)
     say(
@@ -98,12 +103,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _use_threads(threads: int | None) -> None:
-    """Set the CPU threads of torch; by default the number of idle cores, since more would be slower."""
-    import torch
-
-    # Load average of the last minute: about how many cores are busy.
-    idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
-    torch.set_num_threads(threads or max(1, idle))

@@ -2,7 +2,6 @@
 
 import re
 from functools import lru_cache
-from typing import Any
 
 from pairwright.generate import Engine
 from pairwright.records.messages import Json
@@ -19,7 +18,8 @@ class TokenTexts:
         self._engine = engine
         # By token id: its text, and its bytes as numbers.
         self._known: dict[int, tuple[str, list[int]]] = {}
-        self._is_byte_level = _has_byte_level(engine.tokenizer)
+        backend = getattr(engine.tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = backend is not None and "ByteLevel" in str(backend.decoder)
 
     def of(self, token: int) -> tuple[str, list[int]]:
         if token not in self._known:
@@ -40,11 +40,6 @@ class TokenTexts:
         else:
             content = self._engine.text([token], skip_special_tokens=False).encode()
         return content.decode("utf-8", "replace"), list(content)
-
-
-def _has_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return backend is not None and "ByteLevel" in str(backend.decoder)
 
 
 @lru_cache(1)

@@ -49,6 +49,7 @@ from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.frameworks import (
     adk_sessions,
     api_logs,
+    autogen_state,
     batch_files,
     deepeval_runs,
     dspy_history,
@@ -86,7 +87,6 @@ from pairwright.sources.sessions import (
 from pairwright.sources.tracing import (
     claude_stream,
     langfuse,
-    langsmith,
     nat,
     otel,
     span_formats,
@@ -113,11 +113,11 @@ READERS: dict[str, tuple[Format, ...]] = {
     "api-log": (api_logs.FORMAT, gateway_logs.FORMAT),
     "pydantic-ai": (pydantic_ai_history.FORMAT,),
     "adk": (adk_sessions.FORMAT,),
+    "autogen": (autogen_state.FORMAT,),
     "langchain": (langchain_dumps.FORMAT,),
     "smolagents": (smolagents_memory.FORMAT,),
     "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
-    "langsmith": (langsmith.FORMAT,),
     **{name: (own,) for name, own in span_formats.DECLARED.items()},
     "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),

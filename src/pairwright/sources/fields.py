@@ -61,6 +61,16 @@ def object_or_empty(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
 
 
+def list_or_empty(value: Any) -> list[Any]:
+    """Return a list, or [] for any other value."""
+    return value if isinstance(value, list) else []
+
+
+def plain_numbers(value: Any) -> Json:
+    """Return the numbers of an object by name; {} for any other value."""
+    return {key: item for key, item in object_or_empty(value).items() if type(item) in (int, float)}
+
+
 def identifier(value: Any) -> int | str | None:
     """Return the value if it is a valid id (non-empty text or an integer), else None."""
     # bool is a subclass of int in Python, and never an id.

@@ -27,7 +27,7 @@ import zstandard
 
 from pairwright.errors import SourceError
 from pairwright.paths import Place, open_binary, place, scratch, size_of
-from pairwright.paths.paths import list_files
+from pairwright.paths.listing import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.text_repair import repair_and_decode, to_utf8

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -25,7 +26,7 @@ import pyarrow as pa
 
 from pairwright.errors import ConfigError
 from pairwright.paths import Place, local_copy, open_binary
-from pairwright.paths.paths import parquet_batches, parquet_metadata
+from pairwright.paths.parquet_files import parquet_batches, parquet_metadata
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_names import COMPLETIONS, PROMPTS, plain_name, singular
 from pairwright.sources.field_map import FieldMap
@@ -97,7 +98,7 @@ def table_rows(
             with local_copy(path) as local, pa.memory_map(str(local)) as mapped:
                 yield from _arrow_rows(_ipc_batches(mapped, is_file=magic.startswith(_ARROW)))
         elif magic.startswith(_SQLITE):
-            with local_copy(path) as local, closing(_open_database(str(local))) as database:
+            with local_copy(path) as local, closing(open_database(local)) as database:
                 yield from _sqlite_rows(database, _named_source(database, fields) or source)
         elif magic.startswith(_ZIP):
             with local_copy(path) as local:
@@ -118,7 +119,7 @@ def table_sources(path: Place, fields: FieldMap) -> list[str | Join | None]:
         if not file.read(8).startswith(_SQLITE) or "records" in fields:
             return [None]
     try:
-        with local_copy(path) as local, closing(_open_database(str(local))) as database:
+        with local_copy(path) as local, closing(open_database(local)) as database:
             columns = _filled_tables(database)
             joins = [join for table in columns for join in _joins_of(database, table, columns)]
     except sqlite3.Error as error:
@@ -209,8 +210,9 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
             yield {name: None if cell == "" else cell for name, cell in zip(names, cells, strict=False)}
 
 
-def _open_database(path: str) -> sqlite3.Connection:
-    database = sqlite3.connect(f"file:{path.replace('%', '%25').replace('?', '%3f')}?mode=ro", uri=True)
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open an SQLite file for reading only; as a URI, since only a URI can say so."""
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     database.execute("PRAGMA trusted_schema=OFF")
     database.row_factory = sqlite3.Row
     return database

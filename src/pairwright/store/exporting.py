@@ -13,8 +13,9 @@ from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.codec import dumps_many
 from pairwright.store.columns import SCHEMA
-from pairwright.store.segments import MARKER, copy_labels
+from pairwright.store.file_labels import copy_labels
 from pairwright.store.table import Table
+from pairwright.store.table_marker import MARKER
 
 
 def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
@@ -76,7 +77,7 @@ EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {
 def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]:
     """Write the rows for which `where` holds to a new table; returns the number of rows before and after.
 
-    The labels of imported files (store/segments.py) are copied, so that importing a file again adds no duplicates.
+    The labels of imported files (store/file_labels.py) are copied, so that importing a file again adds no duplicates.
     """
     num_rows, num_kept = table.count(), table.count(where)
     if not num_kept:

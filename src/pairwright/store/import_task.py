@@ -1,15 +1,13 @@
 """One task of an import: read files, or a range of lines, into a hidden part and a hidden file of rejections.
 
-Runs in a worker process or in the main process, with the same result; does not import store/table.py. Also reads back
-files that pairwright exported: payloads (store/codec.py), and Parquet with the columns of the table.
+Runs in a worker process or in the main process, with the same result; does not import store/table.py.
 """
 
 import gc
-import mmap
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -17,89 +15,20 @@ import pyarrow as pa
 from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
-from pairwright.errors import CodecError, PairwrightError, TableError
-from pairwright.paths import Place, deliver, local_copy, local_workspace
-from pairwright.paths.paths import parquet_file
+from pairwright.paths import Place, deliver, local_workspace
 from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
 from pairwright.sources.assemble import Assembler
-from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, line_units
 from pairwright.sources.format import Options, PartOfAnother, Rejected
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, matching_keys, score_names
-from pairwright.store.arrow import from_arrow, to_batch
+from pairwright.store.arrow import to_batch
 from pairwright.store.arrow_arrays import numbers_of
-from pairwright.store.codec import MAGIC, loads_many, payload_size
-from pairwright.store.segments import hidden_part, write_hidden_part
-
-# Reading exported experiences: pairwright bytes, and Parquet with the columns of the table
-
-_ROWS_AT_ONCE = 1024
-_NEEDED = ("uid", "kind")
-
-
-def exported_units(path: Place) -> Iterator[Experience | Rejected]:
-    """Yield the experiences of an exported file; what cannot be read is yielded as Rejected, with the reason."""
-    with local_copy(path) as local:
-        try:
-            with open(local, "rb") as file:
-                is_payload = file.read(len(MAGIC)) == MAGIC
-            yield from _from_payloads(local, str(path)) if is_payload else _from_parquet(local, str(path))
-        except (PairwrightError, pa.ArrowException, OSError, ValueError) as error:
-            reason = str(error).replace(str(local), str(path))
-            yield Rejected(str(path), None, f"cannot be read: {reason}", NAME)
-
-
-def _from_payloads(local: Path, name: str) -> Iterator[Experience | Rejected]:
-    """Read concatenated payloads; after a payload with corrupt content, reading continues with the next one."""
-    with open(local, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        start = 0
-        try:
-            while start < len(view):
-                size = payload_size(view[start:])
-                payload = bytes(view[start : start + size])
-                try:
-                    yield from loads_many(payload)
-                except CodecError as error:
-                    yield Rejected(name, None, f"payload at byte {start:,}: {error}", NAME)
-                start += size
-        except CodecError as error:
-            yield Rejected(name, None, f"payload at byte {start:,}: {error}", NAME)
-        finally:
-            view.release()
-
-
-def _from_parquet(local: Path, name: str) -> Iterator[Experience | Rejected]:
-    """Read a Parquet file in batches; a batch with an invalid row is read row by row."""
-    with parquet_file(local) as file:
-        columns = file.schema_arrow.names
-        missing = [column for column in _NEEDED if column not in columns]
-        if missing:
-            yield Rejected(name, None, f"a Parquet file that is no experience table: no column {missing[0]!r}", NAME)
-            return
-        first = 0
-        for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
-            try:
-                yield from from_arrow(pa.Table.from_batches([batch]))
-            except PairwrightError:
-                yield from _row_by_row(batch, name, first)
-            first += batch.num_rows
-
-
-def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experience | Rejected]:
-    """Read a batch row by row, to reject only its invalid rows."""
-    for number in range(batch.num_rows):
-        try:
-            yield from from_arrow(pa.Table.from_batches([batch.slice(number, 1)]))
-        except (TableError, PairwrightError) as error:
-            yield Rejected(name, None, f"row {first + number:,}: {error}", NAME)
-
-
-# Import tasks
+from pairwright.store.exported_units import exported_units
+from pairwright.store.parts import hidden_part, open_part
 
 ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 4 * 2**20
@@ -113,6 +42,7 @@ _COUNTED = {
 }
 
 Write = Callable[[bytes], object]
+WriteBatch = Callable[[pa.RecordBatch], None]
 
 
 class ImportTask(msgspec.Struct, frozen=True):
@@ -157,50 +87,47 @@ class ImportResult(msgspec.Struct):
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
     """Read the records of tasks into one hidden part in the folder of their table; the table itself is unchanged.
 
-    Small files go together: a part of its own for each would cost more than reading it.
+    Small files go together: a part of its own for each would cost more than reading it. On failure the temporary files
+    are removed.
     """
-    target = tasks[0].folder
-    with local_workspace(target) as folder:
-        result = _run_in(folder, tasks)
-        result.part = None if result.part is None else deliver(result.part, target)
-        result.quarantine = None if result.quarantine is None else deliver(result.quarantine, target)
-        return result
-
-
-def _run_in(folder: Path, tasks: Sequence[ImportTask]) -> ImportResult:
-    """Run tasks in a local folder; on failure their temporary files are removed."""
-    result = ImportResult()
-    part, quarantine = hidden_part(folder), hidden_part(folder)
-    collects = gc.isenabled()
-    gc.disable()  # decoded JSON has no cycles, and looking for them takes half of the time
-    try:
-        with open(quarantine, "wb") as rejected:
-            num_rows = write_hidden_part(part, _batches(tasks, result, rejected.write))
-        if num_rows:
-            result.part = part
-        else:
-            part.unlink()
-        if any(counts["quarantined"] for counts in result.counts.values()):
-            result.quarantine = quarantine
-        else:
-            quarantine.unlink()
-    except BaseException:
-        part.unlink(missing_ok=True)
-        quarantine.unlink(missing_ok=True)
-        raise
-    finally:
-        if collects:
-            gc.enable()
+    target, result = tasks[0].folder, ImportResult()
+    with local_workspace(target) as folder, _no_garbage_collection():
+        part, quarantine = hidden_part(folder), hidden_part(folder)
+        try:
+            with open(quarantine, "wb") as rejected, open_part(part) as writer:
+                _import(tasks, result, writer.write, rejected.write)
+            result.part = deliver(part, target) if writer.num_rows else None
+            has_rejected = any(counts["quarantined"] for counts in result.counts.values())
+            result.quarantine = deliver(quarantine, target) if has_rejected else None
+        except BaseException:
+            part.unlink(missing_ok=True)
+            quarantine.unlink(missing_ok=True)
+            raise
+        for file, delivered in ((part, result.part), (quarantine, result.quarantine)):
+            if delivered is None:
+                file.unlink()
     return result
 
 
-def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of tasks as record batches, each of one format and bounded by bytes and rows."""
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Decoded JSON has no cycles, and looking for them takes half of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch, write_rejected: Write) -> None:
+    """Read the records of tasks and write them as batches, each of one format and bounded by bytes and rows."""
     batch: list[Experience] = []
     num_bytes = 0
     for before, task in zip([tasks[0], *tasks], tasks, strict=False):
         if batch and before.layout.format != task.layout.format:
-            yield _batch(batch, before, result)
+            write(_batch(batch, before, result))
             batch, num_bytes = [], 0
         result.num_rows.append(0)
         num_outcomes = _num_outcomes(task, result)
@@ -209,13 +136,13 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
             result.num_rows[-1] += 1
             num_bytes += _size_of(exp)
             if num_bytes >= BYTES_PER_BATCH or len(batch) >= ROWS_PER_BATCH:
-                yield _batch(batch, task, result)
+                write(_batch(batch, task, result))
                 batch, num_bytes = [], 0
         # A range of a large file may be empty lines; a whole file that gives nothing is never passed over.
         if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
             _reject(Rejected(str(task.path), None, "no record in it", task.layout.format), task, result, write_rejected)
     if batch:
-        yield _batch(batch, tasks[-1], result)
+        write(_batch(batch, tasks[-1], result))
 
 
 def _size_of(exp: Experience) -> int:
@@ -267,7 +194,14 @@ def _read_records(task: ImportTask, result: ImportResult, write_rejected: Write)
             result.counts[task.layout.format]["part_of_another_file"] += 1
             continue
         if record.tokens is not None and record.source and (record.source.file, record.source.line) in redacted:
-            record = _without_ids(record)
+            # Remove recorded token ids and arrays from an experience that was redacted, since they still encode the
+            # secret.
+            cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
+            for name in ("chosen", "rejected"):
+                side = getattr(record, name)
+                cleared[name] = None if side is None else replace(side, **dict.fromkeys(SIDE_ARRAYS))
+            info = {**record.info, "tokens_dropped": "the record was redacted"}
+            record = replace(record, **cleared, multi_modal_inputs={}, info=info)
         if task.scores is not None:
             result.score_keys = result.score_keys or matching_keys(record)
             match = task.scores.of(record)
@@ -341,16 +275,6 @@ def _redacted(
         result.secrets += [(*where, finding.kind, finding.where) for finding in findings]
         redacted |= {where} if findings else set()
         yield unit
-
-
-def _without_ids(exp: Experience) -> Experience:
-    """Remove recorded token ids and arrays from an experience that was redacted, since they still encode the secret."""
-    cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
-    for name in ("chosen", "rejected"):
-        side = getattr(exp, name)
-        cleared[name] = None if side is None else replace(side, **dict.fromkeys(SIDE_ARRAYS))
-    info = {**exp.info, "tokens_dropped": "the record was redacted"}
-    return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
 # Where in a file something was refused: `trace 'a1', call 'b2'`, `turn 4`, `simulations[3]`.

@@ -20,7 +20,7 @@ from pairwright.engines import Engine, Pool
 from pairwright.engines.progress import Progress, progress_of
 from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, claim_folder, is_address, open_binary, size_of, write_atomic
-from pairwright.paths.paths import read_parquet
+from pairwright.paths.parquet_files import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names, with_stdin
@@ -29,8 +29,9 @@ from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.reward_expressions import parse_reward
 from pairwright.sources.rewards import Scores, read_scores
+from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
 from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
-from pairwright.store.segments import key_of, label_files, put_hidden_part, read_maps, write_maps
+from pairwright.store.parts import put_hidden_part
 from pairwright.store.table import Table
 
 # Size of the pieces that a large JSON Lines file is cut into, one task each.

@@ -77,6 +77,47 @@ class ScoreLog:
             yield from _decode(self.path.read_bytes(), self.path)
 
 
+def calibration_path(folder: Place, name: str) -> Place:
+    """Where the calibration of a scorer is."""
+    return folder / FOLDER / f"{check_scorer_name(name)}.calibration.json"
+
+
+def read_slope(folder: Place, name: str) -> tuple[float, int]:
+    """The calibrated slope of `SCORER` or `SCORER.CRITERION`, and from how many pairs it is.
+
+    The side with the higher score is the better one with the probability 1 / (1 + exp(-slope · gap)).
+    """
+    scorer, _, criterion = name.partition(".")
+    path = calibration_path(folder, scorer)
+    if not path.exists():
+        raise TableError(f"{scorer} is not calibrated: pairwright score {folder} --calibrate {scorer} --labels ...")
+    report = msgspec.json.decode(path.read_bytes())
+    if report["hash"] != read_score_log(folder, scorer)["hash"].last():
+        raise TableError(f"{scorer} has changed since it was calibrated: calibrate it again")
+    found = report["criteria"][criterion or OVERALL]
+    return float(found["slope"]), int(found["slope_pairs"])
+
+
+def proposed_runs(folder: Place) -> list[str]:
+    """Ids of the runs that calibrations of the table's scorers propose to label next, in their order."""
+    uids: dict[str, None] = {}
+    for name in list_scorers(folder):
+        path = calibration_path(folder, name)
+        if path.exists():
+            uids |= dict.fromkeys(msgspec.json.decode(path.read_bytes())["next"])
+    return list(uids)
+
+
+def stored_scores(folder: Place, uid: str | None = None) -> dict[str, dict[str, float]]:
+    """All stored scores by id: `judge` for the overall score, `judge.helpful` for a criterion; of one run if named."""
+    found: dict[str, dict[str, float]] = {}
+    for name in list_scorers(folder):
+        rows = read_score_log(folder, name).select("uid", "criterion", "score")
+        for run, criterion, score in (rows if uid is None else rows.filter(uid=uid)).iter_rows():
+            found.setdefault(run, {})[name if criterion == OVERALL else f"{name}.{criterion}"] = score
+    return found
+
+
 def _never(line: bytes) -> bool:
     """Every line is written with its break, so one without it is unfinished."""
     return False

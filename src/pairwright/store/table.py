@@ -2,8 +2,8 @@
 
     DIR/table.json               marker with the version of the table
     DIR/<id>.parquet             a part: rows with the columns of store/columns.py
-    DIR/<id>.journal             appends that are not in a part yet (store/segments.py)
-    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (store/segments.py)
+    DIR/<id>.journal             appends that are not in a part yet (store/journal.py)
+    DIR/<id>.merged              while small parts are merged: what <id>.parquet replaces (store/part_merging.py)
 
 An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
 deleted; if both exist, the part counts. So after a crash every acknowledged record is present exactly once, readers
@@ -22,26 +22,17 @@ import pyarrow as pa
 
 from pairwright.errors import TableError
 from pairwright.paths import Place, is_address, list_names, local_path, place, publish
-from pairwright.paths.paths import footers_of, parquet_batches, scan_parquet
+from pairwright.paths.parquet_files import footers_of, parquet_batches, scan_parquet
 from pairwright.records.experience import Experience
 from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
+from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
+from pairwright.store.part_merging import lock_parts, merge_small_parts, replaced_parts
+from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.score_log import read_one_score
-from pairwright.store.segments import (
-    ROWS_PER_GROUP,
-    SUFFIX,
-    JournalWriter,
-    check_table,
-    lock_parts,
-    merge_small_parts,
-    new_segment_id,
-    put_hidden_part,
-    read_journal,
-    replaced_parts,
-    try_lock,
-)
+from pairwright.store.table_marker import check_table
 
 if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of it
     import datasets

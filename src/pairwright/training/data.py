@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import torch
 
 from pairwright.config.sections import TokensConfig
@@ -21,7 +22,7 @@ from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
+from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pair_batches
 from pairwright.paths import Place
 from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash
@@ -93,6 +94,7 @@ class PairData:
     refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
     tasks: Array | None = None  # the number of each pair's task
+    noise: Array | None = None  # probability that a pair's label is wrong, NaN where unknown; None if all are
     uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 
@@ -240,11 +242,11 @@ def load_pairs(
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
     pairs = read_pairs(tokens)
-    path = source / FILE_NAME if source.is_dir() else source
     # One row for each pair id, joined in the order of the cache; `row` is the place in the table.
-    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage", "tid"]).with_row_index(
-        "row"
-    )
+    columns = ["id", "weight", "gap", "split", "curriculum_stage", "tid", "label_noise"]
+    empty = pa.Table.from_batches([], schema=pa.schema([PAIR_SCHEMA.field(name) for name in columns]))
+    frames = [pl.DataFrame(empty), *(pl.DataFrame(batch) for batch in pair_batches(source, columns))]
+    narrow = pl.concat(frames).with_row_index("row")
     narrow = narrow.unique("id", keep="first")
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
@@ -273,6 +275,9 @@ def load_pairs(
         refusals=read_refusals(tokens),
         curriculum=read_curriculum(source, rows["curriculum_stage"]),
         tasks=rows["tid"].rank("dense").to_numpy(),
+        noise=None
+        if rows["label_noise"].null_count() == rows.height
+        else rows["label_noise"].fill_null(float("nan")).to_numpy().astype(np.float32),
         uses_credit=uses_credit,
     )
 
@@ -285,6 +290,7 @@ def load_policy_data(
     *,
     scored: bool = True,
     where: str | None = None,
+    score: str | None = None,
     is_encoded: bool = False,
     policy: PolicyConfig | None = None,
     uses_credit: bool = False,
@@ -292,7 +298,7 @@ def load_policy_data(
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
-    table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
+    table, columns = Table(source, create=False).with_score(score), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
     for batch in table.scan(columns=columns):
         for row in batch.to_pylist():

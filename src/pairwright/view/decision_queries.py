@@ -235,8 +235,11 @@ class Decisions:
         # Small gaps first: there the reward is the least certain.
         numbers = table.list_by_gap(snapshot)
         if order == "disagreement":
+            # Runs that people disagree on, then those that `score --calibrate` proposes to label.
             disputed = _disputed_ratings(table.rows, snapshot, ratings)
-            numbers = np.concatenate([disputed, numbers[~np.isin(numbers, disputed)]])
+            first = np.concatenate([disputed, _proposed(table.rows, snapshot, table.proposed)])
+            first = first[np.sort(np.unique(first, return_index=True)[1])]
+            numbers = np.concatenate([first, numbers[~np.isin(numbers, first)]])
         return numbers
 
     def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
@@ -366,6 +369,20 @@ def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Number
         if score > 0:
             scores.append((-score, number))
     return np.array([number for _, number in sorted(scores)], np.int64)
+
+
+def _proposed(rows: RowQueries, snapshot: Snapshot, uids: list[str]) -> Numbers:
+    """Row numbers of experiences in the order of their ids."""
+    if not uids:
+        return np.empty(0, np.int64)
+    wanted = pl.DataFrame({"uid": uids}).with_row_index("place")
+
+    def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
+        numbered = frame.select("uid").with_columns(number=pl.int_range(pl.len(), dtype=pl.Int64) + start)
+        return numbered.join(wanted, on="uid")
+
+    found = pl.concat(rows.scan(snapshot, ["uid"], keep)).sort("place")
+    return found["number"].to_numpy()
 
 
 def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating]) -> Numbers:

@@ -23,7 +23,8 @@ from pairwright.records.messages import Message
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.columns import SCHEMA
-from pairwright.store.segments import SUFFIX
+from pairwright.store.journal import SUFFIX
+from pairwright.store.score_log import proposed_runs, stored_scores
 from pairwright.store.table import Table
 from pairwright.view.facets import FacetColumn, count_facets, quote
 from pairwright.view.library import Item, Library
@@ -75,6 +76,11 @@ _kinds_of = msgspec.json.Decoder(list[_Kind]).decode
 
 class ExperienceQueries:
     """Queries over one experience table."""
+
+    @property
+    def proposed(self) -> list[str]:
+        """Ids of the runs that `score --calibrate` proposes to label next."""
+        return proposed_runs(self._item.path)
 
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
@@ -255,9 +261,15 @@ class ExperienceQueries:
         listed = others[:200].tolist()
         columns = ["uid", "run", "step", "reward", "num_errors"]
         siblings = self.rows.take(listed, columns, snapshot)
+        view = experience_view(exp)
+        # Stored scores stand beside the components of the recorded reward.
+        view["components"] = {
+            **view["components"],
+            **plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {})),
+        }
         return {
             "row": number,
-            **experience_view(exp),
+            **view,
             "credit": self._read_credit(exp),
             "siblings": [{"row": row, **sibling} for row, sibling in zip(listed, siblings, strict=True)],
             "num_siblings": len(others),

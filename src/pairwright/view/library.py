@@ -17,7 +17,7 @@ from pairwright.evaluation.held_out_runs import SIDES
 from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.report.run_folder import RunFolder, open_run
-from pairwright.store.segments import MARKER
+from pairwright.store.table_marker import MARKER
 from pairwright.tokens.stage.cache import ITEMS
 
 Kind = Literal["run", "experiences", "pairs", "tokens", "evaluation"]

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.output import CollectView, duration, print_json, print_table, say
+from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.progress_view import CollectView, duration
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.collection import Collected
 
 _MOST_ERRORS = 5
-
-# `pairwright collect`.
 
 
 def collect_runs(
@@ -93,8 +92,6 @@ def _figures(collection: "Collected") -> dict[str, Any]:
         "retries": dict(status.retries),
     }
 
-
-# `pairwright record`.
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

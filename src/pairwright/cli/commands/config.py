@@ -72,8 +72,8 @@ def from_nat(
     from dataclasses import asdict
 
     from pairwright.config.from_nat import from_nat as convert
-    from pairwright.config.from_nat import read_nat
     from pairwright.config.key_comments import to_yaml
+    from pairwright.config.nat_file import read_nat
 
     tree = read_nat(file)
     try:

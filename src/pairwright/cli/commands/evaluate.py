@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import GroupWithCompare
+from pairwright.cli.help_style import GroupWithCompare
+from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides, set_flags, with_options
+from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from pairwright.evaluation import Comparison, Evaluation
@@ -20,7 +22,8 @@ app = typer.Typer(
 
 # Keys that are options of `evaluate compare`
 COMPARE_KEYS = (
-    "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.min_tasks",
+    "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.margin",
+    "evaluate.gate.min_tasks",
     "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method",
     "evaluate.num_resamples", "seed",
 )  # fmt: skip
@@ -36,6 +39,11 @@ def compare(
     override: Overrides = None,
     where_before: Annotated[str | None, typer.Option(help="Only rows of BEFORE for which this SQL holds.")] = None,
     where_after: Annotated[str | None, typer.Option(help="Only rows of AFTER for which this SQL holds.")] = None,
+    plan: Annotated[
+        float | None,
+        typer.Option(help="Say how many tasks are needed to detect this difference, and compare nothing.", min=0),
+    ] = None,
+    power: Annotated[float, typer.Option(help="With --plan: probability to detect it.", min=0.01, max=0.999)] = 0.8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
@@ -51,6 +59,9 @@ def compare(
         for path, where in ((before, where_before), (after, where_after))
     ]
     evaluation = evaluate(sides[0], sides[1], **evaluate_settings(section, seed=settings.seed))
+    if plan is not None:
+        _show_plan(evaluation, plan, power, as_json=as_json)
+        return
     show_evaluation(evaluation, output, as_json=as_json)
 
 
@@ -70,7 +81,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
-    from pairwright.cli.output import CollectView
+    from pairwright.cli.progress_view import CollectView
     from pairwright.config import base_folder, load_config
     from pairwright.evaluation.held_out_runs import evaluate_models
 
@@ -91,6 +102,29 @@ def run(
         for entry in collection.errors[:3]:
             say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
     show_evaluation(evaluation, folder, as_json=as_json)
+
+
+def _show_plan(evaluation: "Evaluation", difference: float, power: float, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from pairwright.evaluation.paired_statistics import plan_tasks
+
+    first = evaluation.comparisons[0]
+    if first.num_tasks < 2 or difference <= 0:
+        raise ConfigError("--plan: expected a difference above 0 and a pilot of at least two tasks")
+    differences = np.array([row.difference for row in first.tasks])
+    size = plan_tasks(differences, difference=difference, power=power, confidence=evaluation.options.confidence)
+    if as_json:
+        print_json({"metric": first.metric.name, **asdict(size)})
+    else:
+        print_table("plan", ("what", "value"), [("metric", first.metric.name), *asdict(size).items()])
+    say(
+        f"{size.num_tasks:,} tasks detect a difference of {difference:g} in {first.metric.name} with {power:.0%} "
+        "power; "
+        f"{size.num_pilot:,} tasks as here detect {size.detectable:.3g}"
+    )
 
 
 def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """`pairwright experience stats|head|filter|export DIR`."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -123,6 +124,29 @@ def filter_rows(
         f"{num_kept:,} of {num_rows:,} experiences written to {target}, {num_rows - num_kept:,} left out by "
         f"--where {where!r}. Next: pairwright pairs {target} -o DIR"
     )
+
+
+@app.command()
+def corrections(
+    folder: Dir,
+    name: Annotated[
+        str,
+        typer.Option("--from", help="The correction: name of a text score, or a field of info.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the new table.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Write corrected runs as preferences: the correction is chosen, the original rejected."""
+    from pairwright.scores.corrections import add_corrections
+    from pairwright.store.table import Table
+
+    with Table(output) as target:
+        counts = add_corrections(Table(folder, create=False), name, target)
+    if as_json:
+        print_json(dict(counts))
+    else:
+        print_table("corrections", ("what", "runs"), list(counts.items()))
+    say(f"{counts['corrected']:,} preferences in {output}. Next: pairwright pairs {output} -o DIR --strategy imported")
 
 
 @app.command()

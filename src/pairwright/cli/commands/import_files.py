@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE
-from pairwright.cli.output import Interrupted, Progress, describe_stop, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings, set_flags
+from pairwright.cli.guards import Interrupted, describe_stop
+from pairwright.cli.key_options import set_flags
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

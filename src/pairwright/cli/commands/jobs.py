@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.output import Interrupted, print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
+from pairwright.cli.guards import Interrupted
+from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.errors import PairwrightError, PlaceError
 
 if TYPE_CHECKING:
@@ -157,10 +159,12 @@ def deploy(
     folder = job_folder(name, root)
     job = read_job(folder)
     settings = _load(config, override)
-    _report_deployment(backend_of(job, settings).deploy(folder, job, settings, say), as_json=as_json)
-
-
-# Following a job to its end.
+    deployment = backend_of(job, settings).deploy(folder, job, settings, say)
+    if as_json:
+        print_json(deployment)
+    else:
+        print_table("deployment", ("what", "value"), [(key, str(value)) for key, value in deployment.items()])
+    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
 
 
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
@@ -233,9 +237,6 @@ def _line(status: "Status") -> str:
     return ", ".join([*parts, *([status.message] if status.message else [])])
 
 
-# What is checked first, and what is printed.
-
-
 def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     from pairwright.jobs import is_submitted, read_job
     from pairwright.jobs.job import FILE_NAME, FINAL
@@ -275,14 +276,6 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
     if job.error:
         rows.append(("error", job.error))
     print_table(job.id, ("what", "value"), rows)
-
-
-def _report_deployment(deployment: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(deployment)
-    else:
-        print_table("deployment", ("what", "value"), [(key, str(value)) for key, value in deployment.items()])
-    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
 
 
 def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
 app = typer.Typer(

@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE, GroupWithBuild, complete_target, complete_words
-from pairwright.cli.output import Progress, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings, set_flags, with_options
+from pairwright.cli.arguments import PLACE, complete_target, complete_words
+from pairwright.cli.help_style import GroupWithBuild
+from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

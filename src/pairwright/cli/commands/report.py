@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from pairwright.view.answers import Answers
-
-# `pairwright report`.
 
 
 def report(
@@ -36,9 +35,6 @@ def report(
         f"{', '.join(contents.sections)} in {page} ({size / 1000:,.0f} kB); {len(contents.plots)} plots as SVG and CSV "
         f"in {page.parent / 'plots'}. Open the page in a browser."
     )
-
-
-# `pairwright explain`.
 
 
 def explain_run(
@@ -80,9 +76,6 @@ def explain_run(
     if problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(problems))
     say(f"{run}: every generated token has its place, and the sums agree")
-
-
-# `pairwright view`.
 
 
 def view(

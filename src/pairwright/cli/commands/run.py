@@ -10,8 +10,6 @@ import typer
 from pairwright.cli.output import print_json, print_table, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
 
-# `pairwright run`.
-
 
 def run_flow(
     config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
@@ -91,18 +89,18 @@ class _LiveView:
         if line.startswith(f"{self._stage}: ") and self._place:
             say_stage(self._place, line)
         else:
-            say_in_colour(line, _colour_of(line))
+            say_in_colour(line, "yellow" if line.startswith("warning") else "")
 
     def _begin(self, name: str, number: int, total: int) -> None:
         self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
 
     def _counting(self, done: int, total: int) -> None:
-        from pairwright.cli.output import Progress
+        from pairwright.cli.progress_view import Progress
 
         self._switch_to("count", lambda: Progress(self._stage or "preparing", "items")).show(done, total)
 
     def _collecting(self, status: Any) -> None:
-        from pairwright.cli.output import CollectView
+        from pairwright.cli.progress_view import CollectView
 
         self._switch_to("collect", CollectView).show(status)
 
@@ -123,10 +121,6 @@ def say_stage(place: str, line: str) -> None:
     name, _, rest = line.partition(": ")
     is_over = rest.startswith(("done", "unchanged"))
     say_in_colour(f"{place}  {name:<17} {rest}", "green" if is_over else "cyan")
-
-
-def _colour_of(line: str) -> str:
-    return "yellow" if line.startswith("warning") else ""
 
 
 def _show_plan(flow: Any, *, as_json: bool) -> None:
@@ -151,9 +145,6 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
         else:
             rows.append((name, value))
     return rows
-
-
-# `pairwright demo`.
 
 
 class DemoName(StrEnum):

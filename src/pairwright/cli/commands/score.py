@@ -1,19 +1,24 @@
 """`pairwright score TABLE... --with SCORER`: scores for runs that have none."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pairwright.cli.arguments import PLACE
-from pairwright.cli.output import Progress, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings, set_flags
+from pairwright.cli.key_options import set_flags
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.scores.score_tables import ScoreSummary
 
 _MOST_CAUSES = 5
+_SECONDS_PER_LINE = 10
 
 
 def score_runs(
@@ -23,6 +28,15 @@ def score_runs(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `score` section to use.")] = None,
     override: Overrides = None,
+    calibrate: Annotated[
+        str | None, typer.Option(help="Compare the scores of this scorer with labels of people instead of scoring.")
+    ] = None,
+    labels: Annotated[
+        str, typer.Option(help="Labels: reward (recorded rewards), a component of it, or a CSV of votes or ratings.")
+    ] = "reward",
+    threshold: Annotated[
+        float | None, typer.Option(help="A label is good from here on [default: halfway].", show_default=False)
+    ] = None,
     batch_out: Annotated[
         Path | None, typer.Option(help="Judges: write the requests to this OpenAI batch file instead of sending them.")
     ] = None,
@@ -38,6 +52,9 @@ def score_runs(
     settings = load_settings(config, override, set_flags(ctx))
     if not experience and config is not None:
         experience = [str(Path("runs") / settings.name / "experience")]
+    if experience and calibrate is not None:
+        _calibrate(experience, calibrate, labels, threshold, as_json=as_json)
+        return
     if not experience or not settings.score.scorers:
         raise ConfigError("expected tables and scorers, e.g. pairwright score runs/first/experience --with programs")
     if batch_out is not None and len(experience) * len(settings.score.scorers) > 1:
@@ -58,12 +75,57 @@ def score_runs(
                         batch_in=batch_in,
                         base=base,
                         progress=progress.show,
+                        watch=_say_cost(),
                     )
                 )
     if batch_out is not None and summaries[0].written:
         _report_batch(summaries[0], batch_out, as_json=as_json)
         return
     _report(summaries, as_json=as_json)
+
+
+def _say_cost() -> "Callable[[ScoreSummary], None]":
+    """A function that says every ten seconds how much a judge was asked, and what it cost so far."""
+    next_line = time.monotonic() + _SECONDS_PER_LINE
+
+    def watch(summary: "ScoreSummary") -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + _SECONDS_PER_LINE
+            failed = summary.failures.total()
+            say(f"{summary.scorer}: {summary.requests:,} requests, {failed:,} failed, cost so far {summary.cost:.4g}")
+
+    return watch
+
+
+def _calibrate(tables: list[str], name: str, source: str, threshold: float | None, *, as_json: bool) -> None:
+    from pairwright.scores.calibration import calibrate, format_estimate, read_labels
+    from pairwright.store.table import Table
+
+    reports = []
+    for path in tables:
+        table = Table(path, create=False)
+        reports.append(calibrate(table, name, read_labels(table, source), threshold=threshold))
+    if as_json:
+        print_json(reports)
+        return
+    for path, report in zip(tables, reports, strict=True):
+        columns = ("criterion", "labels", "base_rate", "agreement", "kappa", "length_bias", "slope")
+        rows = []
+        for criterion, found in report["criteria"].items():
+            estimates = (format_estimate(found[key]) if found.get(key) else "-" for key in columns[3:6])
+            rows.append((criterion, found["labels"], found["base_rate"], *estimates, found["slope"]))
+        print_table(f"{name} against {source}", columns, rows)
+        if "order_bias" in report:
+            say(f"order bias {format_estimate(report['order_bias'])} in {report['comparisons']:,} comparisons")
+        first = next(iter(report["criteria"].values()))
+        for part in first["curve"]:
+            counts = f"{part['labels']:,} of {part['runs']:,} labelled"
+            say(f"score {part['from']:.3g} to {part['to']:.3g}: good {format_estimate(part['good'])}, {counts}")
+        say(
+            f"{len(report['next']):,} runs to label next stand first in: pairwright view {path}. "
+            f"Pairs by this score: pairwright pairs {path} -o DIR --score {name} --reliability weight"
+        )
 
 
 def _report_batch(summary: "ScoreSummary", path: Path, *, as_json: bool) -> None:

@@ -25,8 +25,6 @@ DatabaseUrl = Annotated[
 Name = Annotated[str, typer.Argument(help="Its name.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# `pairwright serve jobs`, `targets` and `token`: the service of fine-tuning jobs.
-
 
 def serve_jobs(
     data: Data,
@@ -187,9 +185,6 @@ def _open_database(data: Path, database: str | None) -> "Database":
     return Database(Settings(data=data.resolve(), database_url=database).url)
 
 
-# `pairwright serve model`: one model behind OpenAI's API.
-
-
 class ServeEngine(StrEnum):
     builtin = "builtin"
     vllm = "vllm"
@@ -265,8 +260,6 @@ def _token(variable: str | None) -> str | None:
         raise ConfigError(f"--api-key-env {variable}: expected a token in that variable: printable, without spaces")
     return token
 
-
-# The group of these commands.
 
 app = typer.Typer(help="Serve fine-tuning jobs, or a model.", no_args_is_help=True)
 app.command("jobs")(serve_jobs)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE
-from pairwright.cli.output import CollectView, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
+from pairwright.cli.key_options import set_flags
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE
+from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
+from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.errors import ConfigError
 
 # Metrics of the live table, in this order

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pairwright.config.collect_config import PolicyConfig
+from pairwright.config.model_config import PolicyConfig
 from pairwright.config.train_config import TrainConfig
 
 # Bytes. The format allows no larger header; a file that claims one is not safetensors.

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +59,13 @@ def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) ->
     # Units are 0 for rewards off the grid; `where` takes the plain difference there.
     gaps: Floats = np.where(on_grid, (units_high - units_low) / _UNITS, plain)
     if near and not on_grid.all():
-        _sharpen(gaps, higher, lower, near, ~on_grid)
+        off_grid = ~on_grid
+        size = np.maximum(np.abs(higher), np.abs(lower))
+        for threshold in near:
+            # 1e-12 is far above the rounding error of one subtraction (about 1e-16): no doubtful gap is missed.
+            doubtful = off_grid & (np.abs(gaps - threshold) <= 1e-12 * np.maximum(size, abs(threshold)))
+            for place in zip(*np.nonzero(doubtful), strict=True):
+                gaps[place] = decimal_gap(higher[place], lower[place])
     return gaps
 
 
@@ -98,15 +103,6 @@ def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
         # On the grid where the whole number of units gives back the very same float.
         on_grid = (np.abs(units) < _LIMIT) & (units / _UNITS == rewards)
     return np.where(on_grid, units, 0.0), on_grid
-
-
-def _sharpen(gaps: Floats, higher: Floats, lower: Floats, near: Sequence[float], off_grid: Any) -> None:
-    size = np.maximum(np.abs(higher), np.abs(lower))
-    for threshold in near:
-        # 1e-12 is far above the relative rounding error of one subtraction (about 1e-16), so no doubtful gap is missed.
-        doubtful = off_grid & (np.abs(gaps - threshold) <= 1e-12 * np.maximum(size, abs(threshold)))
-        for place in zip(*np.nonzero(doubtful), strict=True):
-            gaps[place] = decimal_gap(higher[place], lower[place])
 
 
 # Reward scale of each source: range and mean, with exact sums that do not depend on the order of addition

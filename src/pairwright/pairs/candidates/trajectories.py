@@ -4,7 +4,7 @@ A chain has one hash for each message of prompt and completion, in canonical for
 the conversation. Runs with different tools share no prefix.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -50,7 +50,15 @@ def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
     for uid, prompt, tools, completion in conversations(tables, uids):
         if tools not in tools_seen:
             tools_seen[tools] = content_hash(msgspec.json.decode(tools) if tools else [])
-        chains[uid] = _chain(prompt, completion, tools_seen[tools].encode())
+        root = tools_seen[tools].encode()
+        messages = [*prompt, *completion]
+        digest, encode = xxhash.xxh3_128_digest, msgspec.json.Encoder(order="sorted").encode
+        chains[uid] = Chain(
+            # The hash of the tools is part of every message hash, so runs with different tools share no prefix.
+            hashes=tuple(digest(root + encode(form)) for form in canonical_messages(messages)),
+            is_generated=tuple(place >= len(prompt) and message.is_generated for place, message in enumerate(messages)),
+            characters=tuple(num_characters([message]) for message in messages),
+        )
     return chains
 
 
@@ -80,14 +88,3 @@ def completion_messages(
 ) -> tuple[Message, ...]:
     """Decode the messages of a completion; plain text becomes one message."""
     return messages_of(completion) if completion else completion_of_text(response_text, prompt_is_text=prompt_is_text)
-
-
-def _chain(prompt: Sequence[Message], completion: Sequence[Message], root: bytes) -> Chain:
-    messages = [*prompt, *completion]
-    digest, encode = xxhash.xxh3_128_digest, msgspec.json.Encoder(order="sorted").encode
-    return Chain(
-        # The hash of the tools is part of every message hash, so runs with different tools share no prefix.
-        hashes=tuple(digest(root + encode(form)) for form in canonical_messages(messages)),
-        is_generated=tuple(place >= len(prompt) and message.is_generated for place, message in enumerate(messages)),
-        characters=tuple(num_characters([message]) for message in messages),
-    )

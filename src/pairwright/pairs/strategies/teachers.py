@@ -38,22 +38,18 @@ def plan_teachers(state: PartitionState) -> pl.DataFrame:
     state.funnel.stage("decisions", decisions.height)
     asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
     for reason, bad in ((Reason.EMPTY, pl.col("is_empty")), (Reason.NO_TEACHER, asked.not_())):
-        decisions = _drop_decisions(decisions, reason, bad, state)
+        # Decisions for which `bad` holds are counted under `reason`.
+        gone = decisions.filter(bad)
+        state.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
+        if gone.height:
+            rows = gone.select(chosen_row="row", rejected_row="row")
+            state.lost.append(rows.with_columns(reason=pl.lit(reason.value)))
+        decisions = decisions.filter(~bad)
     state.stage.close(decisions.height)
     state.funnel.stage("pairs", decisions.height)
     if not decisions.height:
         return no_drafts()
     return _drop_incomparable(_drafts(decisions.sort(_IN_ORDER), answers), options, state)
-
-
-def _drop_decisions(decisions: pl.DataFrame, reason: Reason, bad: pl.Expr, state: PartitionState) -> pl.DataFrame:
-    """Return decisions without those for which `bad` holds, and count these under `reason`."""
-    gone = decisions.filter(bad)
-    state.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
-    if gone.height:
-        rows = gone.select(chosen_row="row", rejected_row="row")
-        state.lost.append(rows.with_columns(reason=pl.lit(reason.value)))
-    return decisions.filter(~bad)
 
 
 def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:

@@ -26,7 +26,6 @@ from pairwright.pairs.decisions.decision_log import Line, has_time, read_csv
 from pairwright.pairs.decisions.vote_file import (
     RATING_COLUMNS,
     VOTE_COLUMNS,
-    Rating,
     Replay,
     Vote,
     parse_rating,
@@ -81,7 +80,14 @@ def read_votes(path: Path, rows: pl.DataFrame) -> Votes:
         return _count_verdicts(path, votes, rewards, unfinished)
     if set(RATING_COLUMNS) <= names:
         ratings = replay(lines, lambda line: parse_rating(path, line), column="rating")
-        return _mean_ratings(path, ratings, rewards, unfinished)
+        by_uid: dict[str, list[float]] = defaultdict(list)
+        for rating in ratings.decisions:
+            _check_known(path, rating.line, rating.uid, rewards)
+            if rating.rating is not None:
+                by_uid[rating.uid].append(rating.rating)
+        summary = {"kind": "ratings", **ratings.count(), "unfinished": unfinished}
+        summary["agreement"] = rating_agreement(ratings.decisions, rewards)
+        return Votes(_means(by_uid), summary=summary)
     if {"uid", "rating"} <= names:
         return Votes(_ratings(path, lines, rewards), summary={"kind": "ratings", "decisions": len(lines)})
     if {"chosen", "rejected"} <= names:
@@ -120,17 +126,6 @@ def _count_verdicts(path: Path, votes: Replay[Vote], rewards: dict[str, float | 
     summary = {"kind": "votes", **votes.count(), "ties": ties.total(), "unfinished": unfinished}
     summary["agreement"] = vote_agreement(votes.decisions, rewards)
     return Votes(wins=wins, ties=ties, skipped=frozenset(skipped), summary=summary)
-
-
-def _mean_ratings(path: Path, ratings: Replay[Rating], rewards: dict[str, float | None], unfinished: int) -> Votes:
-    by_uid: dict[str, list[float]] = defaultdict(list)
-    for rating in ratings.decisions:
-        _check_known(path, rating.line, rating.uid, rewards)
-        if rating.rating is not None:
-            by_uid[rating.uid].append(rating.rating)
-    summary = {"kind": "ratings", **ratings.count(), "unfinished": unfinished}
-    summary["agreement"] = rating_agreement(ratings.decisions, rewards)
-    return Votes(_means(by_uid), summary=summary)
 
 
 def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pydantic
 
-from pairwright.config.backend_config import follow_average
+from pairwright.config.customizer_config import follow_average
 from pairwright.config.train_config import TrainConfig
 from pairwright.service.api_errors import Refusal
 from pairwright.service.request_models import Dpo, Hyperparameters

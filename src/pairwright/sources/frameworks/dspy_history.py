@@ -11,9 +11,9 @@ prompt here. DSPy keeps no scores with its calls: `--scores`, or a reward beside
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.messages import TEXT, Json, Message
+from pairwright.records.messages import TEXT, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, text
+from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, plain_numbers, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
@@ -58,7 +58,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             tools=tools_of(kwargs),
             run=origin.ordinal * _MAX_OUTPUTS + number if len(outputs) > 1 else None,
             model_version=model if isinstance(model, str) else None,
-            metrics=_usage(row.get("usage")),
+            metrics=plain_numbers(row.get("usage")),
         )
 
 
@@ -74,11 +74,6 @@ def _answer(output: Any, where: str, is_text: bool) -> Message:
         {"role": "assistant", "content": fields.get("text"), **{key: fields[key] for key in keys if fields.get(key)}},
         where,
     )
-
-
-def _usage(usage: Any) -> Json:
-    numbers = usage.items() if isinstance(usage, dict) else ()
-    return {key: item for key, item in numbers if type(item) in (int, float)}
 
 
 FORMAT = Format(NAME, "record", matches, read, "Calls in the history of DSPy")

@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, items, mapping, text
+from pairwright.sources.fields import BadRecord, items, mapping, plain_numbers, text
 from pairwright.sources.format import Options, Origin
 from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.rollouts.verifiers_results import tools_as_functions
@@ -103,7 +103,7 @@ def experiences_of_call(
             run=origin.ordinal * _MAX_CHOICES + number if len(candidates) > 1 else None,
             model_version=model if isinstance(model, str) else None,
             truncate_status="response_truncated" if reason in _CUT else None,
-            metrics=_usage(answer.get("usage")),
+            metrics=plain_numbers(answer.get("usage")),
         )
 
 
@@ -151,8 +151,3 @@ def _response_end(answer: Json) -> Any:
     if answer.get("status") in ("failed", "cancelled"):
         raise BadRecord(f"the response has the status {answer['status']}")
     return details.get("reason") if isinstance(details, dict) else None
-
-
-def _usage(usage: Any) -> Json:
-    numbers = usage.items() if isinstance(usage, dict) else ()
-    return {key: item for key, item in numbers if type(item) in (int, float)}

@@ -21,6 +21,7 @@ from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, index
 from pairwright.sources.format import Rejected
 from pairwright.sources.rollouts.trinity import NAME, read_payload
+from pairwright.sources.tables import open_database
 
 MAGIC = b"SQLite f"
 _BYTES = "experience_bytes"
@@ -34,7 +35,7 @@ _COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
 def is_trinity_buffer(path: Path) -> bool:
     """Whether an SQLite file has a table of Trinity's payloads."""
     try:
-        with closing(_connect(path)) as database:
+        with closing(open_database(path)) as database:
             return any(_BYTES in columns for columns in _tables(database).values())
     except sqlite3.Error:
         return False
@@ -43,21 +44,13 @@ def is_trinity_buffer(path: Path) -> bool:
 def read_buffer(path: Path) -> Iterator[Experience | Rejected]:
     """Yield the experiences of all tables in the order of their ids; what cannot be read is Rejected with the row."""
     try:
-        with closing(_connect(path)) as database:
+        with closing(open_database(path)) as database:
             tables = _tables(database)
             for name, columns in tables.items():
                 if _BYTES in columns:
                     yield from _read_table(database, name, tables, path)
     except sqlite3.Error as error:
         raise BadRecord(f"the SQLite file cannot be read: {error}") from None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # By name as a URI, so that it can be opened for reading only.
-    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    database.execute("PRAGMA trusted_schema=OFF")
-    database.row_factory = sqlite3.Row
-    return database
 
 
 def _tables(database: sqlite3.Connection) -> dict[str, set[str]]:

@@ -11,23 +11,30 @@ reminders) stays in `extra`. Lines of subagents (`parentToolCallId`) and other e
 logged: prompts are incomplete. There is no reward.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import (
+    filled_text,
+    identifier,
+    items,
+    mapping,
+    object_or_empty,
+    optional_items,
+    optional_text,
+    text,
+)
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
-    rejected_line,
     result_block,
+    summary_message,
     text_block,
+    thought_block,
     turn_messages,
     user_messages,
 )
@@ -44,61 +51,44 @@ def matches(value: Any) -> bool:
     )
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a session, and one more for each compaction in it."""
+def _begin(value: Any, origin: Origin) -> tuple[Session, Iterable[tuple[int, Any]]]:
     # Without a session.start, the folder or the file is named after the session.
     path = origin.path
-    session = Session(NAME, id=path.parent.name if path.name == "events.jsonl" else path.stem)
-    entries: list[Entry] = []
-    others: Counter[str] = Counter()
-    for number, item in enumerate(items(value, "session")):
-        try:
-            line = mapping(item, "line")
-            kind = text(line.get("type"), "type")
-            data = mapping(line.get("data"), "data")
-            entry = None if data.get("parentToolCallId") is not None else _entry(kind, data, session)
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
-            continue
-        if entry is not None:
-            entries.append(entry)
-        elif line.get("ephemeral") is not True:
-            others["subagent" if "parentToolCallId" in data else kind] += 1
-    session.info["other_events"] = dict(others)
-    yield from read_entries(session, entries, origin)
+    name = path.parent.name if path.name == "events.jsonl" else path.stem
+    return Session(NAME, name), enumerate(items(value, "session"))
 
 
-def _entry(kind: str, data: Json, session: Session) -> Entry | None:
-    """Convert an event to an entry, or update the session and return None."""
-    if kind == "session.start":
-        session.id = identifier(data.get("sessionId")) or session.id
-        context = data.get("context")
-        context = context if isinstance(context, dict) else {}
-        session.info |= {key: context[key] for key in ("cwd", "branch") if isinstance(context.get(key), str)}
-        session.model = optional_text(data.get("selectedModel"), "data.selectedModel")
-    elif kind == "session.model_change":
-        session.model = optional_text(data.get("newModel"), "data.newModel") or session.model
-    elif kind == "system.message":
-        return Entry([Message("system", text(data.get("content"), "data.content"))])
-    elif kind == "user.message":
-        sent = data.get("transformedContent")
-        extra = {"transformed_content": sent} if isinstance(sent, str) and sent != data.get("content") else {}
-        return Entry(user_messages(text(data.get("content"), "data.content"), "data.content", extra=extra))
-    elif kind == "assistant.message":
-        session.model = optional_text(data.get("model"), "data.model") or session.model
-        return Entry(_answer(data))
-    elif kind == "tool.execution_complete":
-        return Entry(user_messages([_result(data)], "data"))
-    elif kind == "session.compaction_complete" and isinstance(data.get("summaryContent"), str):
-        summary = Message("user", data["summaryContent"], extra={"is_compact_summary": True})
-        return Entry([summary], restarts=True)
+def _take(line: Json, session: Session) -> Entry | None:
+    kind = text(line.get("type"), "type")
+    data = mapping(line.get("data"), "data")
+    if data.get("parentToolCallId") is None:
+        if kind == "system.message":
+            return Entry([Message("system", text(data.get("content"), "data.content"))])
+        if kind == "user.message":
+            sent = data.get("transformedContent")
+            extra = {"transformed_content": sent} if isinstance(sent, str) and sent != data.get("content") else {}
+            return Entry(user_messages(text(data.get("content"), "data.content"), "data.content", extra=extra))
+        if kind == "assistant.message":
+            session.model = optional_text(data.get("model"), "data.model") or session.model
+            return Entry(_answer(data))
+        if kind == "tool.execution_complete":
+            return Entry(user_messages([_result(data)], "data"))
+        if kind == "session.compaction_complete" and isinstance(data.get("summaryContent"), str):
+            return Entry([summary_message(data["summaryContent"])], restarts=True)
+        if kind == "session.start":
+            session.id = identifier(data.get("sessionId")) or session.id
+            session.note(object_or_empty(data.get("context")), "cwd", "branch")
+            session.model = optional_text(data.get("selectedModel"), "data.selectedModel")
+        elif kind == "session.model_change":
+            session.model = optional_text(data.get("newModel"), "data.newModel") or session.model
+    if line.get("ephemeral") is not True:
+        session.others["subagent" if "parentToolCallId" in data else kind] += 1
     return None
 
 
 def _answer(data: Json) -> list[Message]:
-    blocks: list[Json] = []
-    if isinstance(data.get("reasoningText"), str) and data["reasoningText"]:
-        blocks.append({"type": "thinking", "thinking": data["reasoningText"]})
+    thought = filled_text(data.get("reasoningText"))
+    blocks = [] if thought is None else [thought_block(thought)]
     blocks.append(text_block(optional_text(data.get("content"), "data.content") or ""))
     for number, item in enumerate(optional_items(data.get("toolRequests"), "data.toolRequests")):
         call = mapping(item, f"data.toolRequests[{number}]")
@@ -115,4 +105,4 @@ def _result(data: Json) -> Json:
     return result_block(data.get("toolCallId"), content, is_error=data.get("success") is False)
 
 
-FORMAT = Format(NAME, "file", matches, read, "GitHub Copilot CLI sessions")
+FORMAT = SessionFormat(NAME, "GitHub Copilot CLI sessions", matches, _begin, _take, others="other_events").format

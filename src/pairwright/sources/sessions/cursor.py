@@ -9,22 +9,18 @@ pieces are left out. A call is named after its key (`readToolCall` is read). Nei
 logged: prompts are incomplete. There is no reward. Transcripts as plain text are not read.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.session_entries import (
-    EventTurns,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
-    rejected_line,
     result_block,
+    thought_block,
     user_messages,
 )
 
@@ -37,26 +33,19 @@ def matches(value: Any) -> bool:
     return any(map(_is_transcript_line, lines)) or any(map(_is_tool_call, lines))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a transcript or stream."""
+def _begin(value: Any, origin: Origin) -> tuple[Session, list[tuple[int, Any]]]:
     lines = items(value, "session")
-    session = Session(NAME, id=origin.path.stem)
-    turns = EventTurns()
     has_whole_text = any(_is_text(line) and not _is_piece(line) for line in lines)
-    for number, line in enumerate(lines):
-        try:
-            if _is_transcript_line(line):
-                message = {"role": line["role"], "content": line["message"].get("content")}
-                turns.add_messages(turn_from_anthropic(message, "message"))
-            elif not (has_whole_text and _is_piece(line)):
-                _take(turns, session, mapping(line, "line"))
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
-    yield from read_entries(session, turns.end_turn(), origin)
+    wanted = [(number, line) for number, line in enumerate(lines) if not (has_whole_text and _is_piece(line))]
+    return Session(NAME, origin.path.stem), wanted
 
 
-def _take(turns: EventTurns, session: Session, line: Json) -> None:
-    """Read one event of a stream."""
+def _take(line: Json, session: Session) -> None:
+    turns = session.turns
+    if _is_transcript_line(line):
+        message = {"role": line["role"], "content": line["message"].get("content")}
+        turns.add_messages(turn_from_anthropic(message, "message"))
+        return
     session.id = identifier(line.get("session_id")) or session.id
     kind = line.get("type")
     if kind == "system":
@@ -68,7 +57,7 @@ def _take(turns: EventTurns, session: Session, line: Json) -> None:
         for block in items(mapping(line.get("message"), "message").get("content"), "message.content"):
             turns.add(mapping(block, "message.content"))
     elif kind == "thinking" and isinstance(line.get("text"), str):
-        turns.add({"type": "thinking", "thinking": line["text"]})
+        turns.add(thought_block(line["text"]))
     elif kind == "tool_call":
         call_id = text(line.get("call_id"), "call_id")
         name, body = _call(mapping(line.get("tool_call"), "tool_call"))
@@ -130,4 +119,4 @@ def _is_piece(line: Any) -> bool:
     return _is_text(line) and "timestamp_ms" in line and "model_call_id" not in line
 
 
-FORMAT = Format(NAME, "file", matches, read, "Cursor agent transcripts and streams")
+FORMAT = SessionFormat(NAME, "Cursor agent transcripts and streams", matches, _begin, _take).format

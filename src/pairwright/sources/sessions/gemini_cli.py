@@ -10,7 +10,6 @@ shown to the user and not to the model. A rewind begins a branch: what was left 
 system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.google_genai import messages_from_genai
-from pairwright.sources.shapes.session_entries import Entry, Session, as_past, read_entries, rejected_line
+from pairwright.sources.shapes.session_entries import Entry, Session, as_past, read_entries
 
 NAME = "gemini-cli"
 _TYPES = frozenset({"user", "gemini", "model", "info", "error", "warning"})
@@ -47,7 +46,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         listed = items(value.get("messages"), "messages")
         value = [{"id": str(n), **item} if isinstance(item, dict) else item for n, item in enumerate(listed)]
     entries: dict[str, Entry] = {}
-    others: Counter[str] = Counter()
     last: str | None = None  # id of the entry that the next one follows
     for number, item in enumerate(items(value, "session")):
         try:
@@ -65,25 +63,22 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 _describe(session, mapping(updates, "$set"))
                 continue
         except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
+            yield Rejected(origin.file, None if origin.line is None else origin.line + number, str(error), NAME)
             continue
         if not entry.messages:
-            others[line["type"]] += 1
+            session.others[line["type"]] += 1
         key = entry.id or str(number)
         if key in entries and not _is_link(line):  # a message is written again when it has grown
             entry = Entry(entry.messages, entry.id, entries[key].parent)
         entries[key] = entry
         last = key
-    if others:
-        session.info["other_lines"] = dict(others)
+    session.info["other_lines"] = dict(session.others)
     yield from read_entries(session, list(entries.values()), origin)
 
 
 def _describe(session: Session, record: Json) -> None:
     session.id = identifier(record.get("sessionId")) or session.id
-    for key in ("projectHash", "summary", "kind"):
-        if isinstance(record.get(key), str):
-            session.info[key] = record[key]
+    session.note(record, "projectHash", "summary", "kind")
 
 
 def _read_gemini(line: Json, session: Session, last: str | None) -> Entry:
@@ -129,9 +124,7 @@ def _read_qwen(line: Json, session: Session) -> Entry:
     """Read a line of Qwen Code: contents of the Google API, in a tree of uuids."""
     session.id = identifier(line.get("sessionId")) or session.id
     session.model = optional_text(line.get("model"), "model") or session.model
-    for key in ("cwd", "version", "gitBranch"):
-        if isinstance(line.get(key), str):
-            session.info[key] = line[key]
+    session.note(line, "cwd", "version", "gitBranch")
     messages: list[Message] = []
     restarts = line.get("subtype") == "chat_compression"
     if restarts:

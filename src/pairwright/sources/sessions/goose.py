@@ -11,27 +11,26 @@ hides the messages before it from the model (`metadata.agentVisible` false) and 
 not see. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import filled_text, identifier, items, mapping, object_or_empty, text
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import user_from_blocks
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
-    rejected_line,
     result_block,
+    thought_block,
     turn_messages,
 )
 
 NAME = "goose"
 _SESSION_KEYS = ("working_dir", "extension_data", "accumulated_total_tokens", "message_count")
+_RESTARTS = "$restarts"  # our mark of a summary
 _NOTES = ("toolConfirmationRequest", "actionRequired", "systemNotification", "conversationCompacted")
 
 
@@ -47,34 +46,39 @@ def matches(value: Any) -> bool:
     return any(_has_tool_block(_unwrap(line)) for line in lines if isinstance(line, dict) and "role" not in line)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a session, and one more for each compaction in it."""
+def _begin(value: Any, origin: Origin) -> tuple[Session, Iterable[tuple[int, Any]]]:
+    head: Json = {}
     if isinstance(value, dict):
         head, lines = value, items(value.get("conversation", value.get("messages")), "conversation")
     else:
         lines = items(value, "session")
-        has_head = bool(lines) and isinstance(lines[0], dict) and "role" not in lines[0] and "type" not in lines[0]
-        head, lines = (lines[0], lines[1:]) if has_head else ({}, lines)
+        if lines and isinstance(lines[0], dict) and "role" not in lines[0] and "type" not in lines[0]:
+            head, lines = lines[0], lines[1:]
     session = Session(NAME, identifier(head.get("id")) or origin.path.stem)
-    config = head.get("model_config")
-    model = config.get("model_name") if isinstance(config, dict) else None
-    session.model = model if isinstance(model, str) else None
-    session.info = {key: head[key] for key in ("working_dir", "description", "name") if isinstance(head.get(key), str)}
-    entries: list[Entry] = []
+    session.model = filled_text(object_or_empty(head.get("model_config")).get("model_name"))
+    session.note(head, "working_dir", "description", "name")
+    return session, enumerate(_with_summaries(lines), 1 if head and head is not value else 0)
+
+
+def _with_summaries(lines: list[Any]) -> Iterator[Any]:
+    """Yield the messages; a summary that only the model sees, after what it no longer sees, is marked."""
     was_hidden = False
-    for number, item in enumerate(lines):
-        try:
-            message = _unwrap(mapping(item, "message"))
-            if "role" not in message:  # the end of a stream, and its notices
-                continue
-            messages, is_visible = _messages(message), _is_set(message, "agentVisible")
-            # A summary that only the model sees, after what the model no longer sees.
-            restarts = was_hidden and is_visible and not _is_set(message, "userVisible")
-            entries.append(Entry([_as_summary(turn) for turn in messages] if restarts else messages, restarts=restarts))
+    for item in lines:
+        message = _unwrap(item) if isinstance(item, dict) else item
+        if isinstance(message, dict) and "role" in message:
+            is_visible = _is_set(message, "agentVisible")
+            message = {**message, _RESTARTS: was_hidden and is_visible and not _is_set(message, "userVisible")}
             was_hidden = not is_visible
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number + 1, error)
-    yield from read_entries(session, entries, origin)
+        yield message
+
+
+def _take(message: Json, session: Session) -> Entry | None:
+    if "role" not in message:  # the end of a stream, and its notices
+        return None
+    messages = _messages(message)
+    if message[_RESTARTS]:
+        return Entry([_as_summary(turn) for turn in messages], restarts=True)
+    return Entry(messages)
 
 
 def _unwrap(line: Json) -> Json:
@@ -124,7 +128,7 @@ def _block(block: Json, where: str) -> list[Json]:
         content = output.get("content", output) if isinstance(output, dict) else output
         return [result_block(block.get("id"), _for_model(content), is_error=is_error)]
     if kind == "reasoning":
-        return [{"type": "thinking", "thinking": block.get("text")}]
+        return [thought_block(block.get("text"))]
     return [] if kind in _NOTES else [_without_notes(block)]
 
 
@@ -145,4 +149,4 @@ def _without_notes(part: Json) -> Json:
     return {key: item for key, item in part.items() if key not in ("annotations", "_meta") and item is not None}
 
 
-FORMAT = Format(NAME, "file", matches, read, "goose sessions")
+FORMAT = SessionFormat(NAME, "goose sessions", matches, _begin, _take).format

@@ -9,15 +9,11 @@ its summary. The system prompt is not logged, and tools only in saved conversati
 reward. The file of a session is named after it; a saved conversation has its id.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
-    BadRecord,
     identifier,
     items,
     json_text,
@@ -27,15 +23,16 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
-    rejected_line,
     result_block,
+    summary_message,
     text_block,
+    thought_block,
     turn_messages,
     user_messages,
 )
@@ -51,31 +48,15 @@ def matches(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(line, dict) and str(line.get("kind")) in _KINDS for line in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a session file or of a saved conversation."""
+def _begin(value: Any, origin: Origin) -> tuple[Session, Iterable[tuple[int, Any]]]:
     if isinstance(value, dict):
-        yield from _read_saved(value, origin)
-        return
-    session = Session(NAME, id=origin.path.stem)
-    entries: list[Entry] = []
-    others: Counter[str] = Counter()  # lines that are no part of the conversation, by kind
-    for number, item in enumerate(items(value, "session")):
-        try:
-            line = mapping(item, "line")
-            kind = text(line.get("kind"), "kind")
-            entry = _entry(kind, line if "content" in line else optional_mapping(line.get("data"), "data"))
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
-            continue
-        if entry is None:
-            others[kind] += 1
-        else:
-            entries.append(entry)
-    session.info["other_lines"] = dict(others)
-    yield from read_entries(session, entries, origin)
+        return _saved(value), []
+    return Session(NAME, id=origin.path.stem), enumerate(items(value, "session"))
 
 
-def _entry(kind: str, data: Json) -> Entry | None:
+def _take(line: Json, session: Session) -> Entry | None:
+    kind = text(line.get("kind"), "kind")
+    data = line if "content" in line else optional_mapping(line.get("data"), "data")
     if kind == "AssistantMessage":
         return Entry(turn_messages(_blocks(data.get("content"), "content"), "content"))
     # Prompts and tool results: both are user turns, as in Anthropic's messages.
@@ -84,7 +65,8 @@ def _entry(kind: str, data: Json) -> Entry | None:
     if kind == "Clear":
         return Entry([], restarts=True)
     if kind == "Compaction" and isinstance(data.get("summary"), str):
-        return Entry([Message("user", data["summary"], extra={"is_compact_summary": True})], restarts=True)
+        return Entry([summary_message(data["summary"])], restarts=True)
+    session.others[kind] += 1
     return None
 
 
@@ -99,7 +81,7 @@ def _blocks(value: Any, where: str) -> list[Json]:
             blocks.append(text_block(text(data, f"{at}.data")))
         elif kind == "thinking":
             thought = data.get("text") if isinstance(data, dict) else data
-            blocks.append({"type": "thinking", "thinking": text(thought, f"{at}.data")})
+            blocks.append(thought_block(text(thought, f"{at}.data")))
         elif kind == "toolUse":
             call = mapping(data, f"{at}.data")
             blocks.append(call_block(call.get("toolUseId"), call.get("name"), call.get("input")))
@@ -126,7 +108,8 @@ def _part_text(part: Any) -> str:
     return part if isinstance(part, str) else json_text(part)
 
 
-def _read_saved(value: Json, origin: Origin) -> Iterator[Parts | Rejected]:
+def _saved(value: Json) -> Session:
+    """Read a saved conversation, which is one document."""
     session = Session(NAME, identifier(value.get("conversation_id")))
     model = value.get("model_info")
     name = model.get("model_id") if isinstance(model, dict) else value.get("model")
@@ -136,7 +119,7 @@ def _read_saved(value: Json, origin: Origin) -> Iterator[Parts | Rejected]:
         tool for tools in optional_mapping(value.get("tools"), "tools").values() for tool in items(tools, "tools")
     ]
     session.tools = [_tool(mapping(tool, "tools")) for tool in listed]
-    entries: list[Entry] = []
+    entries = session.turns.entries
     for number, item in enumerate(items(value.get("history"), "history")):
         exchange = mapping(item, f"history[{number}]")
         user = mapping(exchange.get("user"), "user")
@@ -149,7 +132,7 @@ def _read_saved(value: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             call = mapping(item, "tool_uses")
             blocks.append(call_block(call.get("id"), call.get("name"), call.get("args")))
         entries.append(Entry(turn_messages(blocks, "assistant")))
-    yield from read_entries(session, entries, origin)
+    return session
 
 
 def _saved_user(content: Json) -> list[Message]:
@@ -180,4 +163,4 @@ def _is_exchange(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("user"), dict) and isinstance(value.get("assistant"), dict)
 
 
-FORMAT = Format(NAME, "file", matches, read, "Kiro CLI and Amazon Q sessions")
+FORMAT = SessionFormat(NAME, "Kiro CLI and Amazon Q sessions", matches, _begin, _take).format

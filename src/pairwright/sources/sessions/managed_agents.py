@@ -11,24 +11,19 @@ only the stream counts where there is one. Calls between two results of the mode
 brings (`agent_toolset_...`) are logged by name alone. There is no reward.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import system_from_anthropic, tools_from_anthropic
 from pairwright.sources.shapes.session_entries import (
-    EventTurns,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
-    rejected_line,
     result_block,
     text_block,
+    thought_block,
     user_messages,
 )
 
@@ -50,46 +45,33 @@ def matches(value: Any) -> bool:
     return any(isinstance(kind, str) and (kind in _CALLS or kind == "agent.message") for kind in kinds)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a session."""
-    session = Session(NAME)
-    turns = EventTurns()
-    others: Counter[str] = Counter()
+def _begin(value: Any, origin: Origin) -> tuple[Session, list[tuple[int, Json]]]:
     events = _events(items(value, "events"))
+    # An event that was sent has no id yet.
     has_stream = any("id" in event and str(event.get("type")) in _TEXTS for _, event in events)
-    for number, event in events:
-        try:
-            kind = text(event.get("type"), "type")
-            if kind == "session":
-                _describe(session, event)
-            # An event that was sent has no id yet.
-            elif not (has_stream and "id" not in event) and not _take(turns, kind, event):
-                others[kind] += 1
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
-    session.info["other_events"] = dict(others)
-    yield from read_entries(session, turns.end_turn(), origin)
+    wanted = [one for one in events if not has_stream or "id" in one[1] or one[1].get("type") == "session"]
+    return Session(NAME), wanted
 
 
-def _take(turns: EventTurns, kind: str, event: Json) -> bool:
-    """Read one event; return whether it is part of the conversation."""
-    if kind == "user.message":
+def _take(event: Json, session: Session) -> None:
+    turns, kind = session.turns, text(event.get("type"), "type")
+    if kind == "session":
+        _describe(session, event)
+    elif kind == "user.message":
         turns.add_messages(user_messages(event.get("content"), "content"))
     elif kind == "agent.message":
         for block in _blocks(event.get("content")):
             turns.add(block)
     elif kind == "agent.thinking":
-        blocks = [block.get("thinking", block.get("text")) for block in _blocks(event.get("content"))]
-        for thought in blocks:
-            turns.add({"type": "thinking", "thinking": thought})
+        for block in _blocks(event.get("content")):
+            turns.add(thought_block(block.get("thinking", block.get("text"))))
     elif kind in _CALLS:
         turns.add(call_block(event.get("id"), event.get("name"), event.get("input")))
     elif kind in _RESULTS:
         is_error = event.get("is_error") is True
         turns.add(result_block(event.get(_RESULTS[kind]), event.get("content"), is_error=is_error))
     else:
-        return False
-    return True
+        session.others[kind] += 1
 
 
 def _blocks(content: Any) -> list[Json]:
@@ -100,8 +82,7 @@ def _blocks(content: Any) -> list[Json]:
 def _describe(session: Session, event: Json) -> None:
     """Read the session object: its agent has the model, the system prompt and the tools."""
     session.id = identifier(event.get("id"))
-    agent = event.get("agent")
-    agent = agent if isinstance(agent, dict) else {}
+    agent = object_or_empty(event.get("agent"))
     model = agent.get("model")
     name = model.get("id") if isinstance(model, dict) else model
     session.model = name if isinstance(name, str) else None
@@ -128,4 +109,6 @@ def _events(lines: list[Any]) -> list[tuple[int, Json]]:
     return events
 
 
-FORMAT = Format(NAME, "file", matches, read, "Events of Anthropic's managed agents")
+FORMAT = SessionFormat(
+    NAME, "Events of Anthropic's managed agents", matches, _begin, _take, others="other_events"
+).format

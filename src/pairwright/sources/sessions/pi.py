@@ -11,7 +11,6 @@ lines have the messages that a session had then; where they do not continue thos
 was there already is context. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,11 +22,12 @@ from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
+    SessionFormat,
     as_past,
     call_block,
     read_entries,
-    rejected_line,
     result_block,
+    summary_message,
     turn_messages,
     user_messages,
 )
@@ -46,13 +46,12 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a session file, or those of each session in a telemetry file."""
-    lines = items(value, "session")
     histories: dict[str, list[list[Any]]] = {}
-    for line in lines:
+    for line in items(value, "session"):
         if _has_history(line):
             histories.setdefault(line["sessionKey"], []).append(line["messages"])
     if not histories:
-        yield from _read_session(lines, origin)
+        yield from _SESSION.read(value, origin, options)
     for key, lists in histories.items():
         session = Session(NAME, key)
         try:
@@ -87,33 +86,14 @@ def _hash(message: Any) -> str:
         raise BadRecord(f"messages: a value that cannot be written as JSON: {error}") from None
 
 
-def _read_session(lines: list[Any], origin: Origin) -> Iterator[Parts | Rejected]:
-    session = Session(NAME)
-    entries: list[Entry] = []
-    others: Counter[str] = Counter()
-    for number, item in enumerate(lines):
-        try:
-            line = mapping(item, "line")
-            kind = text(line.get("type"), "type")
-            if kind == "session":
-                session.id = identifier(line.get("id"))
-                session.info = {key: line[key] for key in ("cwd", "parentSession") if isinstance(line.get(key), str)}
-                continue
-            if kind == "model_change" and session.model is None:  # each answer names its own model, mostly
-                session.model = optional_text(line.get("modelId"), "modelId")
-            entry = _entry(line, kind, session)
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
-            continue
-        if not entry.messages:
-            others[kind] += 1
-        entries.append(entry)
-    if others:
-        session.info["other_lines"] = dict(others)
-    yield from read_entries(session, entries, origin)
-
-
-def _entry(line: Json, kind: str, session: Session) -> Entry:
+def _take(line: Json, session: Session) -> Entry | None:
+    kind = text(line.get("type"), "type")
+    if kind == "session":
+        session.id = identifier(line.get("id"))
+        session.note(line, "cwd", "parentSession")
+        return None
+    if kind == "model_change" and session.model is None:  # each answer names its own model, mostly
+        session.model = optional_text(line.get("modelId"), "modelId")
     messages: list[Message] = []
     if kind == "message":
         messages = _messages(line.get("message"), "message", session)
@@ -122,6 +102,8 @@ def _entry(line: Json, kind: str, session: Session) -> Entry:
     elif kind in ("compaction", "branch_summary"):
         summary = text(line.get("summary"), "summary")
         messages = [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
+    if not messages:
+        session.others[kind] += 1
     # A parent of null is the root of a tree; older versions have no parents at all.
     parent = optional_text(line["parentId"], "parentId") or "" if "parentId" in line else None
     kept_id = line.get("firstKeptEntryId")
@@ -154,7 +136,7 @@ def _messages(value: Any, where: str, session: Session) -> list[Message]:
         )
         return [Message("user", output, extra={"is_meta": True})]
     if role in ("branchSummary", "compactionSummary"):
-        return [Message("user", text(message.get("summary"), f"{where}.summary"), extra={"is_compact_summary": True})]
+        return [summary_message(text(message.get("summary"), f"{where}.summary"))]
     if role not in _AS_USER:
         raise BadRecord(f"{where}.role: expected user, assistant or toolResult, got {role!r}")
     return user_messages(content, f"{where}.content", extra=_AS_USER[role])
@@ -176,4 +158,6 @@ def _has_history(line: Any) -> bool:
     )
 
 
-FORMAT = Format(NAME, "file", matches, read, "Pi and OpenClaw sessions")
+_SUMMARY = "Pi and OpenClaw sessions"
+_SESSION = SessionFormat(NAME, _SUMMARY, matches, lambda value, origin: (Session(NAME), enumerate(value)), _take)
+FORMAT = Format(NAME, "file", matches, read, _SUMMARY)

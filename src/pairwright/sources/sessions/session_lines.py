@@ -7,21 +7,14 @@ system prompt; other lines are counted in info. Streams of Claude Code (`session
 (tracing/claude_stream.py). There is no reward.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import identifier, items, json_value, mapping, optional_text, text
 from pairwright.sources.shapes.session_entries import (
-    EventTurns,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
-    rejected_line,
     result_block,
     text_block,
     user_messages,
@@ -43,39 +36,23 @@ def matches(value: Any) -> bool:
     return bool(turns) and not is_own
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a session."""
-    session = Session(NAME)
-    turns = EventTurns()
-    others: Counter[str] = Counter()
-    for number, item in enumerate(items(value, "session")):
-        try:
-            line = mapping(item, "line")
-            session.id = session.id or identifier(line.get("sessionId"))
-            session.info = {key: line[key] for key in _INFO_KEYS if isinstance(line.get(key), str)} | session.info
-            if not _take(turns, line, session):
-                others[str(line.get("type"))] += 1
-        except (BadRecord, RecordError) as error:
-            yield rejected_line(session, origin, number, error)
-    session.info["other_lines"] = dict(others)
-    yield from read_entries(session, turns.end_turn(), origin)
-
-
-def _take(turns: EventTurns, line: Json, session: Session) -> bool:
-    """Read one line; return whether it is part of the conversation."""
-    kind = text(line.get("type"), "type")
+def _take(line: Json, session: Session) -> None:
+    session.id = session.id or identifier(line.get("sessionId"))
+    session.info = {key: line[key] for key in _INFO_KEYS if isinstance(line.get(key), str)} | session.info
+    turns, kind = session.turns, text(line.get("type"), "type")
     if kind not in (*_TURNS, "tool", "system") or "message" not in line:
-        return False
+        session.others[kind] += 1
+        return
     message = mapping(line["message"], "message")
     if kind == "tool":
         call_id = optional_text(line.get("uuid"), "uuid")
         turns.add(call_block(call_id, message.get("tool_name"), json_value(message.get("tool_input"), "tool_input")))
         is_error = message.get("status") in ("error", "failed")
         turns.add(result_block(call_id, message.get("tool_output"), is_error=is_error))
-        return True
+        return
     if kind == "system":
         turns.add_messages([Message("system", text(message.get("content"), "message.content"))])
-        return True
+        return
     content = message.get("content")
     listed = [text_block(content)] if isinstance(content, str) else items(content, "message.content")
     blocks = [mapping(block, "message.content") for block in listed]
@@ -88,7 +65,6 @@ def _take(turns: EventTurns, line: Json, session: Session) -> bool:
     if len(results) < len(blocks) or not blocks:
         rest = [block for block in blocks if block.get("type") != "tool_result"]
         turns.add_messages(user_messages(rest, "message.content"))
-    return True
 
 
 def _is_tool_line(line: Json) -> bool:
@@ -102,4 +78,10 @@ def _is_turn(line: Json) -> bool:
     return is_turn and isinstance(message, dict) and "content" in message
 
 
-FORMAT = Format(NAME, "file", matches, read, "Sessions that other tools export")
+FORMAT = SessionFormat(
+    NAME,
+    "Sessions that other tools export",
+    matches,
+    lambda value, origin: (Session(NAME), enumerate(items(value, "session"))),
+    _take,
+).format

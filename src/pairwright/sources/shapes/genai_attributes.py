@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, json_text
+from pairwright.sources.fields import BadRecord, json_text, list_or_empty
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text, tool_content, tools_in
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.vercel import calls_from_vercel
@@ -196,7 +196,7 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
         return tools, len(schemas) - len(tools)
     request = decode_json_text(attributes.get("model_request_parameters"))
     if isinstance(request, dict):  # pydantic-ai before tool definitions had an attribute
-        listed = [*_list(request.get("function_tools")), *_list(request.get("output_tools"))]
+        listed = [*list_or_empty(request.get("function_tools")), *list_or_empty(request.get("output_tools"))]
         return [_pydantic_tool(tool) for tool in listed if isinstance(tool, dict)], 0
     functions = number_groups(attributes, "llm.request.functions")
     return [{**tool, "parameters": decode_json_text(tool.get("parameters"))} for tool in functions], 0
@@ -205,10 +205,6 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
 def _pydantic_tool(tool: Json) -> Json:
     function = {"name": tool.get("name"), "description": tool.get("description")}
     return {"type": "function", "function": {**function, "parameters": tool.get("parameters_json_schema")}}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) -> list[Message]:

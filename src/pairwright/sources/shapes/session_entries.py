@@ -1,6 +1,7 @@
 """Sessions of coding assistants as entries: the messages of one line each, in a list or in a tree.
 
-A reader turns its file into a `Session` (what holds for all of it) and entries. Every path from a root to a leaf is an
+A reader turns its file into a `Session` (what holds for all of it) and entries; a `SessionFormat` does so line by line,
+and a line that cannot be read is refused alone. Every path from a root to a leaf is an
 experience; assistant turns that an earlier path has are context, so that nothing is trained twice. An entry with
 `restarts` is a compaction: it ends the experience, and the next one begins with the messages of that entry and of the
 entries that were kept. task = a hash of what the model was given at the start of the session, run = a number from the
@@ -8,15 +9,16 @@ session's id and the branch, step = number of compactions before it. info keeps 
 and `begins_after`, the id of a line that is missing before the experience, so that its prompt lacks what came before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_answer
-from pairwright.sources.fields import BadRecord, items, json_text
-from pairwright.sources.format import Origin, Rejected
+from pairwright.sources.fields import BadRecord, items, json_text, mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import label_of, session_run, session_task
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context
@@ -39,6 +41,12 @@ class Session:
     info: Json = field(default_factory=dict)
     reward: float | None = None
     failure: str | None = None  # why the model gave no answer, where the file says so
+    others: Counter[str] = field(default_factory=Counter)  # lines that are not part of the conversation, by kind
+    turns: "EventTurns" = field(default_factory=lambda: EventTurns())
+
+    def note(self, record: Json, *keys: str) -> None:
+        """Keep the texts that a record has under these keys in info."""
+        self.info |= {key: record[key] for key in keys if isinstance(record.get(key), str)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +61,38 @@ class Entry:
     parent: str | None = None
     restarts: bool = False
     keeps_from: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionFormat:
+    """A declared format of sessions: how a file is told, what it begins with, and how each of its lines is taken."""
+
+    name: str
+    summary: str
+    matches: Callable[[Any], bool]
+    # The session, and its lines with their numbers from 0; a value may be a document as well as the lines of a file
+    begin: Callable[[Any, Origin], tuple[Session, Iterable[tuple[int, Any]]]]
+    # The entry of a line; None for a line that describes the session, is counted in `others`, or is in `turns` already
+    take: Callable[[Json, Session], "Entry | None"]
+    others: str = "other_lines"  # the name of the count in info
+
+    def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+        """Yield the experiences of a session; a line that cannot be read is refused alone."""
+        session, lines = self.begin(value, origin)
+        for number, item in lines:
+            try:
+                entry = self.take(mapping(item, "line"), session)
+                if entry is not None:
+                    session.turns.entries.append(entry)
+            except (BadRecord, RecordError) as error:
+                line = None if origin.line is None else origin.line + number
+                yield Rejected(origin.file, line, str(error), self.name)
+        session.info[self.others] = dict(session.others)
+        yield from read_entries(session, session.turns.end_turn(), origin)
+
+    @property
+    def format(self) -> Format:
+        return Format(self.name, "file", self.matches, self.read, self.summary)
 
 
 def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Parts | Rejected]:
@@ -197,6 +237,15 @@ def text_block(text: Any) -> Json:
     return {"type": "text", "text": text}
 
 
+def thought_block(text: Any) -> Json:
+    return {"type": "thinking", "thinking": text}
+
+
+def summary_message(text: str) -> Message:
+    """Return the summary that a compaction put in the place of what stood before it."""
+    return Message("user", text, extra={"is_compact_summary": True})
+
+
 def call_block(call_id: Any, name: Any, arguments: Any) -> Json:
     return {"type": "tool_use", "id": call_id, "name": name, "input": {} if arguments is None else arguments}
 
@@ -226,12 +275,6 @@ def user_messages(content: Any, where: str, *, extra: Json | None = None) -> lis
     if not all(isinstance(block, dict) for block in blocks):
         raise BadRecord(f"{where}: expected a list of objects")
     return user_from_blocks(blocks, where, extra=extra)
-
-
-def rejected_line(session: Session, origin: Origin, position: int, error: BadRecord | RecordError) -> Rejected:
-    """A line of the file that cannot be used, with its number."""
-    number = None if origin.line is None else origin.line + position
-    return Rejected(origin.file, number, str(error), session.format)
 
 
 class EventTurns:

@@ -9,7 +9,9 @@ system message. A call that cannot be read is refused with its reason; the other
 
 task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number derived from the
 trace id. Scores without an observationId apply to the whole trace; the value of a CATEGORICAL score is its label. An
-observation of level ERROR is an error site.
+observation of level ERROR is an error site. A score of type CORRECTION is a better output: the call that it names, else
+the last one of the trace, is read once more, as a preference of the correction over its output, without a reward
+(written from the schema).
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from typing import Any
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
+from pairwright.sources.fields import BadRecord, filled_text, identifier, mapping, optional_items, optional_mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -41,11 +43,13 @@ from pairwright.sources.shapes.genai_attributes import (
 )
 from pairwright.sources.shapes.langchain_messages import unwrap
 from pairwright.sources.shapes.tool_errors import failure_kind
-from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
+from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, run_of, task_in
 from pairwright.sources.tracing.otel_spans import moment
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "langfuse"
+_TOOL_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "gen_ai.tool.name", "ai.toolCall.name")
+_CORRECTION = "CORRECTION"  # the type of a score that is a better output
 # Field of the trace -> name in `info`.
 INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
 
@@ -78,10 +82,11 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     listed = [*optional_items(trace.get("scores"), "trace.scores")]
     if export is not trace:
         listed += optional_items(export.get("scores"), "scores")
+    scores = [mapping(score, f"scores[{n}]") for n, score in enumerate(listed)]
     # Observations and their parents by id: scores and failures are looked up along these.
-    names = [_text(observation.get("id")) or "" for observation in observations]
+    names = [filled_text(observation.get("id")) or "" for observation in observations]
     ids = dict(zip(names, observations, strict=True))
-    parents = {name: _text(observation.get("parentObservationId")) for name, observation in ids.items()}
+    parents = {name: filled_text(observation.get("parentObservationId")) for name, observation in ids.items()}
     refused: list[str] = []
     events = _events(trace, list(zip(names, observations, strict=True)), ids, parents, refused)
     metadata = decode_json_text(trace.get("metadata"))
@@ -89,13 +94,39 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     read_out = Trace(
         id=identifier(trace.get("id")),
         events=events,
-        scores=[_score(mapping(score, f"scores[{n}]")) for n, score in enumerate(listed)],
+        scores=[_score(score) for score in scores if score.get("dataType") != _CORRECTION],
         parents=parents,
         task=identifier(trace.get("datasetItemId")) or task_in(metadata),
         info=info,
         refused=refused,
     )
     yield from read_trace(NAME, read_out, origin, options, position=origin.ordinal)
+    for score in scores:
+        if score.get("dataType") == _CORRECTION:
+            yield _correction(score, read_out, origin)
+
+
+def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
+    """Return the pair of a corrected output and the output that it corrects: that of its call, else of the last one."""
+    target = filled_text(score.get("observationId"))
+    calls = [event for event in trace.events if isinstance(event, ModelCall) and target in (None, event.id)]
+    corrected = filled_text(score.get("stringValue")) or filled_text(score.get("value"))
+    if not calls or not calls[-1].output or corrected is None:
+        reason = f"trace {trace.id!r}: a correction without its text, or of something that is no call of a model"
+        return Rejected(origin.file, origin.line, reason, NAME)
+    call = calls[-1]
+    return Parts(
+        NAME,
+        origin,
+        f"trace {trace.id!r}, correction of {call.id!r}",
+        task=trace.task,
+        run=run_of(trace.id, origin.ordinal),
+        prompt=call.input,
+        chosen=answers(decode_output(corrected), "correction")[0],
+        rejected=call.output,
+        tools=call.tools,
+        info={**trace.info, "trace_id": trace.id, "corrected_call": call.id},
+    )
 
 
 def _observations(export: Json, trace: Json) -> list[Any]:
@@ -146,7 +177,7 @@ def _events(
         {**trace, "input": _unquote(trace.get("input")), "output": _unquote(trace.get("output"))},
     ]:
         if candidate.get("output") is not None:
-            return [*_calls(_text(candidate.get("id")) or "", candidate, {}), *events]
+            return [*_calls(filled_text(candidate.get("id")) or "", candidate, {}), *events]
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
 
 
@@ -201,8 +232,8 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
             input=messages,
             output=one,
             tools=tools,
-            parent=_text(observation.get("parentObservationId")),
-            model=_text(observation.get("model")),
+            parent=filled_text(observation.get("parentObservationId")),
+            model=filled_text(observation.get("model")),
             failure=_failure(observation, "exception"),
             usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
             # Plain text in and out below an agent: the calls log only the opening prompt, and the turns are rebuilt.
@@ -301,15 +332,17 @@ def _tool_run(name: str, observation: Json) -> ToolRun | None:
             call_id, result = message["tool_call_id"], message.get("content")
             if failure is None and message.get("status") == "error":
                 failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    call_id = call_id or _text(attributes.get("gen_ai.tool.call.id")) or _text(attributes.get("ai.toolCall.id"))
-    tool = _text(attributes.get("gen_ai.tool.name")) or _text(attributes.get("ai.toolCall.name"))
+    call_id = (
+        call_id or filled_text(attributes.get("gen_ai.tool.call.id")) or filled_text(attributes.get("ai.toolCall.id"))
+    )
+    tool = filled_text(attributes.get("gen_ai.tool.name")) or filled_text(attributes.get("ai.toolCall.name"))
     return ToolRun(
         id=name,
-        name=tool or _text(observation.get("name")) or "",
+        name=tool or filled_text(observation.get("name")) or "",
         output=result,
         arguments=observation.get("input"),
         call_id=call_id,
-        parent=_text(observation.get("parentObservationId")),
+        parent=filled_text(observation.get("parentObservationId")),
         failure=failure,
     )
 
@@ -317,7 +350,7 @@ def _tool_run(name: str, observation: Json) -> ToolRun | None:
 def _failure(observation: Json, default: str) -> Failure | None:
     if observation.get("level") != "ERROR":
         return None
-    message = _text(observation.get("statusMessage")) or ""
+    message = filled_text(observation.get("statusMessage")) or ""
     return Failure(failure_kind(message, default), message)
 
 
@@ -326,11 +359,7 @@ def _score(score: Json) -> Score:
     # The number of a category is arbitrary; its label says what was meant.
     if score.get("dataType") == "CATEGORICAL" or value is None:
         value = score.get("stringValue", value)
-    return Score(_text(score.get("name")) or "score", value, _text(score.get("observationId")))
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return Score(filled_text(score.get("name")) or "score", value, filled_text(score.get("observationId")))
 
 
 FORMAT = Format(NAME, "record", matches, read, "Langfuse trace exports")

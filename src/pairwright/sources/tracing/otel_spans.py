@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import index
+from pairwright.sources.fields import index, list_or_empty, object_or_empty
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
@@ -120,15 +120,15 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
             yield from _raw_spans(item, logs, notes, depth + 1)
     elif _is_stored(value):
         yield {name: item for key, item in value.items() if (name := _STORED.get(key.replace("_", "").lower()))}
-        for child in _list(value.get("child_spans")):  # how deep they lie is up to the agent
+        for child in list_or_empty(value.get("child_spans")):  # how deep they lie is up to the agent
             yield from _raw_spans(child, logs, notes, 1)
     elif is_span(value):
         yield value
     elif isinstance(value, dict):
-        for note in _list(value.get("annotations")):
+        for note in list_or_empty(value.get("annotations")):
             if isinstance(note, dict):
                 notes.setdefault(str(note.get("span_id")), []).append(note)
-        for resource in _list(value.get("resourceLogs")):
+        for resource in list_or_empty(value.get("resourceLogs")):
             _read_logs(resource, logs)
         # The levels of OTLP JSON; Phoenix has `spans` alone.
         groups = [value[key] for key in ("resourceSpans", "scopeSpans", "spans") if key in value]
@@ -139,8 +139,8 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
 
 
 def _read_logs(resource: Any, logs: dict[str, list[Event]]) -> None:
-    for scope in _list(resource.get("scopeLogs") if isinstance(resource, dict) else None):
-        for record in _list(scope.get("logRecords") if isinstance(scope, dict) else None):
+    for scope in list_or_empty(resource.get("scopeLogs") if isinstance(resource, dict) else None):
+        for record in list_or_empty(scope.get("logRecords") if isinstance(scope, dict) else None):
             if isinstance(record, dict):
                 attributes = plain_attributes(record.get("attributes"))
                 body = _any_value(record.get("body"), 0)
@@ -158,15 +158,15 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     attributes = plain_attributes(value.get("attributes")) or _flat(columns)
     if isinstance(value.get("span_kind"), str):
         attributes.setdefault("openinference.span.kind", value["span_kind"])
-    context = _dict(value.get("context"))
-    script = _dict(value.get("spanContext"))  # of the JavaScript SDK
+    context = object_or_empty(value.get("context"))
+    script = object_or_empty(value.get("spanContext"))  # of the JavaScript SDK
     rollout = _rollout(value)
     ids = [value.get("spanId"), context.get("span_id"), value.get("context.span_id"), script.get("spanId")]
     if rollout is not None:
         ids.insert(0, value.get("span_id"))
     traces = (value.get("traceId"), context.get("trace_id"), value.get("context.trace_id"), script.get("traceId"))
     span_id = _first(*ids) or f"#{number}"
-    events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
+    events = [_event(event) for event in list_or_empty(value.get("events"))] + logs.get(span_id, [])
     for name, attributes_of_event in events:
         # This event holds what newer conventions put on the span; the span's own attributes override it.
         if name == "gen_ai.client.inference.operation.details":
@@ -175,7 +175,9 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
         id=span_id,
         trace=rollout or _first(*traces) or "",
         parent=_first(
-            value.get("parentSpanId"), value.get("parent_id"), _dict(value.get("parentSpanContext")).get("spanId")
+            value.get("parentSpanId"),
+            value.get("parent_id"),
+            object_or_empty(value.get("parentSpanContext")).get("spanId"),
         ),
         name=value["name"] if isinstance(value.get("name"), str) else "",
         start=index(value.get("sequence_id"))
@@ -195,7 +197,10 @@ def _rollout(value: Json) -> str | None:
 
 
 def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:
-    status = _dict(value.get("status")) or {"code": value.get("status_code"), "message": value.get("status_message")}
+    status = object_or_empty(value.get("status")) or {
+        "code": value.get("status_code"),
+        "message": value.get("status_message"),
+    }
     code = status.get("code", status.get("status_code"))
     # The code as OTLP JSON, SDK, ClickHouse exporter and protobuf number write it.
     if code not in ("STATUS_CODE_ERROR", "ERROR", "Error", 2, "2"):
@@ -216,10 +221,12 @@ def _scores(
             label = event.get("gen_ai.evaluation.name")
             points = event.get("gen_ai.evaluation.score.value", event.get("gen_ai.evaluation.score.label"))
             scores.append(Score(label if isinstance(label, str) else "score", points, span_id))
-    listed = _list(value.get("annotations")) + _list(value.get("span_annotations")) + notes.get(span_id, [])
+    listed = (
+        list_or_empty(value.get("annotations")) + list_or_empty(value.get("span_annotations")) + notes.get(span_id, [])
+    )
     for note in listed:
         if isinstance(note, dict):
-            result = _dict(note.get("result")) or note
+            result = object_or_empty(note.get("result")) or note
             # A label ("correct") where there is no score.
             points = result.get("score") if result.get("score") is not None else result.get("label")
             scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
@@ -267,9 +274,9 @@ def _any_value(value: Any, depth: int) -> Any:
         if key == "doubleValue":
             return item
         if key == "arrayValue" and isinstance(item, dict):
-            return [_any_value(inner, depth + 1) for inner in _list(item.get("values"))]
+            return [_any_value(inner, depth + 1) for inner in list_or_empty(item.get("values"))]
         if key == "kvlistValue" and isinstance(item, dict):
-            pairs = [pair for pair in _list(item.get("values")) if isinstance(pair, dict)]
+            pairs = [pair for pair in list_or_empty(item.get("values")) if isinstance(pair, dict)]
             return {str(pair.get("key")): _any_value(pair.get("value"), depth + 1) for pair in pairs}
     return None
 
@@ -319,14 +326,6 @@ def moment(value: Any) -> int | float | None:
             parts[0] * 10**9 + parts[1] if len(parts) == 2 and parts[0] is not None and parts[1] is not None else None
         )
     return index(value)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> Json:
-    return value if isinstance(value, dict) else {}
 
 
 def _first(*values: Any) -> str | None:

@@ -20,113 +20,32 @@ each format names, else a hash of the prompt.
     nat-atof       {kind: scope | mark, scope_category: start | end, category, uuid, data}: the lines of one run. The
                    input is the `data` of a scope's start, the output that of its end. Scores are marks of category
                    "evaluation" or "score" whose data has a `score` or `reward`
+    langsmith      {id, trace_id, parent_run_id, dotted_order, run_type, inputs, outputs, error, feedback_stats}: runs,
+                   or an SDK batch {post: [runs], patch: [runs]}, where a patch completes the run with the same id or
+                   dotted_order. Runs may hold their children in `child_runs`. Scores are `feedback[{key, score}]`, else
+                   the averages of `feedback_stats`; the task may be the `reference_example_id`
     braintrust     {span_id, root_span_id, span_parents[], span_attributes{type, name}, input, output, scores{}}
     opik           {id, trace_id, parent_span_id, type, input, output, feedback_scores[{name, value}]}
 
 Braintrust and Opik are written from the schemas of the tools.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
-    BadRecord,
     filled_text,
-    items,
     mapping,
     object_or_empty,
     optional_items,
     optional_mapping,
     value_at,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.any_messages import decode_json_text
-from pairwright.sources.shapes.tool_errors import failure_kind
-from pairwright.sources.shapes.traces import Failure, Score, task_in
-from pairwright.sources.tracing.otel_spans import moment
-from pairwright.sources.tracing.span_nodes import Node, Role, trace_of_nodes
-from pairwright.sources.tracing.trace_to_experiences import read_trace
-
-_SAMPLE = 3  # rows that a format is told by
-_TEXTS = frozenset({"trace", "id", "parent", "error"})
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-@dataclass(frozen=True)
-class SpanFormat:
-    """A declared format of spans."""
-
-    name: str
-    summary: str
-    is_row: Callable[[Any], bool]  # of each of the first rows
-    # Field of a node, "trace" or "error": where a row may have it, best first; of a list of ids, the first one counts.
-    # Without "trace" all rows are one trace.
-    paths: Mapping[str, tuple[str, ...]]
-    # Scores, task and info of a trace, from the unit and the rows of the trace
-    describe: Callable[[Any, list[Json]], Json]
-    roles: Mapping[str, Role]  # by the field "role"; "other" for what is not listed
-    hook: Callable[[Json], Json] = lambda row: {}  # fields of a row that paths cannot name
-    rows: Callable[[Any], list[Any]] = _listed
-    failure: str | None = None  # the kind of a failure that names none; None: by the role of the span
-    unit: Literal["record", "file"] = "file"
-
-    def matches(self, value: Any) -> bool:
-        rows = self.rows(value)
-        return bool(rows) and all(map(self.is_row, rows[:_SAMPLE]))
-
-    def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-        """Group rows by trace and yield the experiences of each trace."""
-        traces: dict[str, list[Json]] = {}
-        for number, item in enumerate(items(self.rows(value), "rows")):
-            row = mapping(item, f"rows[{number}]")
-            own = self._value(row, "trace") or f"#{number}" if "trace" in self.paths else ""
-            traces.setdefault(own, []).append(row)
-        if not traces:
-            raise BadRecord("no spans")
-        for position, (trace_id, rows) in enumerate(traces.items(), origin.ordinal):
-            nodes = [self._node(row, number) for number, row in enumerate(rows)]
-            trace = trace_of_nodes(**{"trace_id": trace_id, "nodes": nodes, **self.describe(value, rows)})
-            yield from read_trace(self.name, trace, origin, options, position=position)
-
-    def _node(self, row: Json, number: int) -> Node:
-        fields = {name: self._value(row, name) for name in self.paths} | self.hook(row)
-        role = self.roles.get(str(fields.get("role")), "other")
-        error, failure = fields.get("error"), None
-        if error is not None:
-            kind = self.failure or ("tool_error" if role == "tool" else "exception")
-            failure = Failure(failure_kind(error, kind), error)
-        return Node(
-            id=filled_text(fields.get("id")) or f"#{number}",
-            parent=filled_text(fields.get("parent")),
-            role=role,
-            name=filled_text(fields.get("name")) or "",
-            start=moment(fields.get("start")),
-            model=filled_text(fields.get("model")),
-            call_id=filled_text(fields.get("call_id")),
-            failure=failure,
-            **{name: fields.get(name) for name in ("input", "output", "tools", "usage")},
-        )
-
-    def _value(self, row: Json, name: str) -> Any:
-        """Return the first value of a field; of an id or error, the first text."""
-        for path in self.paths[name]:
-            value = value_at(row, path)
-            if name in _TEXTS:
-                value = filled_text(value[0] if isinstance(value, list) and value else value)
-            if value is not None:
-                return value
-        return None
-
-    @property
-    def format(self) -> Format:
-        return Format(self.name, self.unit, self.matches, self.read, self.summary)
+from pairwright.sources.shapes.any_messages import decode_json_text, tools_in
+from pairwright.sources.shapes.traces import Score, task_in
+from pairwright.sources.tracing.span_nodes import Role, SpanFormat, listed
 
 
 def _has(*alternatives: str) -> Callable[[Any], bool]:
@@ -366,7 +285,7 @@ def _agents_spans(value: Any) -> list[Any]:
 
 def _agents_rows(value: Any) -> list[Any]:
     flat: list[Any] = []
-    for row in _listed(value):
+    for row in listed(value):
         data = row.get("data") if isinstance(row, dict) else None
         flat += data if isinstance(data, list) and "object" not in row else [row]
     return flat
@@ -416,7 +335,7 @@ OPENAI_AGENTS = SpanFormat(
 def _scopes(value: Any) -> list[Any]:
     """Join the events of each scope: {start, end}; marks are left to `_describe_atof`."""
     scopes: dict[str, Any] = {}
-    for number, row in enumerate(_listed(value)):
+    for number, row in enumerate(listed(value)):
         if not isinstance(row, dict):
             scopes[f"#{number}"] = row
         elif row.get("kind") != "mark":
@@ -456,7 +375,7 @@ def _describe_atof(unit: Any, scopes: list[Json]) -> Json:
     fields = [_atof(scope) for scope in scopes]
     root = next((one for one in fields if filled_text(one["parent"]) is None), fields[0])
     scores: list[Score] = []
-    for row in _listed(unit):
+    for row in listed(unit):
         data = row.get("data")
         if row.get("kind") == "mark" and row.get("category") in ("evaluation", "score") and isinstance(data, dict):
             name, points = filled_text(row.get("name")) or "score", data.get("score", data.get("reward"))
@@ -464,7 +383,7 @@ def _describe_atof(unit: Any, scopes: list[Json]) -> Json:
     return {
         "trace_id": root["id"],
         "scores": scores,
-        "task": task_in(*(row.get("metadata") for row in _listed(unit))),
+        "task": task_in(*(row.get("metadata") for row in listed(unit))),
         "info": {"name": filled_text(root["name"]) or ""},
     }
 
@@ -552,4 +471,129 @@ OPIK = SpanFormat(
     failure="exception",
 )
 
-DECLARED = {one.name: one.format for one in (MLFLOW, WEAVE, BRAINTRUST, OPIK, OPENAI_AGENTS, LITELLM, NAT_ATOF)}
+_MAX_DEPTH = 50  # of runs inside runs
+
+
+def _is_run(value: Any) -> bool:
+    # A patch may lack the inputs, but has its dotted_order.
+    return isinstance(value, dict) and ("dotted_order" in value or ("run_type" in value and "inputs" in value))
+
+
+def _runs(value: Any) -> list[Any]:
+    """Return the runs of a file, each whole: non-empty values of later records of a run override earlier ones."""
+    by_id: dict[str, Json] = {}
+    ids: dict[str, str] = {}  # by dotted_order, since patches of some SDKs have no id
+    for run in _nested_runs(value, 0):
+        order = filled_text(run.get("dotted_order"))
+        # The id, else that of a run at the same place in the tree, else the place itself, else a number.
+        key = filled_text(run.get("id")) or ids.get(order or "") or (order or f"#{len(by_id)}")
+        if order is not None:
+            ids.setdefault(order, key)
+        # dotted_order is "<time>Z<run id>.<time>Z<run id>...", from the root down to the run.
+        root = order.split(".")[0].partition("Z")[2] if order else ""
+        known = by_id.setdefault(key, {"id": key, "trace_id": root or key})
+        known.update({name: item for name, item in run.items() if name != "id" and item not in (None, {}, [])})
+    runs = list(by_id.values())
+    # Times lead every part, so the order of texts is that of starting, with parents before children.
+    if all(filled_text(run.get("dotted_order")) for run in runs):
+        runs.sort(key=lambda run: str(run["dotted_order"]))
+    return runs
+
+
+def _nested_runs(value: Any, depth: int) -> Iterator[Json]:
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, list):
+        for item in value:
+            yield from _nested_runs(item, depth + 1)
+    elif _is_run(value):
+        yield value
+        yield from _nested_runs(value.get("child_runs"), depth + 1)
+    elif isinstance(value, dict):
+        yield from _nested_runs([value.get("post"), value.get("patch")], depth + 1)
+
+
+def _langsmith(run: Json) -> Json:
+    inputs, outputs = decode_json_text(run.get("inputs")), decode_json_text(run.get("outputs"))
+    extra, metadata = object_or_empty(run.get("extra")), _run_metadata(run)
+    fields: Json = {"error": filled_text(run.get("error")) or ("" if run.get("status") == "error" else None)}
+    if run.get("run_type") == "tool":
+        inner = decode_json_text(outputs.get("output", outputs) if isinstance(outputs, dict) else outputs)
+        # A serialized LangChain message: its fields are in `kwargs`.
+        if isinstance(inner, dict) and isinstance(inner.get("kwargs"), dict):
+            inner = inner["kwargs"]
+        call_id = metadata.get("tool_call_id")
+        if isinstance(inner, dict) and "tool_call_id" in inner:
+            call_id, content = filled_text(inner["tool_call_id"]) or call_id, inner.get("content")
+            if inner.get("status") == "error" and fields["error"] is None:
+                fields["error"] = str(content or "")
+            inner = content
+        # A tool of one argument logs {"input": value}.
+        is_single = isinstance(inputs, dict) and set(inputs) == {"input"}
+        return {
+            **fields,
+            "input": inputs["input"] if is_single else run.get("inputs"),
+            "output": inner,
+            "call_id": call_id,
+        }
+    # Completion models log {"prompts": [text]}; a batch of one is its only text.
+    prompts = inputs.get("prompts") if isinstance(inputs, dict) and "messages" not in inputs else None
+    usage = object_or_empty(outputs)
+    return {
+        **fields,
+        "input": prompts[0] if isinstance(prompts, list) and len(prompts) == 1 else inputs,
+        "output": outputs or None,
+        "tools": inputs if isinstance(inputs, dict) and tools_in(inputs) else extra.get("invocation_params"),
+        "model": filled_text(usage.get("model")) or metadata.get("ls_model_name"),
+        "usage": usage.get("usage_metadata", usage.get("usage")),
+    }
+
+
+def _run_metadata(run: Json) -> Json:
+    return object_or_empty(object_or_empty(run.get("extra")).get("metadata"))
+
+
+def _describe_langsmith(unit: Any, runs: list[Json]) -> Json:
+    ids = {run["id"] for run in runs}
+    root = next((run for run in runs if filled_text(run.get("parent_run_id")) not in ids), runs[0])
+    scores: list[Score] = []
+    for run in runs:
+        feedback, stats = run.get("feedback"), run.get("feedback_stats")
+        own = [
+            Score(
+                filled_text(item.get("key")) or "score",
+                item.get("value") if item.get("score") is None else item["score"],
+                filled_text(item.get("run_id")) or run["id"],
+            )
+            for item in (feedback if isinstance(feedback, list) else ())
+            if isinstance(item, dict)
+        ]
+        averages = stats if isinstance(stats, dict) and not own else {}
+        scores += own or [
+            Score(str(key), item.get("avg") if isinstance(item, dict) else item, run["id"])
+            for key, item in averages.items()
+        ]
+    # A failure of the root is kept, unless the root is itself the call and has it as its own.
+    has_calls = any(run.get("run_type") == "llm" for run in runs if run is not root)
+    session = filled_text(root.get("session_name")) or filled_text(root.get("session_id"))
+    return {
+        "scores": scores,
+        "task": task_in(root, _run_metadata(root), root.get("inputs")),
+        "info": _present(name=root.get("name"), session=session, error=root.get("error") if has_calls else None),
+    }
+
+
+LANGSMITH = SpanFormat(
+    "langsmith",
+    "LangSmith runs and batches",
+    _is_run,
+    {"trace": ("trace_id",), "id": ("id",), "parent": ("parent_run_id",), "role": ("run_type",), "name": ("name",)},
+    _describe_langsmith,
+    {"llm": "call", "tool": "tool"},
+    hook=_langsmith,
+    rows=_runs,
+)
+
+DECLARED = {
+    one.name: one.format for one in (LANGSMITH, MLFLOW, WEAVE, BRAINTRUST, OPIK, OPENAI_AGENTS, LITELLM, NAT_ATOF)
+}

@@ -1,10 +1,13 @@
 """Spans of tools that log an input and an output with each: nodes, from which a Trace is made in one way for all.
 
-A format maps its spans to nodes, a table of fields. Inputs and outputs may be JSON text, in any shape of
+A `SpanFormat` declares how its rows are told, where their fields are, and what else is needed to make nodes of them
+(sources/tracing/span_formats.py). Inputs and outputs may be JSON text, in any shape of
 sources/shapes/any_messages.py. A call that cannot be read is refused with its reason; the others are read. Without any
 call, the agents' own spans stand for it, else the roots.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +15,9 @@ from msgspec.structs import replace
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
+from pairwright.sources.assemble import Parts
+from pairwright.sources.fields import BadRecord, filled_text, items, mapping, value_at
+from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
     conversation,
@@ -21,7 +27,10 @@ from pairwright.sources.shapes.any_messages import (
     instructions_in,
     tools_in,
 )
+from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of
+from pairwright.sources.tracing.otel_spans import moment
+from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 Role = Literal["call", "tool", "agent", "other"]
 _INPUT_TOKENS = ("input_tokens", "prompt_tokens", "promptTokens", "inputTokens")
@@ -133,5 +142,82 @@ def usage_of(value: Any) -> dict[str, int | float]:
 
 
 def _model_in(value: Any) -> str | None:
-    model = value.get("model") if isinstance(value, dict) else None
-    return model if isinstance(model, str) and model else None
+    return filled_text(value.get("model")) if isinstance(value, dict) else None
+
+
+_SAMPLE = 3  # rows that a format is told by
+_TEXTS = frozenset({"trace", "id", "parent", "error"})
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+@dataclass(frozen=True)
+class SpanFormat:
+    """A declared format of spans."""
+
+    name: str
+    summary: str
+    is_row: Callable[[Any], bool]  # of each of the first rows
+    # Field of a node, "trace" or "error": where a row may have it, best first; of a list of ids, the first one counts.
+    # Without "trace" all rows are one trace.
+    paths: Mapping[str, tuple[str, ...]]
+    # Scores, task and info of a trace, from the unit and the rows of the trace
+    describe: Callable[[Any, list[Json]], Json]
+    roles: Mapping[str, Role]  # by the field "role"; "other" for what is not listed
+    hook: Callable[[Json], Json] = lambda row: {}  # fields of a row that paths cannot name
+    rows: Callable[[Any], list[Any]] = listed
+    failure: str | None = None  # the kind of a failure that names none; None: by the role of the span
+    unit: Literal["record", "file"] = "file"
+
+    def matches(self, value: Any) -> bool:
+        rows = self.rows(value)
+        return bool(rows) and all(map(self.is_row, rows[:_SAMPLE]))
+
+    def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+        """Group rows by trace and yield the experiences of each trace."""
+        traces: dict[str, list[Json]] = {}
+        for number, item in enumerate(items(self.rows(value), "rows")):
+            row = mapping(item, f"rows[{number}]")
+            own = self._value(row, "trace") or f"#{number}" if "trace" in self.paths else ""
+            traces.setdefault(own, []).append(row)
+        if not traces:
+            raise BadRecord("no spans")
+        for position, (trace_id, rows) in enumerate(traces.items(), origin.ordinal):
+            nodes = [self._node(row, number) for number, row in enumerate(rows)]
+            trace = trace_of_nodes(**{"trace_id": trace_id, "nodes": nodes, **self.describe(value, rows)})
+            yield from read_trace(self.name, trace, origin, options, position=position)
+
+    def _node(self, row: Json, number: int) -> Node:
+        fields = {name: self._value(row, name) for name in self.paths} | self.hook(row)
+        role = self.roles.get(str(fields.get("role")), "other")
+        error, failure = fields.get("error"), None
+        if error is not None:
+            kind = self.failure or ("tool_error" if role == "tool" else "exception")
+            failure = Failure(failure_kind(error, kind), error)
+        return Node(
+            id=filled_text(fields.get("id")) or f"#{number}",
+            parent=filled_text(fields.get("parent")),
+            role=role,
+            name=filled_text(fields.get("name")) or "",
+            start=moment(fields.get("start")),
+            model=filled_text(fields.get("model")),
+            call_id=filled_text(fields.get("call_id")),
+            failure=failure,
+            **{name: fields.get(name) for name in ("input", "output", "tools", "usage")},
+        )
+
+    def _value(self, row: Json, name: str) -> Any:
+        """Return the first value of a field; of an id or error, the first text."""
+        for path in self.paths[name]:
+            value = value_at(row, path)
+            if name in _TEXTS:
+                value = filled_text(value[0] if isinstance(value, list) and value else value)
+            if value is not None:
+                return value
+        return None
+
+    @property
+    def format(self) -> Format:
+        return Format(self.name, self.unit, self.matches, self.read, self.summary)

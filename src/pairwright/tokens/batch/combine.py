@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field
 
-from pairwright.config.config_file import Options
+from pairwright.config.problems import Options
 from pairwright.config.sections import SequenceTerms
 from pairwright.errors import RecordError
 from pairwright.records.experience import Experience, Pair

@@ -25,10 +25,10 @@ import xxhash
 
 from pairwright.errors import PairwrightError, TableError
 from pairwright.paths import Place, list_names, write_atomic
-from pairwright.paths.paths import scan_parquet
+from pairwright.paths.parquet_files import scan_parquet
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json
-from pairwright.store.segments import new_segment_id
+from pairwright.store.journal import new_segment_id
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.sequence import Report, Sequence
 

@@ -29,8 +29,8 @@ from pairwright.records.json_text import from_json
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.store.arrow import from_arrow, from_batch
-from pairwright.store.segments import read_marker
 from pairwright.store.table import Table
+from pairwright.store.table_marker import read_marker
 from pairwright.tokens.clock import parse_time, time_of
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.recorded import is_cut_side

@@ -176,7 +176,8 @@ def read_channels(
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
             parts = [
-                load_policy_data(source, scored=False, **shared, **folders.of(name)) for name, source in sources.items()
+                load_policy_data(source, scored=False, score=settings.score, **shared, **folders.of(name))
+                for name, source in sources.items()
             ]
             parts[0] = _add_stages(parts[0], experience, settings, parts[0].ids)
             likely = _likely_of_runs(parts, settings.run_weight)
@@ -186,7 +187,7 @@ def read_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        runs = load_policy_data(source, policy=settings.grpo, **shared, **folders.of("runs"))
+        runs = load_policy_data(source, policy=settings.grpo, score=settings.score, **shared, **folders.of("runs"))
         runs = _add_stages(runs, source, settings, runs.ids)
         order_of, run_weight = partial(_order, config, data=runs), settings.run_weight
         if weights.grpo:

@@ -109,6 +109,7 @@ class PreferenceChannel(Channel):
             ref_rejected_B=None if known_S is None else known_S[1::2],
             weight_B=torch.from_numpy(self.data.weights[items]).to(policy.device),
             margin_B=torch.from_numpy(self.data.gaps[items]).to(policy.device),
+            noise_B=None if self.data.noise is None else torch.from_numpy(self.data.noise[items]).to(policy.device),
             reference_point=self._point,
         )
         losses = preference_loss(self.options.losses, logps, self.options)

@@ -32,7 +32,13 @@ def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_tr
     if is_trained and settings.finetuning_type != "all_weights":
         model = attach_adapter(model, settings)
     if not settings.dropout:
-        _disable_dropout(model)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            for name in ("attention_dropout", "attn_dropout"):
+                # Some models keep the rate of their attention dropout as a number, not as a module.
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, 0.0)
     if is_trained and settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         # For LoRA: its embeddings are frozen, and checkpointed blocks may expect inputs that require a gradient.
@@ -160,13 +166,3 @@ def _four_bits() -> Any:
     if importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available():
         raise ModelError("quantization nf4 needs a GPU and bitsandbytes: pip install bitsandbytes")
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-
-
-def _disable_dropout(model: Any) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "attn_dropout"):
-            # Some models keep the rate of their attention dropout as a number, not as a module.
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)

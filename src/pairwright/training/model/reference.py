@@ -19,7 +19,7 @@ import xxhash
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_atomic
 from pairwright.records.arrays import Array
-from pairwright.store.segments import new_segment_id
+from pairwright.store.journal import new_segment_id
 from pairwright.tokens.batch.collate import Tree
 from pairwright.training.model.policy_model import Policy
 from pairwright.training.model.ranks import Ranks

@@ -60,7 +60,11 @@ def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_traine
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        _give_back_freed_memory()
+        # Have glibc return what a unit took as soon as it is freed. By itself it keeps blocks of up to 32 MB for
+        # later, and gathering unit after unit leaves a process on the CPU with more than the whole model would take.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
     source = None
     if ranks.is_first:
         source = load_model(folder, settings, device=torch.device("cpu"), is_trained=is_trained)
@@ -94,14 +98,6 @@ def gather_model(folder: Path, settings: TrainConfig, weights: dict[str, Any], r
             if model is not None:
                 places[name].copy_(value)
     return model
-
-
-def _give_back_freed_memory() -> None:
-    """Have glibc return what a unit took as soon as it is freed. By itself it keeps blocks of up to 32 MB for later,
-    and gathering unit after unit leaves a process on the CPU with more than the whole model would take."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 class _Filling:

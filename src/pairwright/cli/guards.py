@@ -1,0 +1,155 @@
+"""What the operating system refused, and Ctrl-C: one line each that says how to go on."""
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperGroup
+
+from pairwright.cli.arguments import refuse_addresses
+from pairwright.errors import PairwrightError
+from pairwright.interrupts import is_interrupt
+
+if TYPE_CHECKING:
+    pass
+
+
+# Error numbers, and what the user can do about them
+_WAYS_OUT = {
+    errno.ENOENT: "check the path, and create the folder that it is in",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another path",
+    errno.EISDIR: "a folder is there, where a file was expected: choose another path",
+    errno.EEXIST: "something is there already: choose another path, or remove it",
+    errno.ENOTEMPTY: "something is there already: choose another path, or remove it",
+    errno.EACCES: "choose a path that you may read and write, or change its permissions",
+    errno.EPERM: "choose a path that you may read and write, or change its permissions",
+    errno.EROFS: "choose a path on another file system",
+    errno.ENOSPC: "free some space, or choose a path on another disk; then run the same command again",
+    errno.EDQUOT: "free some space, or choose a path on another disk; then run the same command again",
+    errno.EFBIG: "free some space, or choose a path on another disk; then run the same command again",
+    errno.EIO: "the device failed: check it, or choose a path on another disk",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "a link in the path leads to itself: remove it, or choose another path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer --workers",
+    errno.ENFILE: "raise the limit of open files (ulimit -n), or use fewer --workers",
+    errno.ENOMEM: "close other programs, or use fewer --workers",
+    errno.EADDRINUSE: "another program listens there: choose another --port",
+    errno.EADDRNOTAVAIL: "this machine does not have the address: choose another --host",
+    errno.ECONNREFUSED: "nobody listens there: start the server, or check the address",
+}
+_OTHER_WAY_OUT = "check the path and the device; then run the same command again"
+
+_SAME = "the same command goes on where it was"
+_WITH_RESUME = "the same command with --resume goes on where it was"
+_FROM_START = "nothing was finished, and the same command begins again"
+# Commands, and how to go on after Ctrl-C; one that is not listed has written nothing
+_AT_STOP = {
+    "run": _SAME,
+    "demo": _SAME,
+    "compare": _SAME,
+    "import": "the same command adds what is not in the table yet",
+    "collect": _WITH_RESUME,
+    "teach": _SAME,
+    "score": _SAME,
+    "experience filter": _FROM_START,
+    "experience export": _FROM_START,
+    "experience corrections": _SAME,
+    "pairs build": _FROM_START,
+    "export": _FROM_START,
+    "push": _SAME,
+    "pull": _SAME,
+    "tokens build": _SAME,
+    "tokens show": _FROM_START,
+    "train": _WITH_RESUME,
+    "evaluate run": _WITH_RESUME,
+    "evaluate compare": _FROM_START,
+    "report": _FROM_START,
+    "explain": _FROM_START,
+    "config from-nat": _FROM_START,
+    "jobs submit": "pairwright jobs list shows whether the job was handed over",
+    "jobs cancel": "pairwright jobs show says what became of the job",
+    "jobs deploy": "pairwright jobs show says what became of the job",
+    "record": "what was recorded is in the table",
+    "serve jobs": "the same command serves again, and goes on with the jobs",
+    "serve model": "the same command serves again",
+    "serve targets add": _FROM_START,
+    "serve targets remove": _FROM_START,
+    "serve token create": "pairwright serve token list shows whether there is a token",
+    "serve token revoke": "pairwright serve token list shows whether there is a token",
+}
+_NOTHING = "nothing was written"
+_WRITTEN = re.compile(r"; \w+( \w+)? was written$")  # "; nothing was written", "; no report was written"
+
+
+class Interrupted(PairwrightError):
+    """Ctrl-C, with how to go on."""
+
+    exit_code = 130
+
+
+def describe_os_error(error: OSError) -> str:
+    """What was refused, where, and the way out, in one line."""
+    reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    # a rename has two paths
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
+    where = f"{' -> '.join(paths)}: " if paths else ""
+    if paths and error.errno == errno.ENOENT and os.path.islink(paths[0]):
+        target = os.readlink(paths[0])
+        return f"{where}a link to {target}, which does not exist: remove the link, or restore what it leads to"
+    return f"{where}{reason}: {_WAYS_OUT.get(error.errno or 0, _OTHER_WAY_OUT)}"
+
+
+def with_way_out(error: PairwrightError) -> str:
+    """The message of an error; one that only repeats what the operating system refused gets the way out, too."""
+    message, cause = str(error), error.__cause__
+    # a message that ends with the reason of the operating system alone says nothing about how to go on
+    if isinstance(cause, OSError) and cause.strerror and _WRITTEN.sub("", message).endswith(cause.strerror):
+        return f"{message}: {_WAYS_OUT.get(cause.errno or 0, _OTHER_WAY_OUT)}"
+    return message
+
+
+def first_os_error(group: BaseExceptionGroup[BaseException]) -> OSError | None:
+    """The first one of a group, as tasks that run together raise them; None if there is anything else among them."""
+    # anything else in the group is a bug, whose traceback must not be hidden
+    matching, rest = group.split(OSError)
+    if matching is None or rest is not None:
+        return None
+    first: BaseException = matching
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, OSError) else None
+
+
+def guard_commands(command: Any, name: str = "") -> None:
+    """Let every command refuse addresses that it cannot take, and say at Ctrl-C how to go on."""
+    if isinstance(command, TyperGroup):
+        for word, child in command.commands.items():
+            guard_commands(child, f"{name} {word}".strip())
+    elif command.callback is not None:
+        command.callback = _guarded(command.callback, name)
+
+
+def describe_stop(name: str, *, is_resumed: bool = False) -> str:
+    """How to go on with a command that was stopped; `is_resumed` where it had --resume already."""
+    way = _AT_STOP.get(name, _NOTHING)
+    return f"stopped; {_SAME if is_resumed and way == _WITH_RESUME else way}"
+
+
+def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @wraps(callback)
+    def guarded(*args: Any, **params: Any) -> Any:
+        refuse_addresses(params, name)
+        try:
+            return callback(*args, **params)
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
+            raise Interrupted(describe_stop(name, is_resumed=bool(params.get("resume")))) from error
+
+    return guarded
+
+
+__all__ = ["Interrupted", "describe_os_error", "describe_stop", "first_os_error", "guard_commands", "with_way_out"]

@@ -1,0 +1,115 @@
+"""How help looks: groups with a default command, commands in the order of the flow, and plain names of types.
+
+`tokens DIR` is `tokens build DIR`, `evaluate A B` is `evaluate compare A B`; the help of such a group is that of its
+default command, with the other commands below.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from typer.core import TyperGroup
+
+from pairwright.cli.short_help import HELP_NAMES, shorten_help
+
+
+class GroupWithDefault(TyperGroup):
+    """`default` is the command unless the first word names another one, or asks for help."""
+
+    default = "build"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", *HELP_NAMES):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        default = self.commands[self.default]
+        usage = [piece for piece in default.collect_usage_pieces(ctx) if piece != default.options_metavar]
+        page = _Page(
+            name=self.name,
+            commands=dict(self.commands),
+            params=[*default.params, self.get_help_option(ctx)],
+            add_help_option=False,
+            help=f"{self.help}\n\nWithout the name of a command, {self.default} is meant: {default.help}",
+            rich_markup_mode=self.rich_markup_mode,
+            epilog=self.epilog,
+        )
+        page.usage = ["[OPTIONS]", *usage]
+        page.format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Commands of the group, and the options of the default one."""
+        items = super().shell_complete(ctx, incomplete)
+        names = {item.value for item in items}
+        others = self.commands[self.default].shell_complete(ctx, incomplete)
+        return [*items, *(item for item in others if item.value not in names)]
+
+
+class GroupWithBuild(GroupWithDefault):
+    """`build` is the default command."""
+
+
+class GroupWithCompare(GroupWithDefault):
+    """`compare` is the default command."""
+
+    default = "compare"
+
+
+class GroupInOrder(TyperGroup):
+    """Commands in the order in which `order` names them; Typer lists groups after all other commands."""
+
+    order: tuple[str, ...] = ()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=self.order.index)
+
+
+class _Page(TyperGroup):
+    """A group that is never run: only what its help shows."""
+
+    usage: list[str]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return self.usage
+
+
+# Names of types in help: the choices of a word, and nothing for a switch.
+_PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
+_Format = Callable[[Any, Any], None]
+
+
+def simplify_help(command: Any, name: str = "") -> None:
+    """Let the help of a command, and of all commands below it, name types plainly and leave out options that few people
+    need (short_help.py); costs nothing until it is shown."""
+    command.format_help = _with_plain_help(command, name, command.format_help)
+    if isinstance(command, TyperGroup):
+        default = command.default if isinstance(command, GroupWithDefault) else ""
+        for child_name, child in command.commands.items():
+            simplify_help(child, name if child_name == default else f"{name} {child_name}".strip())
+
+
+def _with_plain_help(command: Any, name: str, format_help: _Format) -> _Format:
+    def format_plainly(ctx: Any, formatter: Any) -> None:
+        children = command.commands.values() if isinstance(command, GroupWithDefault) else ()
+        for member in (command, *children):  # the help of a group with a default command has that one's options
+            for param in member.get_params(ctx):
+                param.display_type_rich = _constant(_plain_type(param, ctx))
+        shown = command.commands[command.default] if isinstance(command, GroupWithDefault) else command
+        with shorten_help(name, shown) as more:
+            command.epilog = more or command.epilog
+            format_help(ctx, formatter)
+
+    return format_plainly
+
+
+def _plain_type(param: Any, ctx: Any) -> str:
+    if getattr(param, "is_flag", False):
+        return ""
+    name: str = param.display_type_rich(ctx=ctx) or ""
+    if name.startswith("<list[") and name.endswith("]>"):  # an option to repeat: the type of one value
+        name = f"<{name[len('<list[') : -len(']>')]}>"
+    return _PLAIN.get(name, name)
+
+
+def _constant(text: str) -> Callable[..., str]:
+    return lambda ctx: text

@@ -1,0 +1,198 @@
+"""Options that are derived from keys of the configuration.
+
+    pairwright train --config config.yaml --epochs 2 -o runs/short
+
+An option has the type, choices, default and help of its key, and overrides the file and the words.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from pairwright.cli.arguments import (
+    PLACE,
+    complete_choices,
+    complete_format,
+    complete_names,
+    literals_of,
+)
+
+if TYPE_CHECKING:
+    pass
+from pairwright.cli.overrides import ConfigCommand
+
+_META = "pairwright.flags"  # where the context keeps what derived options set
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a key is written on the command line, where its name and type do not decide it."""
+
+    flag: str | None = None
+    metavar: str | None = None
+    complete: Callable[[str], list[str]] | None = None
+    is_joined: bool = False
+    """A list as one word, with commas; by default the option is repeated."""
+
+
+_SPELLINGS = {
+    "sources.format": Spelling(complete=complete_format),
+    "sources.map": Spelling(metavar="TARGET=FIELD,..."),
+    "sources.compaction_prompt": Spelling(metavar="FILE"),
+    "engine.name": Spelling("--engine"),
+    "backend.name": Spelling("--backend", complete=complete_choices("backend.name")),
+    "pairs.strategy": Spelling(complete=complete_choices("pairs.strategy")),
+    "pairs.within_run": Spelling("--within-run/--no-within-run"),
+    "score.scorers": Spelling("--with", metavar="SCORER"),
+    "score.max_concurrency": Spelling("--concurrency"),
+    "pairs.teachers": Spelling(metavar=PLACE),
+    "pairs.votes": Spelling(metavar=PLACE),
+    "pairs.memory_megabytes": Spelling("--memory", metavar="<text>"),
+    "tokens.experience": Spelling(metavar=PLACE),
+    "tokens.chat_template_kwargs": Spelling(metavar="JSON"),
+    "tokens.allow_dropped": Spelling("--allow-dropped/--refuse-dropped"),
+    "tokens.allow_images": Spelling("--allow-images/--refuse-images"),
+    "train.dpo.loss": Spelling(complete=complete_choices("train.dpo.loss")),
+    "train.report_to": Spelling(
+        metavar="NAME,NAME", is_joined=True, complete=complete_names("tensorboard", "wandb", "mlflow", "trackio")
+    ),
+    "evaluate.metrics": Spelling("--metric"),
+    "evaluate.num_resamples": Spelling("--resamples"),
+    "teach.max_concurrency": Spelling("--concurrency"),
+}
+
+
+def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = ()) -> type[ConfigCommand]:
+    """A command class that has an option for each key.
+
+    keys: keys of the configuration, such as `train.epochs`; a section stands for all its keys that are no sections.
+    after: the parameter of the command below which help lists the options.
+    without: keys of a named section that get no option.
+    """
+
+    class CommandWithOptions(ConfigCommand):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            self._declared: list[Any] = []
+            self._all: list[Any] | None = None
+            super().__init__(*args, **settings)
+
+        @property
+        def params(self) -> list[Any]:  # derived when first read: `pairwright --help` loads no configuration
+            if self._all is None:
+                names = [param.name for param in self._declared]
+                position = names.index(after) + 1
+                derived = _build_params([key for key in _expand(keys) if key not in without])
+                self._all = [*self._declared[:position], *derived, *self._declared[position:]]
+            return self._all
+
+        @params.setter
+        def params(self, declared: list[Any]) -> None:
+            self._declared, self._all = declared, None
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            rest = super().parse_args(ctx, args)
+            flags = {}
+            for param in self.params:  # derived options are no arguments of the command's function
+                key = getattr(param, "config_key", None)
+                if key is None:
+                    continue
+                value, source = ctx.params.pop(param.name, None), ctx.get_parameter_source(param.name)
+                # a default must not override the file: only what stands on the command line counts
+                if source is not None and source.name == "COMMANDLINE":
+                    is_joined = key in _SPELLINGS and _SPELLINGS[key].is_joined
+                    value = value.split(",") if is_joined else value
+                    flags[key] = (param.opts[0], tuple(value) if isinstance(value, list) else value)
+            ctx.meta[_META] = flags
+            return rest
+
+    return CommandWithOptions
+
+
+def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
+    """What derived options were set on the command line, as key: (option, value)."""
+    flags: dict[str, tuple[str, Any]] = ctx.meta[_META]
+    return flags
+
+
+def _expand(keys: tuple[str, ...]) -> Iterator[str]:
+    """Keys, with those of a section in its place."""
+    from pairwright.config.config_tree import field_of, section_of
+
+    for key in keys:
+        section = section_of(field_of(key).annotation)
+        if section is None:
+            yield key
+        else:
+            fields = section.model_fields.items()
+            yield from (f"{key}.{name}" for name, field in fields if section_of(field.annotation) is None)
+
+
+def _build_params(keys: list[str]) -> list[Any]:
+    """Options as Typer builds them for a function that has these parameters."""
+
+    # Typer reads options from the signature of a function, so one is made up for them
+    def command(**options: Any) -> None:
+        pass
+
+    options = {key: _describe(key) for key in keys}
+    parameters = [
+        inspect.Parameter(
+            key.rpartition(".")[2], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for key, (annotation, default) in options.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    params = [param for param in typer.main.get_command(app).params if param.name != "help"]
+    for key, param in zip(keys, params, strict=True):
+        param.config_key = key  # type: ignore[attr-defined]
+    return params
+
+
+def _describe(key: str) -> tuple[Any, Any]:
+    """The annotation and the default of a key's option."""
+    from pairwright.config.config_tree import field_of
+
+    field, name = field_of(key), key.rpartition(".")[2].replace("_", "-")
+    spelling = _SPELLINGS.get(key, Spelling())
+    kind, default = _kind_of(field.annotation), field.get_default(call_default_factory=True)
+    flag, metavar, words = spelling.flag, spelling.metavar, list(literals_of(field.annotation))
+    if flag is None:
+        flag = f"--{name}/--no-{name}" if kind is bool and default else f"--{name}"
+    # a number that is allowed beside words, as in evaluate.missing, is named, too
+    if metavar is None and words:
+        metavar = f"<{'|'.join([*words, *(['float'] if float in map(_kind_of, get_args(field.annotation)) else [])])}>"
+    text = " ".join((field.description or "").split())
+    if kind is list and spelling.is_joined:
+        kind, default = str, None
+    elif kind is list:
+        kind, default, text = list[str], None, f"{text} Repeat the option for several."
+    # other values are passed as text, and the configuration parses and checks them
+    elif metavar is not None or kind not in (bool, int, float):
+        kind, default = str, None if default is None else str(default)
+    option = typer.Option(
+        flag,
+        help=text,
+        metavar=metavar,
+        autocompletion=spelling.complete or (complete_choices(key) if words else None),
+    )
+    return Annotated[kind | None if default is None else kind, option], default
+
+
+def _kind_of(annotation: Any) -> Any:
+    """bool, int, float, list or str: the type of an option's value."""
+    if get_origin(annotation) is Annotated:
+        return _kind_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        # several possible types: text, which the configuration parses
+        kinds = {_kind_of(choice) for choice in get_args(annotation) if choice is not NoneType}
+        return kinds.pop() if len(kinds) == 1 else str
+    if get_origin(annotation) is tuple:
+        return list
+    return annotation if annotation in (bool, int, float) else str

@@ -1,0 +1,147 @@
+"""`Config`: one section a stage, in the order of the flow, and the dotted keys of its fields."""
+
+import difflib
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel, Field, model_validator
+from pydantic.fields import FieldInfo
+
+from pairwright.config.backend_config import BackendConfig
+from pairwright.config.collect_config import CollectConfig, ScoreConfig, TeachConfig
+from pairwright.config.model_config import PolicyConfig
+from pairwright.config.pairs_config import PairsConfig
+from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
+from pairwright.config.train_config import TrainConfig
+
+
+class Config(Section):
+    """A run: one section a stage, each with its own options. `load_config` reads one from a file.
+
+    >>> import pairwright as pw
+    >>> pw.Config(name="first", train={"epochs": 2}).train.epochs
+    2
+    """
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its files are in runs/<name>."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of everything that is drawn."""
+    base: str | None = None
+    """Folder that relative paths count from where the current one does not have them; by default that of this file. A
+    run writes it into the configuration that it saves, so that this one runs again."""
+    model: str | None = None
+    """Model that is trained, a folder or a Hub id; also the policy's unless that has an endpoint. By default
+    policy.model."""
+    loop: LoopConfig = LoopConfig()
+    sources: SourcesConfig = SourcesConfig()
+    policy: PolicyConfig = PolicyConfig()
+    collect: CollectConfig = CollectConfig()
+    teach: TeachConfig = TeachConfig()
+    score: ScoreConfig = ScoreConfig()
+    pairs: PairsConfig = PairsConfig()
+    tokens: TokensConfig = TokensConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    engine: EngineConfig = EngineConfig()
+    backend: BackendConfig = BackendConfig()
+
+    @model_validator(mode="after")
+    def _follows_curriculum(self) -> "Config":
+        """Our own trainer follows a curriculum; NeMo RL can keep the order of its file, but knows no stages."""
+        pairs, trainer = self.pairs, self.backend.name
+        key = "curriculum_start" if pairs.curriculum_start is not None else "curriculum"
+        if pairs.curriculum == "none" or trainer in ("local", "ray") or (trainer, key) == ("nemo-rl", "curriculum"):
+            return self
+        raise ValueError(
+            f"pairs.{key}: backend {trainer} would train the pairs in another order: leave it out, or set "
+            "backend.name to local or ray"
+        )
+
+    @model_validator(mode="after")
+    def _follows_label_noise(self) -> "Config":
+        """Other trainers have one label smoothing for all pairs."""
+        if self.pairs.reliability == "noise" and self.backend.name not in ("local", "ray"):
+            raise ValueError(f"pairs.reliability: noise has no effect on backend {self.backend.name}: use weight")
+        return self
+
+    @model_validator(mode="after")
+    def _is_encoded_here(self) -> "Config":
+        """Other trainers encode the texts of pairs by themselves, with the model's own template."""
+        names = ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text")
+        changed = [name for name in names if getattr(self.tokens, name) != getattr(TokensConfig(), name)]
+        for name in changed if self.backend.name not in ("local", "ray") else ():
+            raise ValueError(
+                f"tokens.{name}: backend {self.backend.name} encodes texts by itself and would not follow it: leave it "
+                "out, or set backend.name to local or ray"
+            )
+        return self
+
+
+# Dotted keys: which exist, their fields, and what to write instead of one that does not exist.
+
+
+def is_top_key(key: str) -> bool:
+    """Whether a dotted key begins with a section or another key at the top of the configuration."""
+    return key.partition(".")[0] in Config.model_fields
+
+
+def iterate_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every absolute key, sections before the keys in them.
+
+    >>> [key for key in iterate_keys() if key.startswith("engine")]
+    ['engine', 'engine.name', 'engine.address', 'engine.workers', 'engine.max_retries']
+    """
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        # foreign names of a field are keys, too, but sections are walked under our own name only
+        others = [str(other) for other in alias.choices] if isinstance(alias, AliasChoices) else []
+        for spelling in dict.fromkeys((name, *others)):
+            yield prefix + spelling
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from iterate_keys(section, f"{prefix}{name}.")
+
+
+def field_of(key: str) -> FieldInfo:
+    """The field of an absolute key, with its type, default and description.
+
+    >>> field_of("pairs.min_gap").default
+    0.0
+    """
+    *sections, name = key.split(".")
+    model: type[BaseModel] | None = Config
+    for section in sections:
+        model = (
+            None
+            if model is None or section not in model.model_fields
+            else section_of(model.model_fields[section].annotation)
+        )
+    if model is None or name not in model.model_fields:
+        raise KeyError(key)
+    return model.model_fields[name]
+
+
+def explain_unknown(key: str) -> str:
+    """Say that a key without a section is unknown, and suggest keys.
+
+    >>> explain_unknown("dpo.loss")
+    "unknown key 'dpo.loss'; did you mean 'train.dpo.loss'?"
+    """
+    first, dot, rest = key.partition(".")
+    # a key that was written without its section, such as dpo.loss for train.dpo.loss
+    absolute = [name for name in iterate_keys() if name.endswith(f".{key}")]
+    near = [name + dot + rest for name in difflib.get_close_matches(first, Config.model_fields, n=1)]
+    suggestions = " or ".join(map(repr, absolute or near))
+    hint = f"did you mean {suggestions}?" if suggestions else f"known keys: {', '.join(Config.model_fields)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds; also of `Section | None`."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    for choice in get_args(annotation) if is_union else (annotation,):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None

@@ -1,0 +1,137 @@
+"""Validation problems as lines that name the key, or the command-line option that set it."""
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from pairwright.config.config_tree import section_of
+from pairwright.config.sections import Section
+from pairwright.errors import ConfigError
+
+# Pydantic's phrases and ours; longer phrases come before those that they contain
+_WORDS = {
+    "Input should be": "expected",
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    "less than or equal to": "at most",
+    "less than": "below",
+}
+
+
+def describe_problems(
+    error: ValidationError,
+    root: type[BaseModel],
+    *,
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+    with_values: bool = False,
+) -> list[str]:
+    """One line a problem.
+
+    root: the model that was validated.
+    flags: for keys that were set on the command line, the option and its value; lines name these instead of the key.
+    with_values: whether to repeat bad values; those of a configuration may be secrets from the environment.
+    """
+    lines: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        location, message = _locate(problem, root)
+        key = ".".join(location)
+        # an option stands for every problem at or below its key; the dots keep `a.b` from matching `a.bc`
+        flag = next((option for option in flags or {} if f"{key}.".startswith(f"{option}.")), None)
+        if problem["type"] == "extra_forbidden":
+            name, line = key, _explain_unknown(location, root)
+        elif flags and flag is not None:
+            name, line = flag, _with_value(*flags[flag], message)
+        elif with_values and len(problem["loc"]) == len(location):
+            name, line = location[0], _with_value(location[0], problem["input"], message)
+        else:
+            name, line = key, f"{key}: {message}" if key else message
+        # the branches of a union are problems of one value: the first says what is expected, the others add to it
+        lines[name] = f"{lines[name]}, or {_expectation(message).removeprefix('expected ')}" if name in lines else line
+    return list(lines.values())
+
+
+class Options(Section):
+    """A section that Python callers create by itself: what is wrong with it is a ConfigError, as in a configuration.
+
+    >>> from pairwright.config.train_config import DistillTerms
+    >>> class DistillOptions(Options, DistillTerms): ...
+    >>> DistillOptions(beta=1.5)
+    Traceback (most recent call last):
+    pairwright.errors.ConfigError: beta: got 1.5, expected at most 1
+    """
+
+    if not TYPE_CHECKING:  # type checkers see the fields as arguments
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError("; ".join(describe_problems(error, type(self), with_values=True))) from None
+
+
+def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
+    """Where a problem is, and what. A check over several fields names its field at the start of its message."""
+    location = [str(part) for part in problem["loc"]]
+    if problem["type"] != "value_error":
+        return location, problem["msg"]
+    message = problem["msg"].removeprefix("Value error, ")
+    name, colon, rest = message.partition(": ")
+    # a validator may name its field by its own name, or by the full dotted key
+    prefix = ".".join([*location, ""])
+    if colon and (name in _list_keys(location, root) or (prefix and name.startswith(prefix))):
+        return [*location, name.removeprefix(prefix)], rest
+    return location, message
+
+
+def _with_value(name: str, value: Any, message: str) -> str:
+    expectation = _expectation(message)
+    return f"{name}: got {value!r}, {expectation}" if expectation.startswith("expected") else f"{name}: {message}"
+
+
+def _expectation(message: str) -> str:
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours, 1)
+    return message
+
+
+# Keys of earlier versions, and what happens without them.
+_REMOVED = {
+    "policy.retry_seconds": "the first wait is 0.5 s and doubles",
+    "policy.max_retry_seconds": "the longest wait is 60 s",
+    "train.dpo.margin_scale": "a margin is the reward gap itself",
+    "train.grpo.max_ratio": "ratios are bounded by clip_low and clip_high alone",
+    "train.grpo.kl_estimator": "the estimator is k3",
+    "train.grpo.teacher_beta": "the advantage is log p_teacher - log p_student",
+    "train.sdpo.top_k_of": "the tokens are the student's likeliest",
+    "train.sdpo.token_clip": "the loss of a token is not bounded",
+    "train.sdpo.entropy_weight": "tokens count alike",
+    "train.sdpo.feedback_field": "feedback is info.feedback",
+    "train.sdpo.solution_text": "the text around an answer is fixed",
+    "train.sdpo.feedback_text": "the text around feedback is fixed",
+    "backend.nemo_customizer.request_timeout_seconds": "a request may take 60 s",
+    "backend.nemo_platform.request_timeout_seconds": "a request may take 60 s, an upload 600",
+    "backend.nemo_platform.max_status_failures": "10 status calls in a row may fail",
+    "backend.nemo_platform.output_name": "models are named after dataset_name",
+    "backend.local.deployment_timeout_seconds": "a model server may take 300 s to answer",
+}
+
+
+def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
+    # Options that are built in Python have no section in front of their key.
+    removed = next((key for key in _REMOVED if f".{key}".endswith("." + ".".join(location))), None)
+    if removed is not None:
+        return f"unknown key {'.'.join(location)!r}, which was removed: {_REMOVED[removed]}"
+    known = _list_keys(location[:-1], root)
+    near = difflib.get_close_matches(location[-1], known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key {'.'.join(location)!r}; {hint}"
+
+
+def _list_keys(location: list[str], root: type[BaseModel]) -> list[str]:
+    model: type[BaseModel] | None = root
+    for part in location:
+        field = model.model_fields.get(part) if model is not None else None
+        model = None if field is None else section_of(field.annotation)
+    return [] if model is None else list(model.model_fields)

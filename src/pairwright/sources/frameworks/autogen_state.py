@@ -1,0 +1,89 @@
+"""States that AutoGen AgentChat saves (`save_state`): of one agent, or of a team with the states of its agents.
+
+    {type: AssistantAgentState, llm_context{messages[]} | llm_messages[]}
+    {type: TeamState, agent_states{name: {agent_state | state}}}
+
+    UserMessage, SystemMessage        content
+    AssistantMessage                  content: text, or calls [{id, name, arguments}]; `thought` is the reasoning
+    FunctionExecutionResultMessage    content: results [{call_id, name, content, is_error}]
+
+Every agent whose state holds messages is a record of what its model was given and answered. The system prompt and the
+tools are in the configuration of the agent and not in its state: prompts are incomplete. There is no reward. Written
+from the schema.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.assemble import NO_ANSWER, Parts
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, object_or_empty, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected
+
+NAME = "autogen"
+_ROLES = {"UserMessage": "user", "SystemMessage": "system", "AssistantMessage": "assistant"}
+_RESULTS = "FunctionExecutionResultMessage"
+
+
+def matches(value: Any) -> bool:
+    return any(any(map(_is_message, messages)) for messages in _histories(value).values())
+
+
+def _histories(value: Any) -> dict[str, list[Any]]:
+    """Return the messages of each agent by its name; of a state of one agent, under an empty name."""
+    state = object_or_empty(value)
+    listed = state.get("llm_messages", object_or_empty(state.get("llm_context")).get("messages"))
+    histories = {"": listed} if isinstance(listed, list) else {}
+    for name, member in object_or_empty(state.get("agent_states")).items():
+        inner = object_or_empty(member)
+        histories |= {
+            str(name): one for one in _histories(inner.get("agent_state", inner.get("state", inner))).values()
+        }
+    return histories
+
+
+def _is_message(message: Any) -> bool:
+    return object_or_empty(message).get("type") in (*_ROLES, _RESULTS)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    """Yield the record of each agent."""
+    for number, (name, listed) in enumerate(_histories(value).items()):
+        try:
+            messages = [turn for at, one in enumerate(listed) for turn in _turns(mapping(one, f"[{at}]"), f"[{at}]")]
+            if not any(message.is_generated for message in messages):
+                raise BadRecord(NO_ANSWER)
+            yield Parts(NAME, origin, name, messages=messages, step=number, info={"agent": name} if name else None)
+        except BadRecord as error:
+            yield Rejected(origin.file, origin.line, f"agent {name!r}: {error}" if name else str(error), NAME)
+
+
+def _turns(message: Json, where: str) -> Iterator[Message]:
+    kind, content = message.get("type"), message.get("content")
+    if kind == _RESULTS:
+        for item in items(content, f"{where}.content"):
+            result = mapping(item, f"{where}.content")
+            call_id, name = (optional_text(result.get(key), key) for key in ("call_id", "name"))
+            extra = {"is_error": True} if result.get("is_error") is True else {}
+            yield Message("tool", text(result.get("content"), "content"), tool_call_id=call_id, name=name, extra=extra)
+        return
+    if not isinstance(kind, str) or kind not in _ROLES:
+        raise BadRecord(f"{where}.type: expected {', '.join(_ROLES)} or {_RESULTS}, got {kind!r}")
+    thought = optional_text(message.get("thought"), f"{where}.thought")
+    if kind == "AssistantMessage" and isinstance(content, list):
+        calls = [mapping(call, f"{where}.content") for call in content]
+        named = [
+            ToolCall(
+                text(call.get("name"), "name"),
+                json_text(call.get("arguments", "")),
+                optional_text(call.get("id"), "id"),
+            )
+            for call in calls
+        ]
+        yield Message("assistant", None, thought, tuple(named))
+    else:
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content or ()]
+        yield Message(_ROLES[kind], parts if isinstance(content, list) else text(content, f"{where}.content"), thought)
+
+
+FORMAT = Format(NAME, "record", matches, read, "AutoGen AgentChat states")
