@@ -191,7 +191,7 @@ class AdvantageName(Named):
 class PolicyConfig(PolicyTerms, AdvantageName):
     """The policy channel."""
 
-    sft_loss_weight: Amount = 0.1
+    sft_loss_weight: Amount = 1.0
     """Weight of the negative log-likelihood of runs with a positive advantage, averaged per trained token; runs with
     advantages or rewards of single tokens have none. 0 leaves it out, with a warning."""
     teacher_weight: Amount = 0.0

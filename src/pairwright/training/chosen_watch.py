@@ -56,10 +56,12 @@ class ChosenWatch:
 
     def finish(self) -> str | None:
         """A note where margins have not moved in the whole run."""
-        if not self._recent or abs(self._means()[2]) >= LEAST_MARGIN * self._scale:
+        # Margins are measured before the update of their step: a single one is 0 in any case.
+        largest = max((abs(margin) for _, _, margin in self._recent), default=0.0)
+        if len(self._recent) < 2 or largest >= LEAST_MARGIN * self._scale:
             return None
         return (
-            f"warning: dpo: margins did not move (mean {self._means()[2]:.2g} nats at the end): the learning rate "
+            f"warning: dpo: margins did not move (at most {largest:.2g} nats at the end): the learning rate "
             f"{self._settings.learning_rate:g} may be too small for this model, or there are too few updates"
         )
 

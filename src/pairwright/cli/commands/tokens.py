@@ -1,4 +1,4 @@
-"""`pairwright tokens SOURCE --tokenizer DIR -o OUT`, `tokens show`, `tokens check`."""
+"""`pairwright tokens SOURCE --tokenizer DIR -o OUT`, `tokens show`, `tokens audit`, `tokens check`."""
 
 import sys
 from pathlib import Path
@@ -179,6 +179,56 @@ def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Seq
         console.print(paint_text(tokenizer, sequence, colours=has_colours))
         for line in describe_report(sequence):
             console.print(line, markup=False, highlight=False)
+
+
+@app.command()
+def audit(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A file for the trainer, a file that import reads, or pairs.", show_default=False
+        ),
+    ],
+    tokenizer: TokenizerDir,
+    trainer: Annotated[str, typer.Option(help="Whose preparation to run: trl.")] = "trl",
+    max_length: Annotated[
+        int | None, typer.Option(min=0, help="The trainer's max_length; 0 for none [default: the trainer's own].")
+    ] = None,
+    assistant_only_loss: Annotated[
+        bool, typer.Option("--assistant-only-loss", help="SFT: the trainer's option of this name.")
+    ] = False,
+    num: Annotated[int, typer.Option("-n", "--num", min=1, help="Sequences on the page.")] = 10,
+    html: Annotated[Path | None, typer.Option(help="Write a page of sequences as the trainer trains them.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a trainer's own preparation on a file: which tokens it trains that the model did not generate."""
+    from pairwright.tokens.stage.paint import html_page
+    from pairwright.tokens.tokenizer import ChatTokenizer
+    from pairwright.trl.mask_audit import audit_file
+
+    if trainer != "trl":
+        raise ConfigError(f"--trainer: got {trainer!r}, expected trl")
+    arguments = {} if max_length is None else {"max_length": max_length or None}
+    if assistant_only_loss:
+        arguments["assistant_only_loss"] = True
+    found = audit_file(path, tokenizer, arguments=arguments, num_painted=num)
+    counts = {name: getattr(found, name) for name in found.__struct_fields__ if name != "painted"}
+    if as_json:
+        print_json(counts)
+    else:
+        lines = [(name, value) for name, value in counts.items() if not isinstance(value, dict)]
+        for name in ("not_generated", "refused"):
+            lines += [(f"{name}: {key}", value) for key, value in counts[name].items()]
+        print_table(f"{path} as TRL's {found.trainer} trainer prepares it", ("what", "value"), lines)
+    if html is not None:
+        title = f"{path.name}: what TRL's {found.trainer} trainer trains (underlined)"
+        html.write_text(html_page(ChatTokenizer.from_folder(str(tokenizer)), found.painted, title=title), "utf-8")
+        say(f"{len(found.painted)} sequences painted in {html}")
+    wrong = found.trained - found.both
+    say(
+        f"TRL would train {found.trained:,} tokens, {wrong:,} of which the model did not generate "
+        f"({wrong / max(found.trained, 1):.1%}), and leave out {found.left_out:,} of {found.generated:,} that it did"
+    )
 
 
 @app.command()
