@@ -4,19 +4,19 @@ import numpy as np
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.tokens.batch.collate import Tree, collate_trees, count_distinct
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.micro_batches import Limits, micro_batches
 
 
 def test_units_of_one_item_each_are_shuffled_as_items_are():
     items = np.array([4, 7, 1, 9, 3])
-    alone, units = Order(items, 2, 5), Order(items, 2, 5, units=np.array([8, 2, 6, 0, 3]))
+    alone, units = BatchOrder(items, 2, 5), BatchOrder(items, 2, 5, units=np.array([8, 2, 6, 0, 3]))
     assert [units.batch(step).tolist() for step in range(6)] == [alone.batch(step).tolist() for step in range(6)]
 
 
 def test_items_of_a_unit_stay_together_in_every_epoch_and_all_of_them_come():
     units = np.array([0, 1, 1, 2, 0, 2, 2, 3])
-    order = Order(np.arange(8), 3, 0, units=units)
+    order = BatchOrder(np.arange(8), 3, 0, units=units)
     orders = set()
     for epoch in range(4):
         items = np.concatenate([order.batch(step) for step in range(3 * epoch, 3 * epoch + 3)])

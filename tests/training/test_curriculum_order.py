@@ -19,7 +19,7 @@ from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_pairs
 from pairwright.service.rows.job_progress import summary
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.training import read_status, train
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.table_signals import DataError
 from training.made_runs import made_pair
 
@@ -173,7 +173,7 @@ def test_a_run_that_ends_before_the_first_pair_is_an_error(model, tmp_path):
 )  # fmt: skip
 def test_an_order_is_a_pure_function_of_the_step(stages, batch_size, interval, epochs, shuffle):
     items, stages = np.arange(len(stages)) + 100, np.array(stages)
-    order = Order(items, batch_size, 7, shuffle, stages=stages, interval=interval)
+    order = BatchOrder(items, batch_size, 7, shuffle, stages=stages, interval=interval)
     step = 0
     for epoch in range(epochs):
         wanted = items[stages <= epoch // interval]
@@ -187,13 +187,13 @@ def test_an_order_is_a_pure_function_of_the_step(stages, batch_size, interval, e
             assert order.steps_in_epoch_of(step + place) == num_steps
         step += num_steps
         assert order.num_steps(epoch + 1) == step
-    again = Order(items, batch_size, 7, shuffle, stages=stages, interval=interval)
+    again = BatchOrder(items, batch_size, 7, shuffle, stages=stages, interval=interval)
     for place in reversed(range(step)):
         assert again.batch(place).tolist() == order.batch(place).tolist()
 
 
 def test_periods_without_stages_are_as_they_were():
-    order = Order(np.arange(10), batch_size=3, seed=0)
+    order = BatchOrder(np.arange(10), batch_size=3, seed=0)
     assert [step for step in range(1, 13) if order.ends_period(step, None)] == [4, 8, 12]
     assert [step for step in range(1, 13) if order.ends_period(step, 0.5)] == [2, 4, 6, 8, 10, 12]
     assert [step for step in range(1, 13) if order.ends_period(step, 5.0)] == [5, 10]

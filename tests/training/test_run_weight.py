@@ -11,7 +11,7 @@ from pairwright.config.train_config import PolicyConfig
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Message
 from pairwright.tokens.sequence import Sequence
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channels import _likely_of_runs
 from pairwright.training.channels.policy_gradient import PolicyChannel
 from pairwright.training.data import PolicyData
@@ -45,7 +45,7 @@ def test_weights_advantages_and_totals_are_of_sequences_or_of_runs(data, by, wei
     assert _likely_of_runs([data], by).weights.tolist() == pytest.approx(weights)
     for aggregation, total in totals.items():
         options = PolicyConfig(aggregation=aggregation, advantage="dr_grpo")
-        channel = PolicyChannel(data, options, 1.0, lambda items: Order(items, 4, 0, False), None, run_weight=by)
+        channel = PolicyChannel(data, options, 1.0, lambda items: BatchOrder(items, 4, 0, False), None, run_weight=by)
         assert [float(channel._advantage(item)[0]) for item in range(4)] == pytest.approx(advantages)
         assert channel.total(np.arange(4)) == pytest.approx(total)
 

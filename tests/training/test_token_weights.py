@@ -19,7 +19,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.training import train
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channels import Limits, _likely_of_pairs, _likely_of_runs
 from pairwright.training.channels.distillation import DistillChannel
 from pairwright.training.channels.likelihood import LikelihoodChannel
@@ -60,7 +60,7 @@ def channels_of(first, second):
     sides = [(first, sequence([50, 51, 52, 5])), (second, sequence([60, 61, 5]))]
     encoded = Pairs(EncodedPair(chosen=one, rejected=other, prompt_length=5) for one, other in sides)
     pairs = PairData(encoded, np.ones(2, np.float32), np.ones(2, np.float32), ITEMS, ITEMS[:0], {})
-    order, limits = Order(ITEMS, 2, 0, False), Limits(Config().train)
+    order, limits = BatchOrder(ITEMS, 2, 0, False), Limits(Config().train)
     every = {
         "dpo": PreferenceChannel(
             pairs, PreferenceConfig(loss="simpo", beta=2.0, sft_loss_weight=0.3), 1, order, limits

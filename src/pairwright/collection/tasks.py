@@ -81,7 +81,7 @@ def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> lis
             raise ConfigError("collect: expected a dataset of tasks, or num_tasks")
         return [Task(number) for number in range(config.num_tasks)]
     where = "tasks" if rows is not None else str(config.dataset)
-    rows = rows if rows is not None else read_rows(Path(str(config.dataset)), split=config.split)
+    rows = rows if rows is not None else read_task_rows(Path(str(config.dataset)), split=config.split)
     tasks: list[Task] = []
     first_rows: dict[int | str, int] = {}  # the row in which each id was first seen
     num_copies: dict[str, int] = {}  # how often each content was seen
@@ -104,7 +104,7 @@ def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> lis
     return tasks
 
 
-def read_rows(path: Path, *, split: str | None = None) -> Iterator[Json]:
+def read_task_rows(path: Path, *, split: str | None = None) -> Iterator[Json]:
     """Read the rows of a dataset, by type of file; a malformed row is an error with its position."""
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")

@@ -52,11 +52,11 @@ def describe_problems(
     return list(lines.values())
 
 
-class Options(Section):
+class CheckedSection(Section):
     """A section that Python callers create by itself: what is wrong with it is a ConfigError, as in a configuration.
 
     >>> from pairwright.config.train_config import DistillTerms
-    >>> class DistillOptions(Options, DistillTerms): ...
+    >>> class DistillOptions(CheckedSection, DistillTerms): ...
     >>> DistillOptions(beta=1.5)
     Traceback (most recent call last):
     pairwright.errors.ConfigError: beta: got 1.5, expected at most 1

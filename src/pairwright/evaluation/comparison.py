@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pairwright.config.problems import Options
+from pairwright.config.problems import CheckedSection
 from pairwright.config.sections import CompareTerms
 from pairwright.errors import PairwrightError
 from pairwright.evaluation.paired_statistics import (
@@ -41,7 +41,7 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
 
 
-class CompareOptions(Options, CompareTerms):
+class CompareOptions(CheckedSection, CompareTerms):
     """How two models are compared; `CompareTerms` has the defaults and bounds."""
 
     seed: Annotated[int, Field(ge=0)] = 0

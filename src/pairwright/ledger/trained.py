@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
 _ROWS_AT_ONCE = 65_536  # rows in memory before they are written
 
 
-class Held(NamedTuple):
+class HeldTurns(NamedTuple):
     """A sequence that a channel holds. `mask` is what the loss is computed on; `unused` says why it is never drawn."""
 
     id: str
@@ -60,7 +60,7 @@ class Held(NamedTuple):
     added_tokens: int = 0
 
     @classmethod
-    def of(cls, name: str, side: str, sequence: Any, unused: str | None = None) -> "Held":
+    def of(cls, name: str, side: str, sequence: Any, unused: str | None = None) -> "HeldTurns":
         """A sequence of the tokens stage."""
         report = sequence.report
         arrays = sequence.ids, sequence.mask, sequence.message_index

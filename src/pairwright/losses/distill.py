@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.problems import Options
+from pairwright.config.problems import CheckedSection
 from pairwright.config.train_config import DistillTerms
 from pairwright.errors import ConfigError
 
@@ -24,7 +24,7 @@ MIN_LOGP = -1e4
 MAX_LOG_RATIO = 20.0
 
 
-class DistillOptions(Options, DistillTerms):
+class DistillOptions(CheckedSection, DistillTerms):
     """Options of the distillation loss; `DistillTerms` has their defaults and bounds."""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.problems import Options
+from pairwright.config.problems import CheckedSection
 from pairwright.config.train_config import PolicyTerms
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence
@@ -45,7 +45,7 @@ class PolicyTokens:
     """How much each token counts, in its sequence's sum and in what that is divided by; None counts all alike."""
 
 
-class PolicyOptions(Options, PolicyTerms):
+class PolicyOptions(CheckedSection, PolicyTerms):
     """Options of the policy loss; `PolicyTerms` has their defaults and bounds."""
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairwright.config.problems import Options
+from pairwright.config.problems import CheckedSection
 from pairwright.config.train_config import PreferenceTerms
 from pairwright.config.user_code import LOSSES, is_own, load_object
 from pairwright.errors import ConfigError
@@ -45,7 +45,7 @@ class PairLogps:
     """kto: z₀ of the whole update, see `reference_point`."""
 
 
-class PreferenceOptions(Options, PreferenceTerms):
+class PreferenceOptions(CheckedSection, PreferenceTerms):
     """Options of a preference loss; `PreferenceTerms` has their defaults and bounds."""
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import narrower_keys, no_rows, read_rows, row_batches
+from pairwright.pairs.candidates.candidates import narrower_keys, no_rows, read_candidate_rows, row_batches
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies.strategies import compares_groups
@@ -44,7 +44,9 @@ class Buckets:
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
         where, keys = options.where, narrower_keys(options)
         is_whole = number == 1
-        self._only = read_rows(tables, where=where, keys=keys) if is_whole else no_rows(where=where, keys=keys)
+        self._only = (
+            read_candidate_rows(tables, where=where, keys=keys) if is_whole else no_rows(where=where, keys=keys)
+        )
         for batch in () if is_whole else row_batches(tables, where=where, keys=keys):
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from pairwright.config import Config, PairsConfig
 from pairwright.config.pairs_config import STRATEGY_NAMES, Threshold
-from pairwright.config.problems import Options
+from pairwright.config.problems import CheckedSection
 from pairwright.errors import ConfigError
 from pairwright.paths import place
 from pairwright.store.conditions import parse_where
@@ -15,7 +15,7 @@ from pairwright.store.conditions import parse_where
 __all__ = ["STRATEGY_NAMES", "PairOptions", "Threshold", "pair_options"]
 
 
-class PairOptions(Options, PairsConfig):
+class PairOptions(CheckedSection, PairsConfig):
     """How pairs are built: `PairsConfig` has the options. None means: no limit.
 
     >>> PairOptions(strategy="best-worst", min_gap=-1)

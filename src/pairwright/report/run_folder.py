@@ -111,7 +111,7 @@ def find_side(folder: Path, evaluation: dict[str, Any], side: str) -> Path | Non
     return next((path for path in folders if (path / "table.json").is_file()), None)
 
 
-def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Read the objects of a JSON Lines file, which may still be growing, and count the invalid lines."""
     rows, num_bad = [], 0
     try:

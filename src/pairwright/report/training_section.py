@@ -11,7 +11,7 @@ from typing import Any
 from pairwright.ledger.run_status import Status, read_status
 from pairwright.report.page_sections import Line, Section, line_chart
 from pairwright.report.plots import Markup, format_number, join, tag
-from pairwright.report.run_folder import RunFolder, read_rows
+from pairwright.report.run_folder import RunFolder, read_json_lines
 from pairwright.report.style_sheets import Plot
 
 MAX_POINTS = 240  # points of a drawn curve
@@ -72,7 +72,7 @@ def metric_rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
     for stages in run.rounds:
         if stages.metrics is None:
             continue
-        rows, bad = read_rows(stages.metrics)
+        rows, bad = read_json_lines(stages.metrics)
         num_bad += bad
         valid = [row for row in rows if _is_number(row.get("step")) and math.isfinite(row["step"])]
         num_bad += len(rows) - len(valid)

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from pairwright.errors import PairwrightError
-from pairwright.pairs.candidates.candidates import read_rows
+from pairwright.pairs.candidates.candidates import read_candidate_rows
 from pairwright.pairs.strategies.votes import Votes, read_votes
 from pairwright.paths import write_json
 from pairwright.records.json_text import from_json
@@ -60,7 +60,7 @@ def read_labels(table: Table, source: str) -> Labels:
         source: "reward" for recorded rewards, the name of a component of them, or a CSV file of votes or ratings.
     """
     if source.endswith(".csv"):
-        votes: Votes = read_votes(Path(source), read_rows([Table(table.path, create=False)]))
+        votes: Votes = read_votes(Path(source), read_candidate_rows([Table(table.path, create=False)]))
         if votes.ratings is not None:
             return Labels(source, votes.ratings, [], [])
         wins = [sides for sides, count in votes.wins.items() for _ in range(count)]

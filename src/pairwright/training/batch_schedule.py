@@ -10,7 +10,7 @@ from pairwright.records.arrays import Array
 
 
 @dataclass(frozen=True)
-class Order:
+class BatchOrder:
     """Items in a new order each epoch, `batch_size` at a time; the last batch of an epoch may be smaller.
 
     With `stages` (of each item) an epoch has the items whose stage is at most the epoch's, which grows by one every
@@ -19,15 +19,15 @@ class Order:
     With `units` (of each item) the units are in a new order each epoch, and the items of one stay together, in their
     own order; a batch still has `batch_size` items, so that the last unit of a batch may go on in the next one.
 
-    >>> order = Order(np.arange(5), batch_size=2, seed=0)
+    >>> order = BatchOrder(np.arange(5), batch_size=2, seed=0)
     >>> order.num_steps(1), [len(order.batch(step)) for step in range(3)]
     (3, [2, 2, 1])
     >>> sorted(np.concatenate([order.batch(step) for step in range(3, 6)]).tolist())
     [0, 1, 2, 3, 4]
-    >>> order = Order(np.arange(5), batch_size=2, seed=0, stages=np.array([0, 0, 1, 1, 1]), interval=2)
+    >>> order = BatchOrder(np.arange(5), batch_size=2, seed=0, stages=np.array([0, 0, 1, 1, 1]), interval=2)
     >>> [order.num_steps(epochs) for epochs in range(5)], [len(order.batch(step)) for step in range(5)]
     ([0, 1, 2, 5, 8], [2, 2, 2, 2, 1])
-    >>> Order(np.arange(6), batch_size=6, seed=0, units=np.array([0, 1, 0, 2, 2, 1])).batch(0).tolist()
+    >>> BatchOrder(np.arange(6), batch_size=6, seed=0, units=np.array([0, 1, 0, 2, 2, 1])).batch(0).tolist()
     [3, 4, 0, 2, 1, 5]
     """
 

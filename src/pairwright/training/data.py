@@ -18,7 +18,7 @@ import torch
 
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import PolicyConfig
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
 from pairwright.pairs.funnel import Reason
@@ -122,13 +122,13 @@ class PairData:
             self._recent[position] = as_tree(pair), weights
         return self._recent[position]
 
-    def list_held(self, position: int) -> list[Held]:
+    def list_held(self, position: int) -> list[HeldTurns]:
         """Both sides, for the ledger."""
         pair, name = self.pairs[position], self.pairs.ids[position]
         unused = None if self.weights[position] > 0 else "the pair has weight 0"
         unused = FILTERED if position in self._outside else unused
         sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
-        return [Held.of(name, side, one, unused) for side, one in sides]
+        return [HeldTurns.of(name, side, one, unused) for side, one in sides]
 
     def is_full(self, position: int) -> bool:
         """Whether something that counts is trained on both sides."""

@@ -1,8 +1,8 @@
 """Training, from top to bottom: load, compute the reference once, update, validate, save, finish; or stop on a signal.
 
 The update of a step is a pure function of the weights, the optimizer's state and the step's number. Which items it
-takes comes from `Order`; how they are cut into parts changes nothing, since every normaliser is the whole batch's. So
-a resumed run ends with the same weights, bit for bit on a CPU.
+takes comes from `BatchOrder`; how they are cut into parts changes nothing, since every normaliser is the whole
+batch's. So a resumed run ends with the same weights, bit for bit on a CPU.
 """
 
 import os

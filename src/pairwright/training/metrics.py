@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import ConfigError
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.checkpoint import State
 from pairwright.training.run_dir import RunFolder
 
@@ -98,7 +98,13 @@ class Log:
     """What was measured since the last line that was written."""
 
     def __init__(
-        self, folder: RunFolder, reporters: list[Reporter], state: State, order: Order, progress: Progress, total: int
+        self,
+        folder: RunFolder,
+        reporters: list[Reporter],
+        state: State,
+        order: BatchOrder,
+        progress: Progress,
+        total: int,
     ) -> None:
         self._folder, self._reporters, self._state = folder, reporters, state
         self._order, self._progress, self._num_steps = order, progress, total

@@ -144,11 +144,11 @@ def votes(
     as_json: AsJson = False,
 ) -> None:
     """Say how many people voted, and how far they agree with each other and with the reward."""
-    from pairwright.pairs.candidates.candidates import read_rows
+    from pairwright.pairs.candidates.candidates import read_candidate_rows
     from pairwright.pairs.strategies.votes import read_votes
     from pairwright.store.table import Table
 
-    rows = read_rows([Table(path, create=False) for path in experience])
+    rows = read_candidate_rows([Table(path, create=False) for path in experience])
     summary = read_votes(file, rows).summary
     if as_json:
         print_json(summary)

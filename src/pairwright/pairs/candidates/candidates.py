@@ -341,7 +341,7 @@ _READ = (
 _BATCH_BYTES = 32 * 2**20
 
 
-def read_rows(
+def read_candidate_rows(
     tables: Sequence[Table], *, first: int = 0, where: str | None = None, keys: Sequence[str] = ()
 ) -> pl.DataFrame:
     """Read the narrow rows of all experiences.
@@ -365,7 +365,7 @@ def read_rows(
 def row_batches(
     tables: Sequence[Table], *, where: str | None = None, keys: Sequence[str] = ()
 ) -> Iterator[pl.DataFrame]:
-    """Yield the rows of `read_rows` in frames read from about 32 MB each."""
+    """Yield the rows of `read_candidate_rows` in frames read from about 32 MB each."""
     # The condition may read columns that planning does not.
     conditions = () if where is None else parse_where(where).meta.root_names()
     columns = tuple(dict.fromkeys((*_READ, *conditions, *(("run", "source") if keys else ()))))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import is_tied_expression, read_rows, with_reasons
+from pairwright.pairs.candidates.candidates import is_tied_expression, read_candidate_rows, with_reasons
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition_state import PartitionState
@@ -59,7 +59,7 @@ def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
     usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     several = []
     for number, table in enumerate(tables[first:], first):
-        rows = with_reasons(read_rows([table], first=number), options).filter(usable)
+        rows = with_reasons(read_candidate_rows([table], first=number), options).filter(usable)
         rows = split_decisions(rows, [table], first=number).filter(~pl.col("is_empty"))
         several.append(rows.with_columns(table=pl.lit(number, pl.UInt32)))
     rows = pl.concat(several).with_columns(teacher=pl.struct("table", "model_version"))

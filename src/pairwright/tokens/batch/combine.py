@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field
 
-from pairwright.config.problems import Options
+from pairwright.config.problems import CheckedSection
 from pairwright.config.sections import SequenceTerms
 from pairwright.errors import RecordError
 from pairwright.records.experience import Experience, Pair
@@ -46,7 +46,7 @@ class Trace(msgspec.Struct, frozen=True):
     pairs: tuple[Pair, ...] = ()
 
 
-class CombineOptions(Options, SequenceTerms):
+class CombineOptions(CheckedSection, SequenceTerms):
     """Options of the collator. `max_length` caps the policy and distill channels, `max_pair_length` the preference
     channel; `SequenceTerms` has the defaults and bounds of what is not declared here."""
 

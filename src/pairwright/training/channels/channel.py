@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
 from pairwright.training.model.policy_model import Policy
@@ -27,7 +27,7 @@ class Channel(ABC):
     name: str
     weight: float
     data: Any  # what it trains on, with `token_weights` of each item
-    order: Order  # which items each batch has
+    order: BatchOrder  # which items each batch has
     validation: Array = NO_ITEMS  # items that are held out
     counts: dict[str, int]
     notes: list[str]  # for the log of the run
@@ -66,7 +66,7 @@ class Channel(ABC):
         """How much each item counts beside the others, before its tokens are weighed."""
 
     @abstractmethod
-    def list_held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[HeldTurns]:
         """The sequences of an item, for the ledger."""
 
     def signals(self, item: int) -> Signals:

@@ -16,7 +16,7 @@ from pairwright.config import Config
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.pairs.curriculum import Curriculum
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
@@ -24,7 +24,7 @@ from pairwright.records.messages import content_hash
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
 from pairwright.training.anchor_turns import load_anchor
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
 from pairwright.training.channels.likelihood import LikelihoodChannel, Likely
@@ -341,9 +341,9 @@ def _likely_of_runs(parts: list[PolicyData], run_weight: str) -> Likely:
         part, place = find(item)
         return part.token_weights(place)
 
-    def list_held(item: int) -> list[Held]:
+    def list_held(item: int) -> list[HeldTurns]:
         part, place = find(item)
-        return [Held.of(ids[item], "", part.sequences[place])]
+        return [HeldTurns.of(ids[item], "", part.sequences[place])]
 
     return Likely(
         tree=tree,
@@ -384,17 +384,17 @@ def _add_stages(data: Any, source: Path, settings: TrainConfig, ids: list[str], 
     )
 
 
-def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> Order:
+def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> BatchOrder:
     """The order of items. A curriculum of their data is never shuffled away: its stages decide what an epoch has, and
     without stages the order of the table stays. `units` has a number for each item of the data."""
     settings, curriculum = config.train, None if data is None else data.curriculum
     units = None if units is None else units[items]
     if curriculum is None:
-        return Order(items, settings.batch_size, config.seed, settings.shuffle, units=units)
+        return BatchOrder(items, settings.batch_size, config.seed, settings.shuffle, units=units)
     if curriculum.stages is None:
-        return Order(items, settings.batch_size, config.seed, shuffle=False)
+        return BatchOrder(items, settings.batch_size, config.seed, shuffle=False)
     stages, interval = curriculum.stages[items], curriculum.interval
-    return Order(
+    return BatchOrder(
         items, settings.batch_size, config.seed, settings.shuffle, stages=stages, interval=interval, units=units
     )
 
@@ -406,7 +406,7 @@ def _number_units(data: PolicyData, by: str) -> Array | None:
     return data.groups if by == "group" else np.unique(data.ids, return_inverse=True)[1]
 
 
-def _describe_curriculum(curriculum: Curriculum | None, order: Order, settings: TrainConfig) -> list[str]:
+def _describe_curriculum(curriculum: Curriculum | None, order: BatchOrder, settings: TrainConfig) -> list[str]:
     """What a curriculum makes of a run: how many items its epochs have, and which are never reached."""
     if curriculum is None:
         return []

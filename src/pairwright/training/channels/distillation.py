@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairwright.config.train_config import DistillConfig, TrainConfig
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.distill import DistillLosses, distill_loss
 from pairwright.paths.model_folders import find_model
 from pairwright.records.arrays import Array
@@ -25,7 +25,7 @@ from pairwright.tokens.batch.collate import Tree, count_distinct, tree_of
 from pairwright.tokens.sequence import Origin
 from pairwright.tokens.teacher_sequences import Distillation
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.distill_data import DistillData
 from pairwright.training.metrics import Sums
@@ -42,7 +42,9 @@ class DistillChannel(Channel):
     name = "sdpo"
     data: DistillData
 
-    def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Limits) -> None:
+    def __init__(
+        self, data: DistillData, options: DistillConfig, weight: float, order: BatchOrder, limits: Limits
+    ) -> None:
         self.options, self._ema_rate = options, options.ema_rate
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.counts, self.notes = data.counts, [_describe(data, options)]
@@ -113,10 +115,12 @@ class DistillChannel(Channel):
     def num_items(self) -> int:
         return len(self.data.items)
 
-    def list_held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[HeldTurns]:
         one = self.data.items[item]
         student, added = one.student, one.student.report.added_tokens
-        held = Held(self.data.ids[item], "", student.ids, one.student_mask, student.message_index, added_tokens=added)
+        held = HeldTurns(
+            self.data.ids[item], "", student.ids, one.student_mask, student.message_index, added_tokens=added
+        )
         return [held]
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.pairs.curriculum import Curriculum
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.data import join_weights
 from pairwright.training.metrics import Sums
@@ -33,7 +33,7 @@ class Likely:
     tree: Callable[[int], Tree]  # of an item: its prompt and one branch
     num_tokens: Callable[[int], int]
     identity: Callable[[int], str]
-    list_held: Callable[[int], list[Held]]
+    list_held: Callable[[int], list[HeldTurns]]
     token_weights: Callable[[int], Array | None]  # of its trained tokens; None where all count alike
     weights: Array  # (N,) over all items
     train: Array  # positions to train on
@@ -64,7 +64,7 @@ class LikelihoodChannel(Channel):
     name = "sft"
     data: Likely
 
-    def __init__(self, data: Likely, weight: float, order: Order, limits: Limits, name: str = "sft") -> None:
+    def __init__(self, data: Likely, weight: float, order: BatchOrder, limits: Limits, name: str = "sft") -> None:
         self.name = name
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = data.validation
@@ -100,7 +100,7 @@ class LikelihoodChannel(Channel):
     def num_items(self) -> int:
         return len(self.data.weights)
 
-    def list_held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[HeldTurns]:
         return self.data.list_held(item)
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:

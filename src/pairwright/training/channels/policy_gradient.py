@@ -15,13 +15,13 @@ from torch import Tensor
 
 from pairwright.config.train_config import NO_ANCHOR, PolicyConfig
 from pairwright.errors import PairwrightError
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.advantages import group_advantages
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.likelihood import weigh_tokens
 from pairwright.training.data import PolicyData
@@ -41,7 +41,7 @@ class PolicyChannel(Channel):
         data: PolicyData,
         options: PolicyConfig,
         weight: float,
-        order: Callable[[Array], Order],
+        order: Callable[[Array], BatchOrder],
         limits: Limits,
         *,
         run_weight: str = "sequence",
@@ -165,12 +165,12 @@ class PolicyChannel(Channel):
     def num_items(self) -> int:
         return len(self.data.ids)
 
-    def list_held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[HeldTurns]:
         unused = None
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
             unused = "no advantage: equal rewards" if is_scored else "unscored"
-        return [Held.of(self.data.ids[item], "", self.data.sequences[item], unused)]
+        return [HeldTurns.of(self.data.ids[item], "", self.data.sequences[item], unused)]
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pairwright.config.train_config import NO_ANCHOR, PreferenceConfig, TrainConfig
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.preference import (
     PairLogps,
@@ -21,7 +21,7 @@ from pairwright.losses.preference import (
 )
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.likelihood import weigh_tokens
 from pairwright.training.channels.unpaired_channel import find_reference_point
@@ -42,7 +42,9 @@ class PreferenceChannel(Channel):
     name = "dpo"
     data: PairData
 
-    def __init__(self, data: PairData, options: PreferenceConfig, weight: float, order: Order, limits: Limits) -> None:
+    def __init__(
+        self, data: PairData, options: PreferenceConfig, weight: float, order: BatchOrder, limits: Limits
+    ) -> None:
         self.options = options
         self.kind = check_preference(options.losses, self.options)
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
@@ -136,7 +138,7 @@ class PreferenceChannel(Channel):
     def num_items(self) -> int:
         return len(self.data.pairs)
 
-    def list_held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[HeldTurns]:
         return self.data.list_held(item)
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:

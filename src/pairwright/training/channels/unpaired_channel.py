@@ -17,13 +17,13 @@ from torch import Tensor
 
 from pairwright.config.train_config import NO_ANCHOR, KtoConfig
 from pairwright.errors import PairwrightError
-from pairwright.ledger.trained import Held
+from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.unpaired import kto_loss, mismatch_sums, reference_point
 from pairwright.pairs.desirability import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
-from pairwright.training.batch_schedule import Order
+from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.likelihood import weigh_tokens
 from pairwright.training.data import PolicyData
@@ -73,7 +73,7 @@ class UnpairedChannel(Channel):
         data: PolicyData,
         options: KtoConfig,
         weight: float,
-        order: Callable[[Array], Order],
+        order: Callable[[Array], BatchOrder],
         limits: Limits,
         *,
         run_weight: str = "sequence",
@@ -168,8 +168,8 @@ class UnpairedChannel(Channel):
     def num_items(self) -> int:
         return len(self.data.ids)
 
-    def list_held(self, item: int) -> list[Held]:
-        return [Held.of(self.data.ids[item], "", self.data.sequences[item], self._unused.get(item))]
+    def list_held(self, item: int) -> list[HeldTurns]:
+        return [HeldTurns.of(self.data.ids[item], "", self.data.sequences[item], self._unused.get(item))]
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
