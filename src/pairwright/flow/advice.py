@@ -114,8 +114,23 @@ class Advice:
 
 
 _SFT = {"channels": {"dpo": 0.0, "sft": 1.0}}
-FEW_SOLVED = 8  # fewer solved runs are too few to train on alone
+FEW_SOLVED = 5  # fewer solved runs are too few to train on alone
 MUCH_FAILED = 0.1  # share of failed turns in chosen sides
+
+
+CREDIT_EVIDENCE = (
+    "stockroom, two seeds: 100% of held-out orders with failed turns masked, 74% by SFT on solved runs, 7% by SFT on "
+    "the same best runs; with late verdicts, a fifth of them wrong, 94% against 59% greedy and 49% against 60% at "
+    "temperature 1"
+)
+SOLVED_EVIDENCE = (
+    "stockroom, two seeds: SFT on 8 and 7 solved runs of 960 solves 74% of held-out orders, and 72% at temperature 1, "
+    "where pairs stay below 30%; exact tool calls of SmolLM2: SFT on exact calls 91%, pairs with the SFT term 86%"
+)
+PAIRS_EVIDENCE = (
+    "stockroom, two seeds: all pairs with the SFT term solve 69% of held-out orders (16% at temperature 1), SFT on the "
+    "best runs 7%; SmolLM2: DPO without the SFT term fell from 58% to 41%"
+)
 
 
 def no_rewards(figures: Figures) -> Advice | None:
@@ -208,9 +223,6 @@ def tasks_differ(figures: Figures) -> Advice | None:
     )
 
 
-CREDIT_EVIDENCE = "see docs/explanation/evidence.md"
-SOLVED_EVIDENCE = "see docs/explanation/evidence.md"
-PAIRS_EVIDENCE = "see docs/explanation/evidence.md"
 # In the order in which they are said.
 RULES: tuple[Callable[[Figures], Advice | None], ...] = (
     no_rewards, nothing_solved, one_run_a_task, failed_turns, solved_runs, pairs_with_anchor, tasks_differ,
