@@ -346,6 +346,9 @@ def test_the_command_proves_and_ends_with_2_where_the_file_differs(llama, tmp_pa
     assert [row["check"] for row in proof][:4] == ["stop tokens", "tokenizer", "template", "logits"]
     monkeypatch.setattr(export_gguf, "join_rotary", lambda weights, heads: weights)
     result = CliRunner().invoke(app, words[:-1])
+    assert isinstance(result.exception, ConfigError)
+    assert "--overwrite" in str(result.exception)
+    result = CliRunner().invoke(app, [*words[:-1], "--overwrite"])
     assert result.exit_code == 2
     assert "does not answer as the model does: logits" in result.output
 
