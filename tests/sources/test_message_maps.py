@@ -52,7 +52,7 @@ def test_a_map_is_read_from_a_yaml_file(tmp_path):
     own.write_text("prompt: q\ncompletion: a\nreward: ok\nscores: {yes: 2, no: -1, later: null}\n")
     rows = [{"q": "Q?", "a": f"a{n}", "ok": word} for n, word in enumerate(("yes", "no", "later"))]
     assert [exp.reward for exp in read(write(tmp_path / "a.jsonl", *rows), str(own))] == [2.0, -1.0, None]
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="no such file"):
         parse_map(str(tmp_path / "nowhere.yaml"))
 
 

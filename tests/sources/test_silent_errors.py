@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.sources.test_every_reader import FIXTURES, damaged_text, units_of
+from sources.test_every_reader import FIXTURES, damaged_text, units_of
 
 from pairwright.records.messages import prompt_hash
 from pairwright.sources.files import expand_paths

@@ -141,8 +141,10 @@ def main() -> None:
         extras = extras_with(error.name or "")
         if not extras:
             raise
-        # The extras stand in the order of the flow: the first is the smallest that has it.
-        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install 'pairwright[{extras[0]}]'", 1))
+        # Several extras may list a package: the one of this command, else the first in the order of the flow.
+        own = {"jobs": "customizer", "serve": "serve", "view": "view"}.get(next(iter(sys.argv[1:]), ""))
+        extra = own if own in extras else extras[0]
+        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install 'pairwright[{extra}]'", 1))
     except TyperException as error:
         message = error.format_message() or "expected the name of a command, see above."
         sys.exit(_fail(f"{message} Try --help.", 3))

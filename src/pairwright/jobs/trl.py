@@ -40,10 +40,10 @@ from pairwright.jobs.translation import (
 from pairwright.paths import find_model
 from pairwright.records.messages import Json
 from pairwright.tokens.stage.stage import encode_source
-from pairwright.training.token_rows import SIDES, TokenRows
 
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
 FILE = "trl.yaml"
+_KINDS = ("dpo", "sft", "kto")
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
@@ -86,6 +86,8 @@ def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, mod
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     manifest = encode_source(source, folder / "tokens", options)
     train = config.train.model_dump(exclude_unset=True, include={"where", "run_weight", "kto", "dpo"})
+    from pairwright.training.token_rows import TokenRows  # needs torch
+
     rows = TokenRows(folder / "tokens", Path(str(options.tokenizer)), kind, **train)
     num_training, num_validation = rows.count("train"), rows.count("validation")
     training, validation = files / "train.parquet", files / "validation.parquet"
@@ -179,7 +181,7 @@ def _check(train: TrainConfig, options: Json) -> str:
     kind = next(iter(weights), "")
     refuse_options(
         {
-            "train.channels (one of dpo, sft and kto, with weight 1)": kind not in SIDES or weights != {kind: 1.0},
+            "train.channels (one of dpo, sft and kto, with weight 1)": kind not in _KINDS or weights != {kind: 1.0},
             "train.dpo.loss kto": "kto" in train.dpo.losses,
             "train.dpo.reference_sync": train.dpo.reference_sync is not None,
             "train.kto.sft_loss_weight": train.kto.foreign_sft_weight > 0,
