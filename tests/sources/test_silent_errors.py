@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from sources.test_every_reader import FIXTURES, damaged_text, units_of
 
 from pairwright.records.messages import prompt_hash
 from pairwright.sources.files import expand_paths
@@ -16,6 +15,7 @@ from pairwright.sources.reading import Layout, detect, read_file
 from pairwright.store.import_task import ImportTask, run_tasks
 from pairwright.store.importing import import_files
 from pairwright.store.table import Table
+from sources.test_every_reader import FIXTURES, damaged_text, units_of
 
 
 def read_rows(folder: Path, rows: list[Any], options: Options = Options(), format_name: str = "auto") -> list[Any]:  # noqa: B008
