@@ -11,8 +11,8 @@ _NOT_FOR_USERS = ("all", "dev")
 def extras_with(package: str) -> list[str]:
     """The extras that list a package, by its name in `import`; none if it is not one of ours.
 
-    >>> extras_with("peft")
-    ['train']
+    >>> extras_with("openpyxl")
+    ['excel']
     """
     try:
         lines = requires("pairwright") or []
