@@ -128,8 +128,8 @@ SOLVED_EVIDENCE = (
     "where pairs stay below 40%; exact tool calls of SmolLM2: SFT on exact calls 91%, pairs with the SFT term 86%"
 )
 PAIRS_EVIDENCE = (
-    "stockroom, five seeds: all pairs with the SFT term solve 74% of held-out orders (24% at temperature 1), SFT on the "
-    "best runs 31%; SmolLM2: DPO without the SFT term fell from 58% to 41%"
+    "stockroom, five seeds: all pairs with the SFT term solve 74% of held-out orders (24% at temperature 1), SFT on "
+    "the best runs 31%; SmolLM2: DPO without the SFT term fell from 58% to 41%"
 )
 
 
