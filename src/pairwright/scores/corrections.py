@@ -19,7 +19,7 @@ from pairwright.store.table import Table
 
 
 def add_corrections(table: Table, name: str, output: Table) -> Counter[str]:
-    """Append a preference to `output` for each run that has a correction; returns counts of what became of the runs.
+    """Append a preference to `output` for each run that has a correction; returns the number of runs by outcome.
 
     Args:
         table: The experience table.

@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SessionFormat:
-    """A declared format of sessions: how a file is told, what it begins with, and how each of its lines is taken."""
+    """A declared format of sessions: how to recognise a file, its beginning, and how to read each of its lines."""
 
     name: str
     summary: str

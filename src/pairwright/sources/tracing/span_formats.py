@@ -1,4 +1,4 @@
-"""Formats of tracing tools that log one span a row, declared: how a row is told, where its fields are, and a hook.
+"""Formats of tracing tools that log one span a row, declared: how to recognise a row, where its fields are, and a hook.
 
 A file is a list or lines of rows, which are joined to traces (sources/tracing/span_nodes.py); a trace without spans is
 its own call. `paths` names the fields of a span; `hook` returns those that a path cannot name; `describe` returns the
@@ -59,7 +59,7 @@ def _present(**values: Any) -> Json:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode JSON text of any value; text that is none stays as it is."""
+    """Decode text that is JSON; other text is returned unchanged."""
     try:
         return decode(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Spans of tools that log an input and an output with each: nodes, from which a Trace is made in one way for all.
 
-A `SpanFormat` declares how its rows are told, where their fields are, and what else is needed to make nodes of them
+A `SpanFormat` declares how to recognise its rows, where their fields are, and what else is needed to make nodes of them
 (sources/tracing/span_formats.py). Inputs and outputs may be JSON text, in any shape of
 sources/shapes/any_messages.py. A call that cannot be read is refused with its reason; the others are read. Without any
 call, the agents' own spans stand for it, else the roots.
@@ -145,7 +145,7 @@ def _model_in(value: Any) -> str | None:
     return filled_text(value.get("model")) if isinstance(value, dict) else None
 
 
-_SAMPLE = 3  # rows that a format is told by
+_SAMPLE = 3  # rows that a format is recognised by
 _TEXTS = frozenset({"trace", "id", "parent", "error"})
 
 
