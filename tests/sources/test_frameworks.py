@@ -1,4 +1,4 @@
-"""Histories of frameworks: LangChain, pydantic-ai, smolagents, DSPy."""
+"""Histories of frameworks: LangChain, pydantic-ai, smolagents, DSPy, run states of the OpenAI Agents SDK."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ from mutations import survives
 
 from pairwright import Message, ToolCall
 from pairwright.sources import READERS
+from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.reading import detect, read_file
 
@@ -137,3 +138,49 @@ def test_a_history_without_requests_is_refused_with_the_way_out(tmp_path):
     _, (rejected,) = read(path)
     assert isinstance(rejected, Rejected)
     assert "get_full_steps()" in rejected.reason
+
+
+def test_a_run_state_is_its_input_and_the_items_of_the_run():
+    name, (exp,) = read(FIXTURES / "run_state.json")
+    assert name == "openai-agents"
+    assert exp.prompt == (Message("user", "Book a berth if it is deep enough."),)
+    depth, book = ToolCall("depth", '{"berth": 4}', "call_1"), ToolCall("book", '{"berth": 4}', "call_2")
+    assert exp.completion == (
+        Message("assistant", reasoning="Measure first.", tool_calls=(depth,)),
+        Message("tool", "6 m", tool_call_id="call_1"),
+        Message("assistant", "Deep enough.", tool_calls=(book,)),
+    )
+    assert exp.info == {"agents": ["Harbour"], "trace_id": "trace_7", "workflow": "Berths"}
+    assert (exp.metrics["unanswered_calls"], exp.metrics["input_tokens"], exp.reward) == (1, 20, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"conversation_id": "conv_1"}, "the server holds"),
+        ({"previous_response_id": "resp_1"}, "the server holds"),
+        ({"generated_items": []}, "no answer of the model"),
+    ],
+)
+def test_a_run_state_without_all_of_the_conversation_is_refused(changes, reason):
+    state = json.loads((FIXTURES / "run_state.json").read_text()) | changes
+    with pytest.raises(BadRecord, match=reason):
+        list(READERS["openai-agents"][1].read(state, Origin("a.json", 1, 0), Options()))
+
+
+def test_a_traced_test_case_of_deepeval_is_read_from_its_spans():
+    case = {
+        "name": "t",
+        "input": "Sell me a book",
+        "actualOutput": "Sold.",
+        "metricsData": [{"name": "Tone", "score": 1}],
+    }
+    trace = json.loads((FIXTURES / "deepeval_trace.json").read_text())
+    traced, plain = read_value("deepeval", {"testCases": [case | {"trace": trace}, case]})
+    assert (len(traced.messages), traced.reward_components["Tone"]) == (5, 0.25)  # the nearest score: of the span
+    assert (len(plain.messages), plain.reward) == (2, 1.0)
+
+
+def test_no_broken_run_state_and_no_broken_trace_of_deepeval_raises_anything_else():
+    for name, variant, file in (("openai-agents", 1, "run_state.json"), ("deepeval", 1, "deepeval_trace.json")):
+        assert survives(READERS[name][variant], json.loads((FIXTURES / file).read_text())) > 500

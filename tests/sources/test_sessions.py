@@ -30,6 +30,16 @@ GOLDEN = {
             "assistant* At seven.",
         ],
     ],
+    "gemini_stream.jsonl": [
+        [
+            "user How long is the pier?",
+            "--",
+            'assistant* I will look. read_file{"path":"pier.txt"}#s1 read_file{"path":"piers.txt"}#s2',
+            "tool! #s1 File not found: pier.txt",
+            "tool #s2 90 m",
+            "assistant* Ninety metres.",
+        ],
+    ],
     "gemini_cli_lines.jsonl": [
         [
             "user Name a boat.",
@@ -275,6 +285,7 @@ GOLDEN = {
 HEADS = {
     "gemini_cli.json": ("gemini-cli", "gemini-2.5-pro", "tide-1"),
     "gemini_cli_lines.jsonl": ("gemini-cli", "gemini-3", "tide-2"),
+    "gemini_stream.jsonl": ("gemini-cli", "gemini-3", "gs-1"),
     "qwen_code.jsonl": ("gemini-cli", "qwen3-coder", "qw-1"),
     "cline.json": ("cline", "sonnet", "cl-1"),
     "cline_history.json": ("cline", None, "fixtures"),
@@ -470,7 +481,10 @@ def adk_with(*events, **fields):
 @pytest.mark.parametrize(
     ("session", "reason"),
     [
-        (adk_with({"invocationId": "e-2", "author": "cook", "content": {"parts": [{"text": "Soup."}]}}), "2 agents"),
+        (
+            adk_with({"invocationId": "e-2", "author": "cook", "content": {"parts": [{"text": "Soup."}]}}),
+            "several agents",
+        ),
         (adk_with({"invocation_id": "e-2", "author": "user", "actions": {"compaction": {"end": 1}}}), "compaction"),
         (adk_with({"author": "user", "actions": {"rewindBeforeInvocationId": "e-1"}}), "rewind_before_invocation_id"),
         (adk_with(past_events=[{}]), "past_events"),

@@ -51,11 +51,11 @@ from pairwright.sources.frameworks import (
     api_logs,
     autogen_state,
     batch_files,
-    deepeval_runs,
     dspy_history,
     gateway_logs,
     langchain_dumps,
     pydantic_ai_history,
+    run_states,
     smolagents_memory,
 )
 from pairwright.sources.rollouts import (
@@ -86,6 +86,7 @@ from pairwright.sources.sessions import (
 )
 from pairwright.sources.tracing import (
     claude_stream,
+    deepeval_runs,
     langfuse,
     nat,
     otel,
@@ -119,6 +120,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     **{name: (own,) for name, own in span_formats.DECLARED.items()},
+    "openai-agents": (span_formats.OPENAI_AGENTS.format, run_states.FORMAT),
     "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
     "gemini-cli": (gemini_cli.FORMAT,),
@@ -144,7 +146,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "oasst": (answer_trees.OASST_FORMAT,),
     "prm800k": (answer_trees.PRM800K_FORMAT,),
     "xlam": (function_calls.FORMAT,),
-    "deepeval": (deepeval_runs.FORMAT,),
+    "deepeval": (deepeval_runs.FORMAT, span_formats.DEEPEVAL.format),
     "lm-eval": (eval_results.LM_EVAL_FORMAT,),
     "promptfoo": (eval_results.PROMPTFOO_FORMAT,),
     "openai-evals": (eval_results.OPENAI_ITEM_FORMAT, eval_results.OPENAI_LOG_FORMAT),

@@ -16,6 +16,7 @@ they become prompt, completion and reward:
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -44,8 +45,7 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NO_ANSWER = "no answer of the model, so there is no completion"
 _RAW_CHARACTERS = 2000
-_CHARACTERS_OF_PARTS = 1000  # about, of content that is not text
-_RECORDS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 2**22  # assembled together
+_RECORDS_AT_ONCE, _BYTES_AT_ONCE = 512, 2**22  # whose tool results are scanned together
 _NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
 # What encoders raise for unvalidated values: nested too deep, or not valid Unicode
 _NOT_JSON = (RecursionError, TypeError, ValueError)
@@ -123,19 +123,6 @@ class Reader:
             raise BadRecord(f"a value that JSON cannot hold: {error}") from None
 
 
-class _Draft(msgspec.Struct, gc=False):
-    """Parts with their conversation in the usual form."""
-
-    parts: Parts
-    unit: Any
-    context: "_Context"
-    completion: tuple[Message, ...]
-    metrics: Json
-    results: list[str] | None  # texts of tool results, where nothing else can tell of a failure
-    num_characters: int  # of the completion, about
-    has_failures: bool = True  # or may have some
-
-
 class _Scan(msgspec.Struct, gc=False):
     """What one pass over messages finds: calls and results, and whether anything is not in the usual form."""
 
@@ -144,7 +131,6 @@ class _Scan(msgspec.Struct, gc=False):
     results: list[str]
     has_flags: bool  # results with more than text, in which a format may mark a failure
     is_usual: bool  # roles of the closed set, and results with ids
-    num_characters: int  # of the texts, about
 
 
 class _Context(msgspec.Struct, gc=False):
@@ -163,102 +149,84 @@ def _scan(messages: Sequence[Message]) -> _Scan:
     called: list[tuple[str | None, str]] = []
     answered: set[str | None] = set()
     results: list[str] = []
-    has_flags, is_usual, num_characters = False, True, 0
+    has_flags, is_usual = False, True
     for message in messages:
-        role, content = message.role, message.content
-        num_characters += len(content) if type(content) is str else _CHARACTERS_OF_PARTS
+        role = message.role
         if role == "tool":
-            call_id = message.tool_call_id
-            answered.add(call_id)
-            results.append(content if type(content) is str else message.text)
+            answered.add(message.tool_call_id)
+            results.append(message.text)
             if message.extra:
                 has_flags = True
-            if call_id is None:
+            if message.tool_call_id is None:
                 is_usual = False
         elif role not in ROLES:
             is_usual = False
         elif message.tool_calls:
             for call in message.tool_calls:
                 called.append((call.id, call.name))
-    return _Scan(called, answered, results, has_flags, is_usual, num_characters)
+    return _Scan(called, answered, results, has_flags, is_usual)
 
 
 class Assembler:
     """Assembles the records of one file or piece of it; runs of one task share their prompt and what is made of it.
 
-    What is found is added one by one, and drained when `is_full`: tool results are searched for failures all at once,
-    since most texts are cleared by one look at all of them.
+    What is found is added one by one, and drained when `is_full`: tool results are scanned for failures all at once,
+    since one regular expression over all texts clears most of them.
+
+    Args:
+        options: The user's options.
+        texts: Gets the JSON text of each completion by the id of its tuple, for the column of the table.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, texts: dict[int, bytes] | None = None) -> None:
         self._options = options
+        self._texts = texts
         self._last: _Context | None = None
-        self._waiting: list[Any] = []  # drafts, and records that need no assembling
-        self._num_characters = 0
+        self._waiting: list[Record] = []
+        # Records whose results have not been scanned for failures: position in `_waiting`, parts, texts of results
+        self._unscanned: list[tuple[int, Parts, list[str]]] = []
+        self._num_bytes = 0
         self.has_reward = False  # some record has the reward that `--reward` names
         self.reward_names: Counter[str] = Counter()  # numbers that records have instead
         self._num_named = 0
 
     def assemble(self, parts: Parts, unit: Any = None) -> Experience:
         """Return the experience of parts; raises BadRecord or RecordError. `unit` is what they were read from."""
-        return self._finish(self._draft(parts, unit))
+        exp, results = self._assemble(parts, unit)
+        return _with_errors(exp, parts) if results else exp
 
     def add(self, origin: Origin, found: Found, unit: Any) -> None:
         """Add what was found in a unit; what is refused is drained as Rejected."""
         try:
-            if type(found) is Parts:
-                draft = self._draft(found, unit)
-                self._num_characters += draft.num_characters
-                self._waiting.append(draft)
+            if isinstance(found, Parts):
+                exp, results = self._assemble(found, unit)
+                if results:
+                    self._unscanned.append((len(self._waiting), found, results))
+                self._waiting.append(exp)
             else:
-                self._waiting.append(self._adopt(found, unit, origin) if type(found) is Experience else found)
+                self._waiting.append(self._adopt(found, unit, origin) if isinstance(found, Experience) else found)
         except (BadRecord, RecordError) as error:
             self._waiting.append(refusal(error, origin, found, unit))
 
     @property
     def is_full(self) -> bool:
-        return self._num_characters > _CHARACTERS_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
+        return self._num_bytes > _BYTES_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
 
-    def drain(self) -> Iterator[Record]:
-        """Yield the records of what was added, in its order."""
-        drafts, self._waiting, self._num_characters = self._waiting, [], 0
-        _clear_results([draft for draft in drafts if type(draft) is _Draft])
-        for draft in drafts:
-            try:
-                yield self._finish(draft) if type(draft) is _Draft else draft
-            except (BadRecord, RecordError) as error:
-                yield refusal(error, draft.parts.origin, draft.parts, draft.unit)
+    def drain(self) -> list[Record]:
+        """Return the records of what was added, in its order."""
+        records, unscanned = self._waiting, self._unscanned
+        self._waiting, self._unscanned, self._num_bytes = [], [], 0
+        texts = [text for _, _, results in unscanned for text in results]
+        owners = [(position, parts) for position, parts, results in unscanned for _ in results]
+        for position, parts in {owners[number][0]: owners[number][1] for number in suspicious_results(texts)}.items():
+            records[position] = _with_errors(records[position], parts)
+        return records
 
     def _adopt(self, exp: Experience, unit: Any, origin: Origin) -> Experience:
         exp = adopt(exp, self._options, unit, origin)
         if self._options.reward is not None:
             self.note_reward(exp, unit)
         return exp
-
-    def _draft(self, parts: Parts, unit: Any) -> _Draft:
-        prompt, completion = parts.prompt, parts.completion
-        if parts.messages is not None:
-            prompt, completion = split_at_answer(parts.messages)
-        context = self._context(prompt, parts)
-        before, after = context.scan, _scan(completion)
-        if not (before.is_usual and after.is_usual):
-            prompt, completion = _usual_conversation(prompt, completion)
-            context = self._context(prompt, parts)
-            before, after = context.scan, _scan(completion)
-        if parts.messages is not None and not completion and parts.chosen is None:
-            raise BadRecord(NO_ANSWER)
-        metrics = parts.metrics or {}
-        calls = after.called if not before.called else before.called + after.called
-        if calls and parts.chosen is None:
-            answered = after.answered if not before.answered else before.answered | after.answered
-            num_open = 0
-            for call_id, _ in calls:
-                if call_id is None or call_id not in answered:
-                    num_open += 1
-            if num_open:
-                metrics = {**metrics, "unanswered_calls": num_open}
-        results = _plain_results(parts, context, after)
-        return _Draft(parts, unit, context, tuple(completion), metrics, results, after.num_characters)
 
     def _context(self, prompt: Sequence[Message], parts: Parts) -> _Context:
         """Return prompt and tools with their hash; those of the record before if they are equal, as for runs of a task.
@@ -270,47 +238,61 @@ class Assembler:
         last, prompt, tools = self._last, tuple(prompt), tuple(parts.tools)
         if last is not None and _is_same(prompt, last.prompt) and _is_same(tools, last.tools):
             return last
-        try:
-            # Compared as JSON, since Python takes 1, 1.0 and True for equal.
-            text = (encode(prompt), encode(tools))
-            if last is None or text != last.text:
-                names = frozenset(tool_names(tools)) if tools else frozenset()
-                self._last = last = _Context(prompt, tools, text, content_hash(prompt, tools), names, _scan(prompt))
-        except _NOT_JSON as error:
-            raise _refuse(error) from None
+        # Compared as JSON, since Python takes 1, 1.0 and True for equal.
+        text = (encode(prompt), encode(tools))
+        if last is None or text != last.text:
+            names = frozenset(tool_names(tools))
+            self._last = last = _Context(prompt, tools, text, content_hash(prompt, tools), names, _scan(prompt))
         return last
 
-    def _finish(self, draft: _Draft) -> Experience:
-        parts, completion, options = draft.parts, draft.completion, self._options
-        origin, components = parts.origin, parts.reward_components or {}
-        context = draft.context
-        info, metrics = parts.info or {}, draft.metrics
-        reward: float | None
+    def _assemble(self, parts: Parts, unit: Any) -> tuple[Experience, list[str] | None]:
+        """Return the experience of parts, and the texts of its tool results if they must be scanned for failures."""
+        try:
+            return self._assemble_json(parts, unit)
+        except _NOT_JSON as error:
+            if isinstance(error, BadRecord | RecordError):
+                raise
+            raise BadRecord(f"a value that cannot be written as JSON: {error}") from None
+
+    def _assemble_json(self, parts: Parts, unit: Any) -> tuple[Experience, list[str] | None]:
+        options, origin = self._options, parts.origin
+        prompt, completion = parts.prompt, parts.completion
+        if parts.messages is not None:
+            prompt, completion = split_at_answer(parts.messages)
+        context, after = self._context(prompt, parts), _scan(completion)
+        if not (context.scan.is_usual and after.is_usual):
+            prompt, completion = _usual_conversation(prompt, completion)
+            context, after = self._context(prompt, parts), _scan(completion)
+        before = context.scan
+        if parts.messages is not None and not completion and parts.chosen is None:
+            raise BadRecord(NO_ANSWER)
+        info, metrics, components = parts.info or {}, parts.metrics or {}, parts.reward_components or {}
+        if (before.called or after.called) and parts.chosen is None:
+            answered = before.answered | after.answered
+            num_open = sum(call is None or call not in answered for call, _ in (*before.called, *after.called))
+            if num_open:
+                metrics = {**metrics, "unanswered_calls": num_open}
         if options.reward is None or parts.chosen is not None:
             reward = pick_reward(components, None) if parts.reward is UNSET else parts.reward
         else:
-            reward = _named_reward(options.reward, parts, draft)
-        chosen = rejected = None
+            reward = _named_reward(options.reward, parts, unit, metrics)
+        completion = tuple(completion)
+        chosen = rejected = results = None
         errors: Sequence[ErrorSite] = parts.errors
         if parts.chosen is not None:
             chosen, rejected, errors = _sides(parts, context)
-        elif draft.has_failures:
-            errors = _error_sites(draft)
-        try:
-            text = encode(completion)
-            # What makes two records of one prompt different, beside the completion
-            body = [_side_body(chosen), _side_body(rejected), reward, parts.reward_components, info, label_of(origin)]
-            suffix = content_hash(context.hash, text, body)[:24]  # 24 hexadecimal digits: 96 bits of the hash
-            task = parts.task
-            if task is None:
-                task = _task_of(context, parts.task_metadata)
-        except _NOT_JSON as error:
-            raise _refuse(error) from None
+        elif _needs_look(parts, context, after):
+            errors = _error_sites(context.prompt, completion, context.tools, parts)
+        elif before.results or after.results:
+            results = before.results + after.results
+        text = encode(completion)
+        # What makes two records of one prompt different, beside the completion
+        body = [_side_body(chosen), _side_body(rejected), reward, parts.reward_components, info, label_of(origin)]
+        suffix = content_hash(context.hash, text, body)[:24]  # 24 hexadecimal digits: 96 bits of the hash
+        task = _task_of(context, parts.task_metadata) if parts.task is None else parts.task
         exp = Experience(
             eid=EID(parts.batch, task, origin.ordinal if parts.run is None else parts.run, parts.step, suffix),
-            kind=(
-                Kind.PREFERENCE if chosen is not None else Kind.SINGLE_TURN if len(completion) == 1 else Kind.MULTI_TURN
-            ),
+            kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
             prompt=context.prompt,
             tools=context.tools,
             completion=completion,
@@ -326,10 +308,13 @@ class Assembler:
             source=Source(origin.file, origin.line, parts.format),
             **(parts.arrays or {}),
         )
-        exp = obey(exp, options, draft.unit, origin)
+        exp = obey(exp, options, unit, origin)
         if options.reward is not None:
-            self.note_reward(exp, draft.unit)
-        return exp
+            self.note_reward(exp, unit)
+        self._num_bytes += len(text)
+        if self._texts is not None and exp.completion is completion and completion:
+            self._texts[id(completion)] = text
+        return exp, results
 
     def note_reward(self, exp: Experience, unit: Any) -> None:
         """Note whether a record has the reward that was asked for, or else which numbers it has."""
@@ -342,10 +327,17 @@ class Assembler:
             self.reward_names.update(reward_names(exp, unit))
 
 
-def _error_sites(draft: _Draft) -> list[ErrorSite]:
-    parts, context = draft.parts, draft.context
-    known = list(context.tools if parts.known_tools is None else parts.known_tools)
-    sites = error_sites([*context.prompt, *draft.completion], known, parts.error_kind or result_error_kind)
+def _with_errors(exp: Record, parts: Parts) -> Experience:
+    assert isinstance(exp, Experience)
+    errors = tuple(_error_sites(exp.prompt, exp.completion, exp.tools, parts))
+    return replace(exp, errors=errors) if errors else exp
+
+
+def _error_sites(
+    prompt: Sequence[Message], completion: Sequence[Message], tools: Sequence[Json], parts: Parts
+) -> list[ErrorSite]:
+    known = list(tools if parts.known_tools is None else parts.known_tools)
+    sites = error_sites([*prompt, *completion], known, parts.error_kind or result_error_kind)
     if not parts.errors:
         return sites
     # What the format says of a message counts for more than what its text looks like.
@@ -385,41 +377,18 @@ def _usual_conversation(
     return usual[: len(prompt)], usual[len(prompt) :]
 
 
-def _plain_results(parts: Parts, context: _Context, after: _Scan) -> list[str] | None:
-    """Return the texts of the tool results if only they can tell that something failed; else None."""
-    before, names = context.scan, context.names
-    if parts.known_tools is not None:
-        names = frozenset(tool_names(parts.known_tools))
-    if parts.error_kind is not None or parts.chosen is not None or before.has_flags or after.has_flags:
-        return None
-    if names:
-        for scan in (before, after):
-            for _, name in scan.called:
-                if name not in names:
-                    return None
-    return after.results if not before.results else before.results + after.results
-
-
-def _clear_results(drafts: Sequence[_Draft]) -> None:
-    """Mark the drafts in which no tool can have failed."""
-    texts: list[str] = []
-    owners: list[_Draft] = []
-    for draft in drafts:
-        if draft.results is not None:
-            draft.has_failures = False
-            texts += draft.results
-            owners += [draft] * len(draft.results)
-    for position in suspicious_results(texts) if texts else ():
-        owners[position].has_failures = True
+def _needs_look(parts: Parts, context: _Context, after: _Scan) -> bool:
+    """Whether something else than the texts of tool results may tell that something failed."""
+    before = context.scan
+    if parts.error_kind is not None or before.has_flags or after.has_flags:
+        return True
+    names = context.names if parts.known_tools is None else frozenset(tool_names(parts.known_tools))
+    return bool(names) and any(name not in names for scan in (before, after) for _, name in scan.called)
 
 
 def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two tuples hold the same objects."""
-    return one is other or (len(one) == len(other) and all(map(_is, one, other)))
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+    return one is other or (len(one) == len(other) and all(map(is_, one, other)))
 
 
 def adopt(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
@@ -440,11 +409,11 @@ def obey(exp: Experience, options: Options, unit: Any, origin: Origin | None) ->
     return identify(exp, options, unit, origin)
 
 
-def _named_reward(name: str, parts: Parts, draft: _Draft) -> float | None:
+def _named_reward(name: str, parts: Parts, unit: Any, metrics: Json) -> float | None:
     """Return the score that the user names: among the scores, then the fields of the record, its info and metrics."""
     default = None if parts.reward is UNSET else parts.reward
     scores = {"reward": default, **(parts.reward_components or {})}
-    for fields in (scores, parts.row, draft.unit, parts.info, draft.metrics):
+    for fields in (scores, parts.row, unit, parts.info, metrics):
         number = read_score(value_at(fields, name))
         if number is not None:
             return number
@@ -477,10 +446,6 @@ def _with_system(system: str, prompt: Sequence[Message]) -> Sequence[Message]:
 
 def _side_body(side: Side | None) -> list[Any] | None:
     return None if side is None else [side.messages, side.text, side.reward]
-
-
-def _refuse(error: Exception) -> BadRecord:
-    return BadRecord(f"a value that cannot be written as JSON: {error}")
 
 
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:

@@ -125,6 +125,11 @@ def value_at(fields: Any, path: str) -> Any:
     return value_at(fields.get(first), rest)
 
 
+def text_at(fields: Any, *paths: str) -> str | None:
+    """Return the first text that is not empty at one of these paths, or None."""
+    return next((value for path in paths if (value := filled_text(value_at(fields, path))) is not None), None)
+
+
 def kind_of(value: Any) -> str:
     if value is None:
         return "null"

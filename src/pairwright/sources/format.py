@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from pairwright.config.sections import SourcesConfig
 from pairwright.errors import SourceError
-from pairwright.sources.field_map import NO_MAP, FieldMap
+from pairwright.sources.field_map import NO_MAP, FieldMap, parse_map
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +83,19 @@ def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | Non
     if not text.strip():
         raise SourceError(f"{file}: the file of sources.compaction_prompt has no text")
     return text
+
+
+def options_of(section: SourcesConfig, base: Path | None = None, *, step_name: str | None = None) -> Options:
+    """The options of the section `sources`; relative paths count from `base`."""
+    return Options(
+        reward=section.reward,
+        step_name=step_name,
+        compaction_prompt=read_compaction_prompt(section.compaction_prompt, base),
+        map=parse_map(section.map),
+        task=section.task,
+        run=section.run,
+        step=section.step,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""pairwright's own JSON Lines, as written by `pairwright experience export`; reading restores every field exactly.
+"""pairwright's own JSON Lines, as written by `pairwright export`; reading restores every field exactly.
 
     {uid, eid, kind, prompt, completion, reward, info, tokens: {dtype, values}, ...}
 

@@ -8,19 +8,14 @@ others in words that are not logged, and a rewind or a compaction changes what c
 tools are logged: prompts are incomplete. There is no reward.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import BadRecord, mapping, object_or_empty, text
+from pairwright.sources.format import Origin
 from pairwright.sources.shapes.google_genai import field, messages_from_genai
-from pairwright.sources.shapes.session_entries import Entry, Session, read_entries
+from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
 
-NAME = "adk"
-_USER = "user"
 # Actions after which the model is given something else than the events before.
 _CHANGES = ("rewind_before_invocation_id", "compaction")
 
@@ -34,44 +29,41 @@ def matches(value: Any) -> bool:
     return isinstance(first.get("author"), str) and isinstance(field(first, "invocation_id"), str)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a session."""
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
     record = mapping(value, "session")
     if field(record, "past_events"):
         raise BadRecord("past_events: events of an earlier version of ADK, whose place in the prompt is not known")
-    info = {name: field(record, name) for name in ("app_name", "user_id") if isinstance(field(record, name), str)}
-    session = Session(NAME, identifier(record.get("id")), info=info)
-    entries: list[Entry] = []
-    agents: list[str] = []
-    others: Counter[str] = Counter()
-    for number, item in enumerate(items(record.get("events"), "events")):
-        event = mapping(item, f"events[{number}]")
-        _check_actions(event, number)
-        if event.get("partial") is True or not isinstance(event.get("content"), dict):
-            others["partial" if event.get("partial") is True else "without content"] += 1
-            continue
-        author = event.get("author")
-        if not isinstance(author, str):
-            raise BadRecord(f"events[{number}].author: expected text")
-        if author != _USER and author not in agents:
-            agents.append(author)
-        # An agent's content may lack its role.
-        content = {**event["content"], "role": event["content"].get("role") or (_USER if author == _USER else "model")}
-        entries.append(Entry(messages_from_genai([content], None, f"events[{number}].content")))
-    if len(agents) > 1:
-        raise BadRecord(
-            f"events of {len(agents)} agents ({', '.join(agents[:5])}): ADK shows each the turns of the others in "
-            "words that the session does not have; import its traces (otel) instead"
-        )
-    session.info.update({"agent": agents[0] if agents else None, "other_events": dict(others)})
-    yield from read_entries(session, entries, origin)
+    session.note({name: field(record, name) for name in ("app_name", "user_id")}, "app_name", "user_id")
+    return record
 
 
-def _check_actions(event: Json, number: int) -> None:
-    actions = event.get("actions")
-    for name in _CHANGES if isinstance(actions, dict) else ():
+def _take(event: Json, session: Session) -> Entry | None:
+    actions = object_or_empty(event.get("actions"))
+    for name in _CHANGES:
         if field(actions, name):
-            raise BadRecord(f"events[{number}].actions.{name}: what the model was given from there on is not logged")
+            raise BadRecord(f"actions.{name}: what the model was given from there on is not logged")
+    if event.get("partial") is True or not isinstance(event.get("content"), dict):
+        session.others["partial" if event.get("partial") is True else "without content"] += 1
+        return None
+    author = text(event.get("author"), "author")
+    agent = session.info.setdefault("agent", author) if author != "user" else None
+    if agent not in (None, author):
+        raise BadRecord(
+            f"events of several agents ({agent}, {author}): ADK shows each the turns of the others in words that the "
+            "session does not have; import its traces (otel) instead"
+        )
+    # An agent's content may lack its role.
+    role = event["content"].get("role") or ("user" if author == "user" else "model")
+    return Entry(messages_from_genai([{**event["content"], "role": role}], None, "content"))
 
 
-FORMAT = Format(NAME, "record", matches, read, "Sessions of Google's Agent Development Kit")
+FORMAT = SessionFormat(
+    "adk",
+    "Sessions of Google's Agent Development Kit",
+    matches,
+    _take,
+    paths={"id": "id", "lines": "events"},
+    begin=_begin,
+    others="other_events",
+    unit="record",
+).format

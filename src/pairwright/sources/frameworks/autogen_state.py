@@ -81,9 +81,11 @@ def _turns(message: Json, where: str) -> Iterator[Message]:
             for call in calls
         ]
         yield Message("assistant", None, thought, tuple(named))
+    elif isinstance(content, list):
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        yield Message(_ROLES[kind], parts, thought)
     else:
-        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content or ()]
-        yield Message(_ROLES[kind], parts if isinstance(content, list) else text(content, f"{where}.content"), thought)
+        yield Message(_ROLES[kind], text(content, f"{where}.content"), thought)
 
 
 FORMAT = Format(NAME, "record", matches, read, "AutoGen AgentChat states")

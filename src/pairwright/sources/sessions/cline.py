@@ -9,23 +9,17 @@ extensions log neither system prompt nor tools, so those prompts are incomplete.
 "compaction" holds the summary of what stood before it; Roo's `isSummary` likewise. There is no reward.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
-from pairwright.sources.datasets import message_rows
-from pairwright.sources.fields import identifier, items, mapping, optional_text
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.anthropic import (
-    has_blocks,
-    system_from_anthropic,
-    tools_from_anthropic,
-    turn_from_anthropic,
-)
-from pairwright.sources.shapes.session_entries import Entry, Session, read_entries
+from msgspec.structs import replace
 
-NAME = "cline"
+from pairwright.records.messages import Json
+from pairwright.sources.datasets import message_rows
+from pairwright.sources.fields import text_at, value_at
+from pairwright.sources.format import Origin
+from pairwright.sources.shapes.anthropic import has_blocks, turn_from_anthropic
+from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
+
 _ROLES = frozenset({"user", "assistant"})
 # What the VS Code extensions put around the user's words.
 _TAGS = ("<task>", "<user_message>", "<feedback>", "<environment_details>")
@@ -39,27 +33,21 @@ def matches(value: Any) -> bool:
     return not message_rows.matches(value)  # a history of Cline does not name its session in every message
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a session, and one more for each compaction in it."""
-    session = Session(NAME)
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
     if isinstance(value, dict):
-        session.id = identifier(value.get("sessionId"))
-        session.system = system_from_anthropic(value.get("system_prompt"), "system_prompt")
-        session.tools = tools_from_anthropic(value.get("tools"), "tools")
-        session.info = {"agent": optional_text(value.get("agent"), "agent")}
-        value = value.get("messages")
-    else:
-        session.id = origin.path.parent.name or None
-    entries = []
-    for number, item in enumerate(items(value, "messages")):
-        message = mapping(item, f"messages[{number}]")
-        session.model = _model(message) or session.model
-        turns = turn_from_anthropic({key: message.get(key) for key in ("role", "content")}, f"messages[{number}]")
-        restarts = _is_summary(message) and number > 0
-        entries.append(
-            Entry([_as_summary(turn) for turn in turns] if _is_summary(message) else turns, restarts=restarts)
-        )
-    yield from read_entries(session, entries, origin)
+        return value
+    session.id = origin.path.parent.name or None
+    return {"messages": value}
+
+
+def _take(line: Json, session: Session) -> Entry:
+    session.model = text_at(line, "modelInfo.id", "modelInfo.modelId") or session.model
+    turns = turn_from_anthropic({key: line.get(key) for key in ("role", "content")}, "message")
+    if line.get("isSummary") is not True and value_at(line, "metadata.kind") != "compaction":
+        return Entry(turns)
+    mark = {"is_compact_summary": True}
+    summary = [replace(turn, generated=False, extra={**turn.extra, **mark}) for turn in turns]
+    return Entry(summary, restarts=bool(session.turns.entries))
 
 
 def _are_messages(value: Any) -> bool:
@@ -76,37 +64,17 @@ def _are_messages(value: Any) -> bool:
 
 def _is_tagged(message: Json) -> bool:
     content = message.get("content")
-    texts = (
-        [content]
-        if isinstance(content, str)
-        else [block.get("text") for block in content or [] if isinstance(block, dict)]
-    )
-    return message.get("role") == "user" and any(
-        isinstance(text, str) and text.lstrip().startswith(_TAGS) for text in texts
-    )
+    texts = [content] if isinstance(content, str) else [value_at(block, "text") for block in content or []]
+    tagged = [text for text in texts if isinstance(text, str) and text.lstrip().startswith(_TAGS)]
+    return message.get("role") == "user" and bool(tagged)
 
 
-def _is_summary(message: Json) -> bool:
-    metadata = message.get("metadata")
-    return message.get("isSummary") is True or (isinstance(metadata, dict) and metadata.get("kind") == "compaction")
-
-
-def _as_summary(message: Message) -> Message:
-    return Message(
-        message.role,
-        message.content,
-        message.reasoning,
-        message.tool_calls,
-        message.tool_call_id,
-        generated=False,
-        extra={**message.extra, "is_compact_summary": True},
-    )
-
-
-def _model(message: Json) -> str | None:
-    model = message.get("modelInfo")
-    name = (model.get("id") or model.get("modelId")) if isinstance(model, dict) else None
-    return name if isinstance(name, str) else None
-
-
-FORMAT = Format(NAME, "file", matches, read, "Cline, Roo Code and Kilo Code histories")
+FORMAT = SessionFormat(
+    "cline",
+    "Cline, Roo Code and Kilo Code histories",
+    matches,
+    _take,
+    paths={"id": "sessionId", "system": "system_prompt", "tools": "tools", "lines": "messages"},
+    info=("agent",),
+    begin=_begin,
+).format

@@ -11,14 +11,12 @@ reminders) stays in `extra`. Lines of subagents (`parentToolCallId`) and other e
 logged: prompts are incomplete. There is no reward.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     filled_text,
     identifier,
-    items,
     mapping,
     object_or_empty,
     optional_items,
@@ -39,7 +37,6 @@ from pairwright.sources.shapes.session_entries import (
     user_messages,
 )
 
-NAME = "copilot-cli"
 _TURNS = frozenset({"user.message", "assistant.message"})
 
 
@@ -51,11 +48,11 @@ def matches(value: Any) -> bool:
     )
 
 
-def _begin(value: Any, origin: Origin) -> tuple[Session, Iterable[tuple[int, Any]]]:
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
     # Without a session.start, the folder or the file is named after the session.
     path = origin.path
-    name = path.parent.name if path.name == "events.jsonl" else path.stem
-    return Session(NAME, name), enumerate(items(value, "session"))
+    session.id = path.parent.name if path.name == "events.jsonl" else path.stem
+    return value
 
 
 def _take(line: Json, session: Session) -> Entry | None:
@@ -105,4 +102,6 @@ def _result(data: Json) -> Json:
     return result_block(data.get("toolCallId"), content, is_error=data.get("success") is False)
 
 
-FORMAT = SessionFormat(NAME, "GitHub Copilot CLI sessions", matches, _begin, _take, others="other_events").format
+FORMAT = SessionFormat(
+    "copilot-cli", "GitHub Copilot CLI sessions", matches, _take, begin=_begin, others="other_events"
+).format

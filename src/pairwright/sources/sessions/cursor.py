@@ -24,7 +24,6 @@ from pairwright.sources.shapes.session_entries import (
     user_messages,
 )
 
-NAME = "cursor"
 _ROLES = frozenset({"user", "assistant", "system"})
 
 
@@ -33,11 +32,15 @@ def matches(value: Any) -> bool:
     return any(map(_is_transcript_line, lines)) or any(map(_is_tool_call, lines))
 
 
-def _begin(value: Any, origin: Origin) -> tuple[Session, list[tuple[int, Any]]]:
-    lines = items(value, "session")
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
+    session.id = origin.path.stem
+    return value
+
+
+def _whole_texts(lines: list[Any]) -> list[tuple[int, Any]]:
+    """Leave out the pieces of texts that come whole, too."""
     has_whole_text = any(_is_text(line) and not _is_piece(line) for line in lines)
-    wanted = [(number, line) for number, line in enumerate(lines) if not (has_whole_text and _is_piece(line))]
-    return Session(NAME, origin.path.stem), wanted
+    return [(number, line) for number, line in enumerate(lines) if not (has_whole_text and _is_piece(line))]
 
 
 def _take(line: Json, session: Session) -> None:
@@ -119,4 +122,6 @@ def _is_piece(line: Any) -> bool:
     return _is_text(line) and "timestamp_ms" in line and "model_call_id" not in line
 
 
-FORMAT = SessionFormat(NAME, "Cursor agent transcripts and streams", matches, _begin, _take).format
+FORMAT = SessionFormat(
+    "cursor", "Cursor agent transcripts and streams", matches, _take, begin=_begin, lines=_whole_texts
+).format

@@ -1,29 +1,48 @@
-"""Gemini CLI and Qwen Code sessions.
+"""Gemini CLI and Qwen Code sessions, and streams of Gemini CLI.
 
     Gemini CLI   {sessionId, messages[{type: user | gemini | info | ..., content, thoughts[], toolCalls[], model}]}, or
                  JSON Lines: the session, a message a line (a repeated id replaces it), {$set}, {$rewindTo}
+    stream       JSON Lines {type: init | message | tool_use | tool_result | error | result} of
+                 `gemini -p --output-format stream-json`: the answer comes in pieces, a result joins its call by tool_id
     Qwen Code    JSON Lines {uuid, parentUuid, sessionId, type: user | assistant | tool_result | system, model,
                  message{role, parts[]}}: a tree; `system` lines of subtype chat_compression replace the context
 
 A call of Gemini CLI has its result beside it, so both come from one entry. Lines of type info, error and warning were
-shown to the user and not to the model. A rewind begins a branch: what was left behind is an experience too. Neither
-system prompt nor tools are logged: prompts are incomplete. There is no reward.
+shown to the user and not to the model. A rewind begins a branch: what was left behind is an experience too. Results in
+a stream are those shown to the user, which may be shorter than what the model was given; info["results_from"] says so.
+Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from pairwright.errors import RecordError
-from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.google_genai import messages_from_genai
-from pairwright.sources.shapes.session_entries import Entry, Session, as_past, read_entries
+from msgspec.structs import replace
 
-NAME = "gemini-cli"
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import (
+    filled_text,
+    identifier,
+    items,
+    mapping,
+    optional_items,
+    optional_text,
+    text,
+    text_at,
+)
+from pairwright.sources.format import Origin
+from pairwright.sources.shapes.google_genai import messages_from_genai
+from pairwright.sources.shapes.session_entries import (
+    Entry,
+    Session,
+    SessionFormat,
+    as_past,
+    call_block,
+    result_block,
+    user_messages,
+)
+
 _TYPES = frozenset({"user", "gemini", "model", "info", "error", "warning"})
 _FAILED = ("error", "cancelled")
+_EVENTS = frozenset({"init", "message", "tool_use", "tool_result", "result"})
 _QWEN_TURNS = frozenset({"user", "assistant", "tool_result"})
 _QWEN_TYPES = _QWEN_TURNS | {"system"}
 
@@ -35,45 +54,58 @@ def matches(value: Any) -> bool:
     lines = value if isinstance(value, list) else []
     head = lines[0] if lines else None
     is_gemini = isinstance(head, dict) and "sessionId" in head and "projectHash" in head and "uuid" not in head
-    return is_gemini or any(map(_is_qwen, lines))
+    return is_gemini or _is_stream(head) or any(map(_is_qwen, lines))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a session: one, and one more for each branch and compaction."""
-    session = Session(NAME)
-    if isinstance(value, dict):
-        _describe(session, value)
-        listed = items(value.get("messages"), "messages")
-        value = [{"id": str(n), **item} if isinstance(item, dict) else item for n, item in enumerate(listed)]
-    entries: dict[str, Entry] = {}
-    last: str | None = None  # id of the entry that the next one follows
-    for number, item in enumerate(items(value, "session")):
-        try:
-            line = mapping(item, "line")
-            if "$rewindTo" in line:  # back to before that message
-                target = entries.get(str(line["$rewindTo"]))
-                last = None if target is None else target.parent
-                continue
-            if _is_link(line):
-                entry = _read_qwen(line, session)
-            elif isinstance(line.get("type"), str):
-                entry = _read_gemini(line, session, last)
-            else:
-                updates = line.get("$set", line)
-                _describe(session, mapping(updates, "$set"))
-                continue
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, None if origin.line is None else origin.line + number, str(error), NAME)
-            continue
-        if not entry.messages:
-            session.others[line["type"]] += 1
-        key = entry.id or str(number)
-        if key in entries and not _is_link(line):  # a message is written again when it has grown
-            entry = Entry(entry.messages, entry.id, entries[key].parent)
-        entries[key] = entry
-        last = key
-    session.info["other_lines"] = dict(session.others)
-    yield from read_entries(session, list(entries.values()), origin)
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
+    if not isinstance(value, dict):
+        return value
+    _describe(session, value)
+    listed = items(value.get("messages"), "messages")
+    return {"messages": [{"id": str(n), **item} if isinstance(item, dict) else item for n, item in enumerate(listed)]}
+
+
+def _take(line: Json, session: Session) -> Entry | None:
+    entries, places, kind = session.turns.entries, session.places, line.get("type")
+    if "$rewindTo" in line:  # back to before that message: an entry without messages, which the next one follows
+        target = places.get(str(line["$rewindTo"]))
+        return Entry([], f"rewind {len(entries)}", "" if target is None else entries[target].parent)
+    if not isinstance(kind, str):
+        _describe(session, mapping(line.get("$set", line), "$set"))
+        return None
+    if kind in _EVENTS and "uuid" not in line:
+        _take_event(line, kind, session)
+        return None
+    entry = _read_qwen(line, session) if "uuid" in line else _read_gemini(line, session)
+    if not entry.messages:
+        session.others[kind] += 1
+    if entry.id in places:  # a message is written again when it has grown
+        entries[places[entry.id]] = Entry(entry.messages, entry.id, entries[places[entry.id]].parent)
+        return None
+    if entry.id is not None:
+        places[entry.id] = len(entries)
+    return entry
+
+
+def _take_event(event: Json, kind: str, session: Session) -> None:
+    """Read an event of a stream."""
+    turns = session.turns
+    if kind == "init":
+        session.id, session.model = identifier(event.get("session_id")), filled_text(event.get("model"))
+        session.info["results_from"] = "what was shown to the user: the stream has nothing else"
+    elif kind == "message" and event.get("role") == "assistant":
+        turns.add_text(text(event.get("content"), "content"))
+    elif kind == "message":
+        turns.add_messages(user_messages(text(event.get("content"), "content"), "content"))
+    elif kind == "tool_use":
+        turns.add(call_block(event.get("tool_id"), event.get("tool_name"), event.get("parameters")))
+    elif kind == "tool_result":
+        is_error = event.get("status") == "error"
+        output = text_at(event, "error.message", "output") if is_error else event.get("output")
+        turns.add(result_block(event.get("tool_id"), output, is_error=is_error))
+    else:
+        session.failure = text_at(event, "error.message")
+        session.others[kind] += 1
 
 
 def _describe(session: Session, record: Json) -> None:
@@ -81,7 +113,7 @@ def _describe(session: Session, record: Json) -> None:
     session.note(record, "projectHash", "summary", "kind")
 
 
-def _read_gemini(line: Json, session: Session, last: str | None) -> Entry:
+def _read_gemini(line: Json, session: Session) -> Entry:
     """Read a message of Gemini CLI, and the results of its calls."""
     entry_id, kind, content = optional_text(line.get("id"), "id"), line["type"], line.get("content")
     messages: list[Message] = []
@@ -95,7 +127,8 @@ def _read_gemini(line: Json, session: Session, last: str | None) -> Entry:
         parts += [{"functionCall": {key: call.get(key) for key in ("id", "name", "args")}} for call in calls]
         messages = _turn("model", parts)
         messages += [message for call in calls for message in _results(call)]
-    return Entry(messages, entry_id, last or "")
+    entries = session.turns.entries
+    return Entry(messages, entry_id, (entries[-1].id or "") if entries else "")
 
 
 def _results(call: Json) -> list[Message]:
@@ -110,14 +143,10 @@ def _results(call: Json) -> list[Message]:
         if isinstance(part.get("functionResponse"), dict):  # it may lack the id, but stands beside its call
             parts[number] = {"functionResponse": {"id": call.get("id"), **part["functionResponse"]}}
     messages = _turn("user", parts)
-    return [_as_failed(message) if call.get("status") in _FAILED else message for message in messages]
-
-
-def _as_failed(message: Message) -> Message:
-    if message.role != "tool":
-        return message
-    extra = {**message.extra, "is_error": True}
-    return Message("tool", message.content, tool_call_id=message.tool_call_id, name=message.name, extra=extra)
+    if call.get("status") not in _FAILED:
+        return messages
+    mark = {"is_error": True}
+    return [replace(one, extra={**one.extra, **mark}) if one.role == "tool" else one for one in messages]
 
 
 def _read_qwen(line: Json, session: Session) -> Entry:
@@ -163,9 +192,8 @@ def _has_turns(value: Any) -> bool:
     return any("content" in item and "role" not in item and str(item.get("type")) in _TYPES for item in messages)
 
 
-def _is_link(line: Json) -> bool:
-    """Whether a line is of Qwen Code's tree: also one without a message, which turns may have as their parent."""
-    return "uuid" in line and isinstance(line.get("type"), str)
+def _is_stream(head: Any) -> bool:
+    return isinstance(head, dict) and head.get("type") == "init" and "session_id" in head and "model" in head
 
 
 def _is_qwen(line: Any) -> bool:
@@ -177,4 +205,11 @@ def _is_qwen(line: Any) -> bool:
     return (line["type"] == "system" and "systemPayload" in line) or (isinstance(message, dict) and "parts" in message)
 
 
-FORMAT = Format(NAME, "file", matches, read, "Gemini CLI and Qwen Code sessions")
+FORMAT = SessionFormat(
+    "gemini-cli",
+    "Gemini CLI and Qwen Code sessions and streams",
+    matches,
+    _take,
+    paths={"lines": "messages"},
+    begin=_begin,
+).format

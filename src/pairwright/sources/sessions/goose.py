@@ -11,11 +11,11 @@ hides the messages before it from the model (`metadata.agentVisible` false) and 
 not see. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import filled_text, identifier, items, mapping, object_or_empty, text
+from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text, text_at, value_at
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import user_from_blocks
 from pairwright.sources.shapes.session_entries import (
@@ -28,7 +28,6 @@ from pairwright.sources.shapes.session_entries import (
     turn_messages,
 )
 
-NAME = "goose"
 _SESSION_KEYS = ("working_dir", "extension_data", "accumulated_total_tokens", "message_count")
 _RESTARTS = "$restarts"  # our mark of a summary
 _NOTES = ("toolConfirmationRequest", "actionRequired", "systemNotification", "conversationCompacted")
@@ -46,38 +45,37 @@ def matches(value: Any) -> bool:
     return any(_has_tool_block(_unwrap(line)) for line in lines if isinstance(line, dict) and "role" not in line)
 
 
-def _begin(value: Any, origin: Origin) -> tuple[Session, Iterable[tuple[int, Any]]]:
-    head: Json = {}
-    if isinstance(value, dict):
-        head, lines = value, items(value.get("conversation", value.get("messages")), "conversation")
-    else:
-        lines = items(value, "session")
-        if lines and isinstance(lines[0], dict) and "role" not in lines[0] and "type" not in lines[0]:
-            head, lines = lines[0], lines[1:]
-    session = Session(NAME, identifier(head.get("id")) or origin.path.stem)
-    session.model = filled_text(object_or_empty(head.get("model_config")).get("model_name"))
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
+    head = object_or_empty(value[0] if isinstance(value, list) and value else value)
+    if isinstance(value, list) and not {"role", "type"}.isdisjoint(head):
+        head = {}
+    session.id = identifier(head.get("id")) or origin.path.stem
+    session.model = text_at(head, "model_config.model_name")
     session.note(head, "working_dir", "description", "name")
-    return session, enumerate(_with_summaries(lines), 1 if head and head is not value else 0)
+    return {"messages": value.get("conversation", value.get("messages"))} if isinstance(value, dict) else value
 
 
-def _with_summaries(lines: list[Any]) -> Iterator[Any]:
+def _with_summaries(lines: list[Any]) -> Iterator[tuple[int, Any]]:
     """Yield the messages; a summary that only the model sees, after what it no longer sees, is marked."""
     was_hidden = False
-    for item in lines:
+    for number, item in enumerate(lines):
         message = _unwrap(item) if isinstance(item, dict) else item
         if isinstance(message, dict) and "role" in message:
             is_visible = _is_set(message, "agentVisible")
             message = {**message, _RESTARTS: was_hidden and is_visible and not _is_set(message, "userVisible")}
             was_hidden = not is_visible
-        yield message
+        yield number, message
 
 
 def _take(message: Json, session: Session) -> Entry | None:
-    if "role" not in message:  # the end of a stream, and its notices
+    if "role" not in message:  # the session itself, the end of a stream, and its notices
         return None
     messages = _messages(message)
     if message[_RESTARTS]:
-        return Entry([_as_summary(turn) for turn in messages], restarts=True)
+        mark: Json = {"is_compact_summary": True}
+        return Entry(
+            [Message(turn.role, turn.content, generated=False, extra=mark) for turn in messages], restarts=True
+        )
     return Entry(messages)
 
 
@@ -94,12 +92,7 @@ def _has_tool_block(message: Any) -> bool:
 
 
 def _is_set(message: Json, key: str) -> bool:
-    metadata = message.get("metadata")
-    return not isinstance(metadata, dict) or metadata.get(key) is not False
-
-
-def _as_summary(message: Message) -> Message:
-    return Message(message.role, message.content, generated=False, extra={"is_compact_summary": True})
+    return object_or_empty(message.get("metadata")).get(key) is not False
 
 
 def _messages(message: Json) -> list[Message]:
@@ -140,8 +133,7 @@ def _for_model(content: Any) -> Any:
 
 
 def _is_for_model(part: Any) -> bool:
-    notes = part.get("annotations") if isinstance(part, dict) else None
-    audience = notes.get("audience") if isinstance(notes, dict) else None
+    audience = value_at(part, "annotations.audience")
     return not isinstance(audience, list) or "assistant" in audience
 
 
@@ -149,4 +141,6 @@ def _without_notes(part: Json) -> Json:
     return {key: item for key, item in part.items() if key not in ("annotations", "_meta") and item is not None}
 
 
-FORMAT = SessionFormat(NAME, "goose sessions", matches, _begin, _take).format
+FORMAT = SessionFormat(
+    "goose", "goose sessions", matches, _take, paths={"lines": "messages"}, begin=_begin, lines=_with_summaries
+).format

@@ -9,12 +9,10 @@ its summary. The system prompt is not logged, and tools only in saved conversati
 reward. The file of a session is named after it; a saved conversation has its id.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
-    identifier,
     items,
     json_text,
     mapping,
@@ -22,6 +20,7 @@ from pairwright.sources.fields import (
     optional_mapping,
     optional_text,
     text,
+    text_at,
 )
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.session_entries import (
@@ -37,7 +36,6 @@ from pairwright.sources.shapes.session_entries import (
     user_messages,
 )
 
-NAME = "kiro-cli"
 _KINDS = frozenset({"Prompt", "AssistantMessage", "ToolResults"})
 
 
@@ -48,13 +46,19 @@ def matches(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(line, dict) and str(line.get("kind")) in _KINDS for line in value)
 
 
-def _begin(value: Any, origin: Origin) -> tuple[Session, Iterable[tuple[int, Any]]]:
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
+    session.id = origin.path.stem
     if isinstance(value, dict):
-        return _saved(value), []
-    return Session(NAME, id=origin.path.stem), enumerate(items(value, "session"))
+        session.model = text_at(value, "model_info.model_id", "model")
+        # Tools are listed by where they come from, a server for instance; the origin is dropped.
+        groups = optional_mapping(value.get("tools"), "tools").values()
+        session.tools = [_tool(mapping(tool, "tools")) for group in groups for tool in items(group, "tools")]
+    return value
 
 
 def _take(line: Json, session: Session) -> Entry | None:
+    if "user" in line:
+        return Entry(_exchange(line))
     kind = text(line.get("kind"), "kind")
     data = line if "content" in line else optional_mapping(line.get("data"), "data")
     if kind == "AssistantMessage":
@@ -108,36 +112,10 @@ def _part_text(part: Any) -> str:
     return part if isinstance(part, str) else json_text(part)
 
 
-def _saved(value: Json) -> Session:
-    """Read a saved conversation, which is one document."""
-    session = Session(NAME, identifier(value.get("conversation_id")))
-    model = value.get("model_info")
-    name = model.get("model_id") if isinstance(model, dict) else value.get("model")
-    session.model = name if isinstance(name, str) else None
-    # Tools are listed by where they come from, a server for instance; the origin is dropped.
-    listed = [
-        tool for tools in optional_mapping(value.get("tools"), "tools").values() for tool in items(tools, "tools")
-    ]
-    session.tools = [_tool(mapping(tool, "tools")) for tool in listed]
-    entries = session.turns.entries
-    for number, item in enumerate(items(value.get("history"), "history")):
-        exchange = mapping(item, f"history[{number}]")
-        user = mapping(exchange.get("user"), "user")
-        entries.append(Entry(_saved_user(mapping(user.get("content"), "user.content"))))
-        answer = mapping(exchange.get("assistant"), "assistant")
-        # One key, the name of the variant: ToolUse has calls, Response has text only.
-        body = mapping(answer.get("ToolUse", answer.get("Response")), "assistant")
-        blocks = [text_block(optional_text(body.get("content"), "assistant.content") or "")]
-        for item in optional_items(body.get("tool_uses"), "tool_uses"):
-            call = mapping(item, "tool_uses")
-            blocks.append(call_block(call.get("id"), call.get("name"), call.get("args")))
-        entries.append(Entry(turn_messages(blocks, "assistant")))
-    return session
-
-
-def _saved_user(content: Json) -> list[Message]:
-    """The user's side of an exchange: a prompt, or the results of calls, cancelled ones with a prompt perhaps."""
+def _exchange(exchange: Json) -> list[Message]:
+    """Return the turns of an exchange of a saved conversation."""
     blocks: list[Json] = []
+    content = mapping(mapping(exchange.get("user"), "user").get("content"), "user.content")
     # The key is the variant (a prompt, results, cancelled calls): the body itself tells what it has.
     for body in content.values():
         body = mapping(body, "user.content")
@@ -145,7 +123,14 @@ def _saved_user(content: Json) -> list[Message]:
         blocks += [_result(mapping(result, "tool_use_results"), "tool_use_id") for result in results]
         if isinstance(body.get("prompt"), str):
             blocks.append(text_block(body["prompt"]))
-    return user_messages(blocks, "user.content")
+    answer = mapping(exchange.get("assistant"), "assistant")
+    # One key, the name of the variant: ToolUse has calls, Response has text only.
+    body = mapping(answer.get("ToolUse", answer.get("Response")), "assistant")
+    written = [text_block(optional_text(body.get("content"), "assistant.content") or "")]
+    for item in optional_items(body.get("tool_uses"), "tool_uses"):
+        call = mapping(item, "tool_uses")
+        written.append(call_block(call.get("id"), call.get("name"), call.get("args")))
+    return user_messages(blocks, "user.content") + turn_messages(written, "assistant")
 
 
 def _tool(tool: Json) -> Json:
@@ -163,4 +148,11 @@ def _is_exchange(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("user"), dict) and isinstance(value.get("assistant"), dict)
 
 
-FORMAT = SessionFormat(NAME, "Kiro CLI and Amazon Q sessions", matches, _begin, _take).format
+FORMAT = SessionFormat(
+    "kiro-cli",
+    "Kiro CLI and Amazon Q sessions",
+    matches,
+    _take,
+    paths={"id": "conversation_id", "lines": "history"},
+    begin=_begin,
+).format

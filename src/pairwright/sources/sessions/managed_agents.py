@@ -14,8 +14,7 @@ brings (`agent_toolset_...`) are logged by name alone. There is no reward.
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text
-from pairwright.sources.format import Origin
+from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text, text_at
 from pairwright.sources.shapes.anthropic import system_from_anthropic, tools_from_anthropic
 from pairwright.sources.shapes.session_entries import (
     Session,
@@ -27,7 +26,6 @@ from pairwright.sources.shapes.session_entries import (
     user_messages,
 )
 
-NAME = "managed-agents"
 _CALLS = frozenset({"agent.tool_use", "agent.mcp_tool_use", "agent.custom_tool_use"})
 # Result: the key that names its call.
 _RESULTS = {
@@ -45,12 +43,11 @@ def matches(value: Any) -> bool:
     return any(isinstance(kind, str) and (kind in _CALLS or kind == "agent.message") for kind in kinds)
 
 
-def _begin(value: Any, origin: Origin) -> tuple[Session, list[tuple[int, Json]]]:
-    events = _events(items(value, "events"))
-    # An event that was sent has no id yet.
+def _streamed(lines: list[Any]) -> list[tuple[int, Json]]:
+    """Return the events; those that were sent, and have no id yet, only where there is no stream."""
+    events = _events(lines)
     has_stream = any("id" in event and str(event.get("type")) in _TEXTS for _, event in events)
-    wanted = [one for one in events if not has_stream or "id" in one[1] or one[1].get("type") == "session"]
-    return Session(NAME), wanted
+    return [one for one in events if not has_stream or "id" in one[1] or one[1].get("type") == "session"]
 
 
 def _take(event: Json, session: Session) -> None:
@@ -83,9 +80,7 @@ def _describe(session: Session, event: Json) -> None:
     """Read the session object: its agent has the model, the system prompt and the tools."""
     session.id = identifier(event.get("id"))
     agent = object_or_empty(event.get("agent"))
-    model = agent.get("model")
-    name = model.get("id") if isinstance(model, dict) else model
-    session.model = name if isinstance(name, str) else None
+    session.model = text_at(agent, "model.id", "model")
     session.system = system_from_anthropic(agent.get("system"), "agent.system")
     tools = tools_from_anthropic(agent.get("tools"), "agent.tools")
     session.tools = [tool for tool in tools if "function" in tool]
@@ -110,5 +105,5 @@ def _events(lines: list[Any]) -> list[tuple[int, Json]]:
 
 
 FORMAT = SessionFormat(
-    NAME, "Events of Anthropic's managed agents", matches, _begin, _take, others="other_events"
+    "managed-agents", "Events of Anthropic's managed agents", matches, _take, lines=_streamed, others="other_events"
 ).format

@@ -22,20 +22,19 @@ import msgspec
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
+from pairwright.sources.fields import BadRecord, filled_text, items, mapping, optional_text, text, value_at
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
+    SessionFormat,
     call_block,
-    read_entries,
     result_block,
     text_block,
     turn_messages,
     user_messages,
 )
 
-NAME = "opencode"
 MAX_FILES = 100_000  # of one folder
 MAX_FILE_BYTES = 64 * 2**20
 _NOT_SENT = ("step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction")
@@ -54,36 +53,32 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     """Yield the experiences of an export or of a session file and the files that belong to it."""
     record = mapping(value, "session")
     if isinstance(record.get("messages"), list):
-        info, messages = mapping(record.get("info"), "info"), record["messages"]
+        yield from _SESSION.read(record, origin, options)
     elif _is_session(record):
-        info, messages = record, _stored_messages(origin.path, text(record.get("id"), "id"))
+        messages = _stored_messages(origin.path, text(record.get("id"), "id"))
+        yield from _SESSION.read({"info": record, "messages": messages}, origin, options)
     else:
         _find_session(record, origin.path)
         yield PartOfAnother()
-        return
-    session = Session(NAME, identifier(info.get("id")))
-    keys = ("title", "directory", "parentID", "version")
-    session.info = {key: info[key] for key in keys if isinstance(info.get(key), str)}
-    entries = [
-        _entry(mapping(item, f"messages[{number}]"), f"messages[{number}]", session)
-        for number, item in enumerate(messages)
-    ]
-    yield from read_entries(session, entries, origin)
 
 
-def _entry(item: Json, where: str, session: Session) -> Entry:
-    info = mapping(item.get("info"), f"{where}.info")
-    parts = [mapping(part, f"{where}.parts") for part in items(item.get("parts"), f"{where}.parts")]
-    if text(info.get("role"), f"{where}.info.role") == "user":
-        system = info.get("system")
-        if isinstance(system, str) and system and not session.system:
+def _begin(value: Any, session: Session, origin: Origin) -> Any:
+    session.note(mapping(value.get("info"), "info"), "title", "directory", "parentID", "version")
+    return value
+
+
+def _take(item: Json, session: Session) -> Entry:
+    info = mapping(item.get("info"), "info")
+    parts = [mapping(part, "parts") for part in items(item.get("parts"), "parts")]
+    if text(info.get("role"), "info.role") == "user":
+        system = filled_text(info.get("system"))
+        if system is not None and not session.system:
             session.system = [Message("system", system)]
         blocks = [block for part in parts for block in _blocks(part)]
-        return Entry(user_messages(blocks, where) if blocks else [])
-    session.model = optional_text(info.get("modelID"), f"{where}.info.modelID") or session.model
-    error = info.get("error")
-    if isinstance(error, dict) and isinstance(error.get("data"), dict):
-        session.failure = str(error["data"].get("message", error.get("name")))
+        return Entry(user_messages(blocks, "parts") if blocks else [])
+    session.model = optional_text(info.get("modelID"), "info.modelID") or session.model
+    if isinstance(value_at(info, "error.data"), dict):
+        session.failure = str(info["error"]["data"].get("message", info["error"].get("name")))
     # A message of several requests: each begins with step-start.
     turns: list[list[Json]] = [[]]
     for part in parts:
@@ -91,9 +86,8 @@ def _entry(item: Json, where: str, session: Session) -> Entry:
             turns.append([])
         turns[-1] += _blocks(part)
     is_summary = info.get("summary") is True
-    messages = [
-        message for blocks in turns for message in turn_messages(blocks, where, generated=False if is_summary else None)
-    ]
+    generated = False if is_summary else None
+    messages = [message for blocks in turns for message in turn_messages(blocks, "parts", generated=generated)]
     return Entry(messages, restarts=is_summary)
 
 
@@ -184,4 +178,7 @@ def _is_part(value: Json) -> bool:
     return "messageID" in value and isinstance(value.get("type"), str) and "id" in value
 
 
-FORMAT = Format(NAME, "file", matches, read, "opencode sessions")
+_SUMMARY = "opencode sessions"
+_PATHS = {"id": "info.id", "lines": "messages"}
+_SESSION = SessionFormat("opencode", _SUMMARY, matches, _take, paths=_PATHS, begin=_begin)
+FORMAT = Format("opencode", "file", matches, read, _SUMMARY)

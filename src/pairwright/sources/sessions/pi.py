@@ -14,6 +14,8 @@ was there already is context. Neither system prompt nor tools are logged: prompt
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
@@ -28,6 +30,7 @@ from pairwright.sources.shapes.session_entries import (
     read_entries,
     result_block,
     summary_message,
+    text_block,
     turn_messages,
     user_messages,
 )
@@ -100,8 +103,7 @@ def _take(line: Json, session: Session) -> Entry | None:
     elif kind == "custom_message":
         messages = user_messages(line.get("content"), "content", extra={"is_meta": True})
     elif kind in ("compaction", "branch_summary"):
-        summary = text(line.get("summary"), "summary")
-        messages = [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
+        messages = [replace(summary_message(text(line.get("summary"), "summary")), generated=False)]
     if not messages:
         session.others[kind] += 1
     # A parent of null is the root of a tree; older versions have no parents at all.
@@ -123,7 +125,7 @@ def _messages(value: Any, where: str, session: Session) -> list[Message]:
     if role == "assistant":
         session.model = optional_text(message.get("model"), f"{where}.model") or session.model
         session.failure = optional_text(message.get("errorMessage"), f"{where}.errorMessage") or session.failure
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else items(content, f"{where}.content")
+        blocks = [text_block(content)] if isinstance(content, str) else items(content, f"{where}.content")
         return turn_messages([_block(mapping(block, f"{where}.content")) for block in blocks], f"{where}.content")
     if role == "toolResult":
         block = result_block(message.get("toolCallId") or None, content, is_error=message.get("isError") is True)
@@ -131,10 +133,8 @@ def _messages(value: Any, where: str, session: Session) -> list[Message]:
     if role == "bashExecution":
         if message.get("excludeFromContext") is True:
             return []
-        output = (
-            f"$ {text(message.get('command'), f'{where}.command')}\n{text(message.get('output'), f'{where}.output')}"
-        )
-        return [Message("user", output, extra={"is_meta": True})]
+        command, output = (text(message.get(key), f"{where}.{key}") for key in ("command", "output"))
+        return [Message("user", f"$ {command}\n{output}", extra={"is_meta": True})]
     if role in ("branchSummary", "compactionSummary"):
         return [summary_message(text(message.get("summary"), f"{where}.summary"))]
     if role not in _AS_USER:
@@ -159,5 +159,5 @@ def _has_history(line: Any) -> bool:
 
 
 _SUMMARY = "Pi and OpenClaw sessions"
-_SESSION = SessionFormat(NAME, _SUMMARY, matches, lambda value, origin: (Session(NAME), enumerate(value)), _take)
+_SESSION = SessionFormat(NAME, _SUMMARY, matches, _take)
 FORMAT = Format(NAME, "file", matches, read, _SUMMARY)

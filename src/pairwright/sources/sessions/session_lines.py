@@ -20,7 +20,6 @@ from pairwright.sources.shapes.session_entries import (
     user_messages,
 )
 
-NAME = "session-lines"
 _TURNS = ("user", "assistant")
 _OWN_KEYS = frozenset({"sessionId", "session_id", "parentUuid"})
 _INFO_KEYS = ("agent", "agentSlug", "cwd", "workspace")
@@ -78,10 +77,4 @@ def _is_turn(line: Json) -> bool:
     return is_turn and isinstance(message, dict) and "content" in message
 
 
-FORMAT = SessionFormat(
-    NAME,
-    "Sessions that other tools export",
-    matches,
-    lambda value, origin: (Session(NAME), enumerate(items(value, "session"))),
-    _take,
-).format
+FORMAT = SessionFormat("session-lines", "Sessions that other tools export", matches, _take).format

@@ -10,22 +10,33 @@ and `begins_after`, the id of a line that is missing before the experience, so t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, split_at_answer
-from pairwright.sources.fields import BadRecord, items, json_text, mapping
+from pairwright.sources.assemble import NO_ANSWER, Parts, split_at_answer
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    items,
+    json_text,
+    mapping,
+    optional_items,
+    optional_text,
+    value_at,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import label_of, session_run, session_task
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, system_from_anthropic, user_from_blocks
+from pairwright.sources.shapes.any_messages import tools_in
 from pairwright.sources.shapes.chat_messages import as_context
 
 MAX_BRANCHES = 256  # each repeats what it shares, so their number bounds what a file can grow to
 MAX_STEPS = 256  # likewise: each repeats what was kept
-NO_ANSWER = "no answer of the model, so there is no completion"
 
 
 @dataclass
@@ -42,6 +53,7 @@ class Session:
     reward: float | None = None
     failure: str | None = None  # why the model gave no answer, where the file says so
     others: Counter[str] = field(default_factory=Counter)  # lines that are not part of the conversation, by kind
+    places: dict[str, int] = field(default_factory=dict)  # by id: where an entry stands, if it may be written again
     turns: "EventTurns" = field(default_factory=lambda: EventTurns())
 
     def note(self, record: Json, *keys: str) -> None:
@@ -65,26 +77,46 @@ class Entry:
 
 @dataclass(frozen=True)
 class SessionFormat:
-    """A declared format of sessions: how to recognise a file, its beginning, and how to read each of its lines."""
+    """A declared format of sessions: how to recognise one, where a document has its parts, and how to read each line.
+
+    `paths` names the parts of a document: "id", "model", "system", "tools" and "lines". A file of lines has no paths.
+    An unreadable line of a file is refused alone; in a document it refuses the whole session.
+    """
 
     name: str
     summary: str
     matches: Callable[[Any], bool]
-    # The session, and its lines with their numbers from 0; a value may be a document as well as the lines of a file
-    begin: Callable[[Any, Origin], tuple[Session, Iterable[tuple[int, Any]]]]
     # The entry of a line; None for a line that describes the session, is counted in `others`, or is in `turns` already
     take: Callable[[Json, Session], "Entry | None"]
+    paths: Mapping[str, str] = field(default_factory=dict)
+    info: tuple[str, ...] = ()  # texts of a document that are kept in info
+    # Describes the session further; returns the document or the lines that are read
+    begin: Callable[[Any, Session, Origin], Any] = lambda value, session, origin: value
+    lines: Callable[[list[Any]], Iterable[tuple[int, Any]]] = enumerate  # those to be read, with their numbers from 0
     others: str = "other_lines"  # the name of the count in info
+    unit: Literal["record", "file"] = "file"
 
     def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-        """Yield the experiences of a session; a line that cannot be read is refused alone."""
-        session, lines = self.begin(value, origin)
-        for number, item in lines:
+        """Yield the experiences of a session."""
+        session = Session(self.name)
+        found, where = self.begin(value, session, origin), "session"
+        is_document = isinstance(found, dict)
+        if is_document:
+            parts = {name: value_at(found, path) for name, path in self.paths.items()}
+            session.id = identifier(parts.get("id")) or session.id
+            session.model = optional_text(parts.get("model"), "model") or session.model
+            session.system += system_from_anthropic(parts.get("system"), "system")
+            session.tools += tools_in([mapping(tool, "tools") for tool in optional_items(parts.get("tools"), "tools")])
+            session.note(found, *self.info)
+            found, where = parts.get("lines"), self.paths.get("lines", where)
+        for number, item in self.lines(items(found, where)):
             try:
                 entry = self.take(mapping(item, "line"), session)
                 if entry is not None:
                     session.turns.entries.append(entry)
             except (BadRecord, RecordError) as error:
+                if is_document:
+                    raise BadRecord(f"{where}[{number}]: {error}") from None
                 line = None if origin.line is None else origin.line + number
                 yield Rejected(origin.file, line, str(error), self.name)
         session.info[self.others] = dict(session.others)
@@ -92,7 +124,7 @@ class SessionFormat:
 
     @property
     def format(self) -> Format:
-        return Format(self.name, "file", self.matches, self.read, self.summary)
+        return Format(self.name, self.unit, self.matches, self.read, self.summary)
 
 
 def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Parts | Rejected]:
@@ -112,54 +144,33 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
             for entry in own:
                 messages += map(as_context, entry.messages) if entry in earlier else entry.messages
             earlier.update(own)
-            if any(message.is_generated for message in messages):
-                task = _task_of(session, messages, origin) if task is None else task
-                # A root that names a parent: that line is not in the file, or could not be read.
-                begins_after = path[0].parent if path and not step else None
-                yield _experience(session, messages, origin, branch, step, task, begins_after)
+            if not any(message.is_generated for message in messages):
+                continue
+            prompt, completion = split_at_answer(messages)
+            has_prompt = any(message.role != "system" for message in prompt)
+            if task is None:  # that of the first experience is the task of the session
+                name = session.id if session.id is not None else label_of(origin)
+                task = session_task(name, prompt if has_prompt else (), session.tools)
+            # A root that names a parent: that line is not in the file, or could not be read.
+            begins_after = path[0].parent if path and not step else None
+            info = {"session_id": session.id, **session.info, "begins_after": begins_after}
+            info["prompt_missing"] = None if has_prompt else True
+            yield Parts(
+                session.format,
+                origin,
+                task=task,
+                run=session_run(session.id, origin, branch),
+                step=step,
+                prompt=prompt,
+                completion=completion,
+                tools=session.tools,
+                reward=session.reward,
+                known_tools=() if session.has_other_tools else None,
+                info={key: value for key, value in info.items() if value not in (None, "", {}, [])},
+                model_version=session.model,
+            )
     if task is None:
         raise BadRecord(NO_ANSWER if session.failure is None else f"{NO_ANSWER}: {session.failure}")
-
-
-def _task_of(session: Session, messages: list[Message], origin: Origin) -> int | str | None:
-    """Return the task of a session, given the messages of its first experience."""
-    prompt, _ = split_at_answer(messages)
-    name = session.id if session.id is not None else label_of(origin)
-    return session_task(name, prompt if _has_prompt(prompt) else (), session.tools)
-
-
-def _has_prompt(prompt: Sequence[Message]) -> bool:
-    return any(message.role != "system" for message in prompt)
-
-
-def _experience(
-    session: Session,
-    messages: list[Message],
-    origin: Origin,
-    branch: int,
-    step: int,
-    task: int | str | None,
-    begins_after: str | None,
-) -> Parts:
-    """Build an experience; `task` is that of the first one of the session."""
-    prompt, completion = split_at_answer(messages)
-    info = {"session_id": session.id, **session.info, "begins_after": begins_after}
-    if not _has_prompt(prompt):
-        info["prompt_missing"] = True
-    return Parts(
-        session.format,
-        origin,
-        task=task,
-        run=session_run(session.id, origin, branch),
-        step=step,
-        prompt=prompt,
-        completion=completion,
-        tools=session.tools,
-        reward=session.reward,
-        known_tools=() if session.has_other_tools else None,
-        info={key: value for key, value in info.items() if value not in (None, "", {}, [])},
-        model_version=session.model,
-    )
 
 
 def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
@@ -180,11 +191,7 @@ def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
 
 def as_past(message: Message) -> Message:
     """Return the message as part of a prompt: it is context, and no branch begins with it."""
-    if not message.is_generated:
-        return message
-    return Message(
-        message.role, message.content, message.reasoning, message.tool_calls, generated=False, extra=message.extra
-    )
+    return replace(message, generated=False) if message.is_generated else message
 
 
 def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
@@ -302,6 +309,12 @@ class EventTurns:
             self.end_turn()
         self._blocks.append(block)
         self._has_result = self._has_result or is_result
+
+    def add_text(self, text: str) -> None:
+        """Add a piece of the assistant's text; pieces that follow one another are one text."""
+        if self._blocks and self._blocks[-1].get("type") == "text" and not self._has_result:
+            text = self._blocks.pop()["text"] + text
+        self.add(text_block(text))
 
     def add_messages(self, messages: Sequence[Message], *, restarts: bool = False) -> None:
         """Add messages that the assistant did not write."""

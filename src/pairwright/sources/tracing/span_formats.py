@@ -25,6 +25,9 @@ each format names, else a hash of the prompt.
                    dotted_order. Runs may hold their children in `child_runs`. Scores are `feedback[{key, score}]`, else
                    the averages of `feedback_stats`; the task may be the `reference_example_id`
     braintrust     {span_id, root_span_id, span_parents[], span_attributes{type, name}, input, output, scores{}}
+    deepeval       {uuid, llmSpans[], toolSpans[], agentSpans[], baseSpans[], retrieverSpans[], metricsData[]}: a trace,
+                   with spans {uuid, parentUuid, type, status, startTime, input, output, model}. Scores are the metrics
+                   of the trace and of its spans. A traced test case of a test run is read with its own metrics
     opik           {id, trace_id, parent_span_id, type, input, output, feedback_scores[{name, value}]}
 
 Braintrust and Opik are written from the schemas of the tools.
@@ -469,6 +472,53 @@ OPIK = SpanFormat(
     hook=_logged,
     roles=_LOGGED_ROLES,
     failure="exception",
+)
+
+
+def _deepeval_spans(value: Any) -> list[Any]:
+    """Return the spans of a trace; DeepEval writes those of a kind from the last to the first."""
+    trace = object_or_empty(value)
+    kinds = [trace.get(f"{kind}Spans") for kind in ("base", "agent", "retriever", "llm", "tool")]
+    return [span for spans in kinds if isinstance(spans, list) for span in reversed(spans)]
+
+
+def _describe_deepeval(trace: Any, spans: list[Json]) -> Json:
+    scores: list[Score] = []
+    for place, target in ((trace, None), *((span, filled_text(span.get("uuid"))) for span in spans)):
+        for item in optional_items(place.get("metricsData"), "metricsData"):
+            metric = mapping(item, "metricsData")
+            scores.append(Score(filled_text(metric.get("name")) or "score", metric.get("score"), target))
+    keys = ("name", "threadId", "expectedOutput")
+    return {
+        "trace_id": filled_text(trace.get("uuid")),
+        "scores": scores,
+        "task": task_in(trace.get("metadata")),
+        "info": _present(**{key: trace.get(key) for key in keys}),
+    }
+
+
+DEEPEVAL = SpanFormat(
+    "deepeval",
+    "DeepEval traces",
+    _has("uuid status type startTime"),
+    {
+        "id": ("uuid",),
+        "parent": ("parentUuid",),
+        "role": ("type",),
+        "name": ("name",),
+        "start": ("startTime",),
+        "input": ("input",),
+        "output": ("output",),
+        "model": ("model",),
+        "error": ("error",),
+    },
+    _describe_deepeval,
+    hook=lambda span: {
+        "usage": {"input_tokens": span.get("inputTokenCount"), "output_tokens": span.get("outputTokenCount")}
+    },
+    roles={"llm": "call", "tool": "tool", "agent": "agent"},
+    rows=_deepeval_spans,
+    unit="record",
 )
 
 _MAX_DEPTH = 50  # of runs inside runs

@@ -1,7 +1,8 @@
 """Test runs of DeepEval: `{testCases: [{input, actualOutput, expectedOutput, success, metricsData[{name, score}]}]}`.
 
 Every test case is a record: the scores are those of its metrics by name, and the reward is the only one of them, or the
-one that `--reward` names. What was expected goes to info, and so does `success`. Written from the schema.
+one that `--reward` names. What was expected goes to info, and so does `success`. A test case with a `trace` of model
+calls is read from its spans (tracing/span_formats.py), with the same scores. Written from the schema.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,18 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, items, mapping, optional_items, score, small_fields, text
+from pairwright.sources.fields import (
+    BadRecord,
+    items,
+    mapping,
+    object_or_empty,
+    optional_items,
+    score,
+    small_fields,
+    text,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.tracing.span_formats import DEEPEVAL
 
 NAME = "deepeval"
 _READ = frozenset({"input", "actualOutput", "metricsData"})
@@ -27,6 +38,11 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         where = f"testCases[{number}]"
         try:
             case = mapping(item, where)
+            trace = object_or_empty(case.get("trace"))
+            if trace.get("llmSpans"):
+                metrics = optional_items(case.get("metricsData"), "metricsData")
+                yield from DEEPEVAL.read({**trace, "metricsData": metrics or trace.get("metricsData")}, origin, options)
+                continue
             yield Parts(
                 NAME,
                 origin,
