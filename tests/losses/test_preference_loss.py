@@ -103,8 +103,6 @@ HAND = [
     ("orpo", {}, 2 - BETA * math.log(sigma(math.log((math.exp(-2) / (1 - math.exp(-2))) / (math.exp(-3) / (1 - math.exp(-3))))))),
     # z₀ = 1: ½ σ(β (1 - 2)) + ½ σ(β (-3 - 1))
     ("kto", {}, 0.5 * sigma(-BETA) + 0.5 * sigma(-4 * BETA)),
-    # Averaged scores 1 and -1, as sigmoid with preference_average_log_probs.
-    ("sigmoid_norm", {}, -math.log(sigma(2 * LN3 / 5))),
     ("kto", {"desirable_weight": 2.0, "undesirable_weight": 3.0}, sigma(-BETA) + 1.5 * sigma(-4 * BETA)),
 ]  # fmt: skip
 
@@ -272,7 +270,7 @@ def test_the_reference_point_of_kto_has_no_gradient():
         (
             "ipo",
             {"label_smoothing": 0.1},
-            "label_smoothing: got 0.1, but ipo does not use it: it is for robust, sigmoid, sigmoid_norm, simpo",
+            "label_smoothing: got 0.1, but ipo does not use it: it is for robust, sigmoid, simpo",
         ),
         ("sigmoid", {"gamma": 1.0}, "gamma: got 1.0, but sigmoid does not use it: it is for simpo"),
         ("robust", {"label_smoothing": 0.5}, "label_smoothing: got 0.5, expected below 0.5"),

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from pairwright import EID, Experience, Message, Table
 from pairwright.config import Config
 from pairwright.config.sections import TokensConfig
-from pairwright.errors import ConfigError, TableError
+from pairwright.errors import TableError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_pairs, write_pairs
 from pairwright.service.rows.job_progress import summary
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.training import read_status, train
 from pairwright.training.batch_schedule import BatchOrder
-from pairwright.training.table_signals import DataError
+from pairwright.training.data import DataError
 from training.made_runs import made_pair
 
 
@@ -198,36 +198,3 @@ def test_periods_without_stages_are_as_they_were():
     assert [step for step in range(1, 13) if order.ends_period(step, 0.5)] == [2, 4, 6, 8, 10, 12]
     assert [step for step in range(1, 13) if order.ends_period(step, 5.0)] == [5, 10]
     assert [order.num_epochs(step) for step in (0, 1, 4, 6)] == [0.0, 0.25, 1.0, 1.5]
-
-
-# Stages by conditions on the table: for pairs and for runs.
-
-
-def test_stages_by_conditions_are_those_of_runs_and_of_pairs(model, tmp_path):
-    staged_pairs(tmp_path)
-    runs = tmp_path / "experience"
-    build_pairs([Table(runs)], tmp_path / "plain", PairOptions())  # without a curriculum of their own
-    easy = {row.eid.uid for row in Table(runs).records() if row.eid.task in (0, 1, 2)}
-    groups = "'[0,0]', '[0,1]', '[0,2]'"
-    changes = {"channels": {"dpo": 0, "grpo": 1}, "stages": [f"tid IN ({groups})", "true"], "stage_epochs": 2}
-    train(config(**changes), model=model, experience=runs, output=tmp_path / "runs")
-    batches = batches_of(tmp_path / "runs", "grpo")
-    assert [len(batch) for batch in batches] == [4, 2] * 2 + [4] * 15  # six runs in two epochs, then all twenty
-    assert {uid for batch in batches[:2] for uid in batch} == easy
-    assert "the first epoch has 6 of 20 items, the last 20" in " ".join(read_status(tmp_path / "runs").notes)
-    train(
-        config(stages=["gap > 0.9", "true"], epochs=2), model=model, pairs=tmp_path / "plain", output=tmp_path / "run"
-    )
-    gaps = column(tmp_path / "plain", "gap")
-    first = {name for name, gap in gaps.items() if gap > 0.9}
-    assert 0 < len(first) < 4
-    assert set(batches_of(tmp_path / "run")[0]) == first
-
-
-def test_what_meets_no_condition_is_refused_and_so_are_two_curricula(model, tmp_path):
-    pairs = staged_pairs(tmp_path)
-    with pytest.raises(ConfigError, match="the pairs have a curriculum of their own"):
-        train(config(stages=["true"]), model=model, pairs=pairs, output=tmp_path / "a")
-    changes = {"channels": {"dpo": 0, "kto": 1}, "stages": ["reward > 0.9"]}
-    with pytest.raises(DataError, match=r"rows of .* meet none of the conditions"):
-        train(config(**changes), model=model, experience=tmp_path / "experience", output=tmp_path / "b")

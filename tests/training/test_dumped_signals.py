@@ -60,7 +60,14 @@ def recorded_logprobs(task: int, number: int) -> np.ndarray:
 def dump(model: Path, output: Path, channel: str, **sources: Path) -> list[dict]:
     """The items of the first update."""
     channels = {"dpo": 0, channel: 1}
-    settings = {"channels": channels, "batch_size": 6, "max_steps": 1, "threads": 1, "dump_batches": 1}
+    settings = {
+        "channels": channels,
+        "batch_size": 6,
+        "max_steps": 1,
+        "threads": 1,
+        "dump_batches": 1,
+        "kto": {"sft_loss_weight": 1},
+    }
     reference = {"reference": str(sources.pop("reference"))} if "reference" in sources else {}
     config = Config.model_validate({"train": settings | reference})
     train(config, model=model, output=output, **sources)

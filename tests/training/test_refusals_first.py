@@ -38,8 +38,8 @@ def runs(tmp_path):
     ("channel", "options", "problem"),
     [
         ("grpo", {}, "in none do the rewards differ"),
-        ("kto", {"kto": {"label_by": "group"}}, "in no group do the rewards differ"),
-        ("kto", {}, "all 2 scored runs have the reward 1"),
+        ("kto", {"kto": {"label_by": "group", "sft_loss_weight": 10}}, "in no group do the rewards differ"),
+        ("kto", {"kto": {"sft_loss_weight": 10}}, "all 2 scored runs have the reward 1"),
     ],
 )
 def test_refusals_come_before_what_the_others_lack(model, runs, tmp_path, channel, options, problem):
@@ -55,7 +55,12 @@ def test_refusals_come_before_what_the_others_lack(model, runs, tmp_path, channe
 @pytest.mark.parametrize("channel", ["grpo", "kto", "sft", "sdpo"])
 def test_a_table_of_refusals_lists_them(model, runs, tmp_path, channel):
     config = {
-        "train": {"channels": {"dpo": 0.0, channel: 1.0}, "threads": 1, "sdpo": {"context": []}},
+        "train": {
+            "channels": {"dpo": 0.0, channel: 1.0},
+            "threads": 1,
+            "sdpo": {"context": []},
+            "kto": {"sft_loss_weight": 10},
+        },
         "tokens": {"max_length": 2, "workers": 1},
     }
     with pytest.raises(PairwrightError, match=r"no (scored )?run to train on \(16 × refused: too_long\); see"):

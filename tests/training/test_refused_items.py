@@ -13,7 +13,7 @@ from pairwright.records.experience import EID, Experience, Pair
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.store.table import Table
 from pairwright.training import read_status, train
-from pairwright.training.table_signals import DataError
+from pairwright.training.data import DataError
 from training.made_runs import made_pair, make_runs
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}

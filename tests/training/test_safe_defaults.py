@@ -59,8 +59,8 @@ def test_the_sft_term_of_long_chosen_sides_counts_per_token(model, tmp_path):
         for name, options in (("plain", {"sft_loss_weight": 0}), ("default", {}))
     )
     likelihood = anchored["logps/chosen"] / 1204  # "yes", and the stop
-    assert anchored["loss"] - plain["loss"] == pytest.approx(-0.1 * likelihood, rel=1e-3)
-    assert anchored["loss"] < 2  # summed over tokens, the term alone would be above 100
+    assert anchored["loss"] - plain["loss"] == pytest.approx(-likelihood, rel=1e-3)
+    assert anchored["loss"] < 10  # summed over tokens, the term alone would be above 100
 
 
 @pytest.mark.parametrize("channel", ["kto", "grpo"])
@@ -69,12 +69,12 @@ def test_the_sft_term_of_long_good_runs_counts_per_token(channel, model, tmp_pat
     channels = {"dpo": 0, channel: 1}
     plain, anchored = (
         trained(model, tmp_path / name, experience=runs, channels=channels, **{channel: options})[0]
-        for name, options in (("plain", {"sft_loss_weight": 0}), ("default", {}))
+        for name, options in (("plain", {"sft_loss_weight": 0}), ("anchored", {"sft_loss_weight": 0.1}))
     )
     difference = anchored["loss"] - plain["loss"]
     if channel == "grpo":
-        assert difference == pytest.approx(anchored["grpo/nll"], rel=1e-3)
-        assert 0 < difference < 10
+        assert difference == pytest.approx(0.1 * anchored["grpo/nll"], rel=1e-3)
+        assert 0 < difference < 1
     else:  # the mean over all runs, of which half are desirable
         assert difference == pytest.approx(-0.1 * anchored["kto/logps_desirable"] / 1204 / 2, rel=1e-3)
         assert 0 < difference < 1
@@ -84,14 +84,26 @@ def test_the_sft_term_of_long_good_runs_counts_per_token(channel, model, tmp_pat
 def test_training_without_an_sft_term_has_to_be_asked_for_and_is_warned_of(channel, model, tmp_path):
     pairs, runs = make_pairs(tmp_path / "pairs", 4), make_runs(tmp_path / "runs")
     data = {"pairs": pairs} if channel == "dpo" else {"experience": runs}
-    for name, options in (("default", {}), ("zero", {"sft_loss_weight": 0})):
+    for name, options in (("anchored", {"sft_loss_weight": 1}), ("zero", {"sft_loss_weight": 0})):
         trained(model, tmp_path / name, channels={"dpo": 0, channel: 1}, **{channel: options}, **data)
         notes = read_status(tmp_path / name).notes
         assert any(f"warning: {channel}: no SFT term" in note for note in notes) == (name == "zero")
 
 
+def test_kto_does_not_start_without_a_weight_of_its_sft_term(model, tmp_path):
+    with pytest.raises(PairwrightError, match=r"train.kto.sft_loss_weight: expected a weight.*77% with 10"):
+        trained(model, tmp_path / "run", experience=make_runs(tmp_path / "runs"), channels={"dpo": 0, "kto": 1})
+
+
+def test_the_learning_rate_follows_the_number_of_trained_parameters_unless_it_is_set(model, tmp_path):
+    pairs = make_pairs(tmp_path / "pairs", 4)
+    for rate, expected in ((None, 1e-3), (1e-5, 1e-5)):
+        (row,) = trained(model, tmp_path / str(rate), pairs=pairs, learning_rate=rate)
+        assert row["learning_rate"] == pytest.approx(expected)
+
+
 def test_other_trainers_and_services_keep_their_own_zero():
-    assert Config().train.dpo.sft_loss_weight == 0.1
+    assert Config().train.dpo.sft_loss_weight == 1.0
     assert Config().train.dpo.foreign_sft_weight == 0.0
     assert Config.model_validate({"train": {"dpo": {"sft_loss_weight": 0.2}}}).train.dpo.foreign_sft_weight == 0.2
     assert CustomizerHyperparameters().dpo.sft_loss_weight == 0.0
@@ -117,7 +129,7 @@ def test_chosen_sides_that_fall_are_warned_of_once_and_stop_the_run_where_asked(
 
 def test_the_watch_tells_a_fall_from_a_rise():
     for chosen, rejected, warns in ((-2.0, -9.0, True), (0.5, -9.0, False), (-2.0, -1.0, False), (-0.5, -9.0, False)):
-        watch = ChosenWatch(Config().train)
+        watch = ChosenWatch(Config().train, 5e-6)
         values = {"rewards/chosen": 0.1 * chosen, "rewards/rejected": 0.1 * rejected, "rewards/margins": 0.1 * (chosen - rejected)}  # fmt: skip
         assert any(watch.add(values) for _ in range(20)) == warns
         assert watch.finish() is None

@@ -20,13 +20,13 @@ from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.training import train
 from pairwright.training.batch_schedule import BatchOrder
-from pairwright.training.channels.channels import Limits, _likely_of_pairs, _likely_of_runs
+from pairwright.training.channels.channels import Limits
 from pairwright.training.channels.distillation import DistillChannel
 from pairwright.training.channels.likelihood import LikelihoodChannel
 from pairwright.training.channels.policy_gradient import PolicyChannel
 from pairwright.training.channels.preference_channel import PreferenceChannel
 from pairwright.training.channels.unpaired_channel import UnpairedChannel
-from pairwright.training.data import PairData, PolicyData
+from pairwright.training.data import ChosenSides, PairData, PolicyData
 from pairwright.training.distill_data import distill_runs
 from pairwright.training.model.load_model import load_model
 from pairwright.training.model.policy_model import Policy
@@ -55,24 +55,29 @@ def channels_of(first, second):
     """Every channel on two runs, or on two pairs of these runs with others."""
     runs = PolicyData(
         ids=["a", "b"], sequences=[first, second], lengths=np.array([len(first), len(second)]),
-        rewards=np.array([1, 0], np.float32), groups=np.zeros(2, np.int64), counts={},
+        rewards=np.array([1, 0], np.float32), groups=np.zeros(2, np.int64), weights=np.ones(2, np.float32), counts={},
     )  # fmt: skip
     sides = [(first, sequence([50, 51, 52, 5])), (second, sequence([60, 61, 5]))]
     encoded = Pairs(EncodedPair(chosen=one, rejected=other, prompt_length=5) for one, other in sides)
-    pairs = PairData(encoded, np.ones(2, np.float32), np.ones(2, np.float32), ITEMS, ITEMS[:0], {})
+    pair_fields = encoded, np.ones(2, np.float32), np.ones(2, np.float32), ITEMS, ITEMS[:0], {}
+    pairs = PairData(*pair_fields)
     order, limits = BatchOrder(ITEMS, 2, 0, False), Limits(Config().train)
     every = {
         "dpo": PreferenceChannel(
             pairs, PreferenceConfig(loss="simpo", beta=2.0, sft_loss_weight=0.3), 1, order, limits
         ),
-        "sft": LikelihoodChannel(_likely_of_runs([runs], "sequence"), 1, order, limits),
-        "sft of pairs": LikelihoodChannel(_likely_of_pairs(pairs), 1, order, limits),
+        "sft": LikelihoodChannel(runs, 1, order, limits),
+        "sft of pairs": LikelihoodChannel(ChosenSides(*pair_fields), 1, order, limits),
         "grpo": PolicyChannel(runs, PolicyConfig(clip_low=1.0, clip_high=1e6), 1, lambda items: order, limits),
         "grpo by sequence": PolicyChannel(
             runs, PolicyConfig(aggregation="sequence", clip_low=1.0, clip_high=1e6), 1, lambda items: order, limits
         ),
-        "kto": UnpairedChannel(runs, KtoConfig(loss="apo_zero_unpaired", beta=0.5), 1, lambda items: order, limits),
-        "kto with a point": UnpairedChannel(runs, KtoConfig(beta=0.05), 1, lambda items: order, limits),
+        "kto": UnpairedChannel(
+            runs, KtoConfig(loss="apo_zero_unpaired", beta=0.5, sft_loss_weight=0.1), 1, lambda items: order, limits
+        ),
+        "kto with a point": UnpairedChannel(
+            runs, KtoConfig(beta=0.05, sft_loss_weight=0.1), 1, lambda items: order, limits
+        ),
         "sdpo": DistillChannel(
             distill_runs(runs), DistillConfig(context=(), top_k=None, ratio_clip=None), 1, order, limits
         ),

@@ -62,7 +62,12 @@ def compare(kind, folder):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(MODELS[kind]).eval()
     make_tokenizer(folder / "model")
-    settings = {"batch_size": 12, "channels": dict.fromkeys(CHANNELS, 1.0), "sdpo": {"teacher": "same"}}
+    settings = {
+        "batch_size": 12,
+        "channels": dict.fromkeys(CHANNELS, 1.0),
+        "sdpo": {"teacher": "same"},
+        "kto": {"sft_loss_weight": 1},
+    }
     config = Config.model_validate({"train": settings})
     padded = Policy(model, prefix_sharing=False)
     channels = load_channels(

@@ -18,7 +18,8 @@ from training.made_runs import WORDS, make_runs
 
 def settings(**changes) -> Config:
     base = {"batch_size": 8, "learning_rate": 1e-3, "threads": 1, "epochs": 2}
-    return Config.model_validate({"train": base | changes})
+    kto = {"sft_loss_weight": 0.1} | changes.pop("kto", {})
+    return Config.model_validate({"train": base | changes | {"kto": kto}})
 
 
 def rows_of(folder):
@@ -116,42 +117,12 @@ def test_micro_batches_do_not_change_these_losses(model, pairs, tmp_path, dpo):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_a_reference_moves_with_the_policy_and_is_resumed_bit_for_bit(model, pairs, tmp_path):
-    config = settings(epochs=3, save_every=1, dpo={"reference_sync": 2, "reference_mixup": 1.0, "sft_loss_weight": 0})
-    train(config, model=model, pairs=pairs, output=tmp_path / "whole")
-    losses = [row["loss"] for row in rows_of(tmp_path / "whole") if "loss" in row]
-    # After two updates the reference is the policy: ln 2 again.
-    assert losses[2] == pytest.approx(np.log(2), abs=1e-5)
-    assert losses[1] != pytest.approx(np.log(2), abs=1e-3)
-
-    def fail(event):
-        if event["kind"] == "step" and event["step"] == 4:
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        train(config, model=model, pairs=pairs, output=tmp_path / "cut", progress=fail)
-    train(config, model=model, pairs=pairs, output=tmp_path / "cut", resume=True)
-    assert_same_weights(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_truncated_importance_sampling_starts_at_a_ratio_of_1(model, tmp_path):
-    runs = make_runs(tmp_path / "runs", 4, 3)
-    config = settings(channels={"dpo": 0, "grpo": 1}, grpo={"max_sampling_ratio": 2.0}, max_steps=2)
-    train(config, model=model, experience=runs, output=tmp_path / "run")
-    row = rows_of(tmp_path / "run")[0]
-    assert row["grpo/ratio"] == pytest.approx(1.0, abs=1e-5)
-    assert row["grpo/truncated"] == 0.0
-    assert "grpo/kl" not in row
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dpo": {"reference_sync": 2}, "finetuning_type": "lora"}, "averages of adapters"),
         ({"dpo": {"mixture": {"sft": 1.0}}}, "train.channels.sft=1"),
         ({"dpo": {"mixture": {"dpoo": 1.0}}}, "mixture\n  Value error, expected one of sigmoid"),
         ({"dpo": {"loss_type": ["sigmoid", "ipo"], "loss_weights": [1.0]}}, "got 1 weights for 2 losses"),
-        ({"grpo": {"max_sampling_ratio": 2.0}, "reference": "models/other"}, "the old policy is the initial model"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes, words):

@@ -4,14 +4,14 @@
     masked_logps         log-probabilities at wanted positions, never all logits at once
     preference_loss      a loss of PREFERENCE_LOSSES for each pair; kto_loss for examples without a partner
     sft_loss             negative log-likelihood of each sequence
-    group_advantages     rewards of a task's runs to advantages; teacher_advantages those of a teacher
+    group_advantages     rewards of a task's runs to advantages
     policy_loss          clipped policy loss, of tokens or of sequences
     distill_loss         generalised JSD between student and teacher at each position
 
 Nothing here divides by a batch: each gives what to sum up over an update and what to divide that by.
 """
 
-from pairwright.losses.advantages import Advantages, group_advantages, teacher_advantages
+from pairwright.losses.advantages import Advantages, group_advantages
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
 from pairwright.losses.logps import masked_logps, sum_by_sequence
 from pairwright.losses.model_loss import dpo
@@ -56,5 +56,4 @@ __all__ = [
     "reference_point",
     "sft_loss",
     "sum_by_sequence",
-    "teacher_advantages",
 ]

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from pairwright.errors import ConfigError
 
-MAX_LOG_RATIO = 20.0  # between teacher and student
-
 
 @dataclass(frozen=True)
 class Advantages:
@@ -36,10 +34,9 @@ def group_advantages(
 
     grpo     (r − mean) / (std + ε), std with n − 1 (Shao et al. 2024)
     dr_grpo  r − mean (Liu et al. 2025)
-    rloo     r − mean of the others = (r − mean) · n / (n − 1) (Kool et al. 2019; Ahmadian et al. 2024)
 
-    >>> group_advantages(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1]), kind="rloo").values_S
-    tensor([ 1., -1.,  0.,  0.])
+    >>> group_advantages(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1]), kind="dr_grpo").values_S
+    tensor([ 0.5000, -0.5000,  0.0000,  0.0000])
     """
     num = num_groups if num_groups is not None else int(group_S.max()) + 1 if len(group_S) else 0
     scored_S = rewards_S.isfinite()
@@ -61,10 +58,8 @@ def group_advantages(
         values_S = apart_S / (variance_G.sqrt() + epsilon)[group_S]
     elif kind == "dr_grpo":
         values_S = apart_S
-    elif kind == "rloo":
-        values_S = apart_S * (counts_G / (counts_G - 1).clamp(min=1))[group_S]
     else:
-        raise ConfigError(f"advantage: got {kind!r}, expected grpo, dr_grpo or rloo")
+        raise ConfigError(f"advantage: got {kind!r}, expected grpo or dr_grpo")
     is_active_S = scored_S & spread_G[group_S]
     return Advantages(
         values_S=torch.where(is_active_S, values_S, zeros_S),
@@ -94,15 +89,3 @@ def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = 
     values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), advantages.values_S)
     # Sum from each token to the end of its run: a cumulative sum from behind.
     return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]
-
-
-def teacher_advantages(teacher_N: Tensor, student_N: Tensor) -> Tensor:
-    """Advantages that lower KL(p_S‖p_T), from log-probabilities of sampled tokens: A = log p_T − log p_S.
-
-    On-policy distillation (Lu 2025; MiniLLM, Gu et al. 2024). Bounded: a ratio beyond e^20 says that the teacher would
-    never have been sampled here.
-
-    >>> teacher_advantages(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())
-    tensor([0.6931])
-    """
-    return (teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

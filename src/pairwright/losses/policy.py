@@ -39,8 +39,6 @@ class PolicyTokens:
     """log ref of each token; needed where `kl_weight` is not 0."""
     weights_S: Tensor | None = None
     """How much each sequence counts, in the sum and in what it is divided by; None counts all alike."""
-    sampling_logps_N: Tensor | None = None
-    """`max_sampling_ratio`: the recorded log-probabilities, where `old_logps_N` are the trainer's own; NaN as above."""
     weights_N: Tensor | None = None
     """How much each token counts, in its sequence's sum and in what that is divided by; None counts all alike."""
 
@@ -65,8 +63,6 @@ class PolicyLoss:
     ratio_sum: Tensor
     kl_sum: Tensor
     """Sum over tokens of the divergence estimate, without its weight; 0 without a reference."""
-    num_truncated: int = 0
-    """Tokens whose sampling ratio was above `max_sampling_ratio`."""
 
 
 def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> Tensor:
@@ -99,10 +95,7 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
         sums_S, counts_S = sum_by_sequence(log_ratio_N, tokens.sequence_N, tokens.num_sequences)
         log_ratio_N = (sums_S / counts_S.clamp(min=1))[tokens.sequence_N]
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    sampling_N, num_truncated = _sampling_ratio(tokens, options)
     loss_N = clipped_loss(ratio_N, advantages_N, options)
-    if sampling_N is not None:
-        loss_N = loss_N * sampling_N
     kl_sum = logps_N.new_zeros(())
     if tokens.ref_logps_N is not None:
         kl_N = divergence(logps_N, tokens.ref_logps_N)
@@ -124,7 +117,6 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
         num_clipped_high=int(too_high_N.sum()),
         ratio_sum=ratio_N.detach().sum(),
         kl_sum=kl_sum,
-        num_truncated=num_truncated,
     )
 
 
@@ -161,19 +153,3 @@ def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:
     # log π − sg[log π] is 0 in value and has the gradient of log π.
     missing_N = tokens.old_logps_N.isnan()
     return tokens.logps_N - torch.where(missing_N, current_N, tokens.old_logps_N), int(missing_N.sum())
-
-
-def _sampling_ratio(tokens: PolicyTokens, options: PolicyTerms) -> tuple[Tensor | None, int]:
-    """min(π_old / π_sampled, bound) of each token: truncated importance sampling (Yao et al. 2025).
-
-    It corrects for what sampled a token not being quite the policy that the trainer computes: another precision or
-    another engine. 1 where nothing was recorded; no gradient. Second: how many were above the bound.
-    """
-    if options.max_sampling_ratio is None:
-        return None, 0
-    if tokens.old_logps_N is None or tokens.sampling_logps_N is None:
-        raise ConfigError("max_sampling_ratio: it needs recorded log-probabilities and those of the initial policy")
-    apart_N = (tokens.old_logps_N - tokens.sampling_logps_N).nan_to_num(0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio_N = apart_N.exp()
-    is_above_N = ratio_N > options.max_sampling_ratio
-    return ratio_N.clamp(max=options.max_sampling_ratio).detach(), int(is_above_N.sum())

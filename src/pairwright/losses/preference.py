@@ -98,7 +98,6 @@ _SPECIAL = sorted(_MARGIN | {"label_smoothing", "gamma", "desirable_weight", "un
 # By the name in the configuration. Fields that are not given are the usual case: a reference, sums, no margin.
 PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     "sigmoid": PreferenceLoss(pairwise.sigmoid, options=_MARGIN | {"label_smoothing"}),
-    "sigmoid_norm": PreferenceLoss(pairwise.sigmoid, always_averages=True, options=_MARGIN | {"label_smoothing"}),
     "robust": PreferenceLoss(pairwise.robust, options=_MARGIN | {"label_smoothing"}),
     "hinge": PreferenceLoss(pairwise.hinge, options=_MARGIN),
     "ipo": PreferenceLoss(pairwise.ipo, always_averages=True),

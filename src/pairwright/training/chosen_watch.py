@@ -17,14 +17,14 @@ LEAST_MARGIN = 0.05  # nats of a side: below it nothing has moved
 class ChosenWatch:
     """The last values of a run, and what was said already.
 
-    >>> watch = ChosenWatch(TrainConfig())
+    >>> watch = ChosenWatch(TrainConfig(), 1e-3)
     >>> fallen = {"rewards/chosen": -0.5, "rewards/rejected": -1.2, "rewards/margins": 0.7}
     >>> [watch.add(fallen) is not None for _ in range(12)].index(True), watch.finish() is None
     (9, True)
     """
 
-    def __init__(self, settings: TrainConfig) -> None:
-        self._settings = settings
+    def __init__(self, settings: TrainConfig, rate: float) -> None:
+        self._settings, self._rate = settings, rate
         self._beta = settings.dpo.beta
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=NUM_UPDATES)
         self._accuracies: list[float] = []
@@ -62,7 +62,7 @@ class ChosenWatch:
             return None
         return (
             f"warning: dpo: margins did not move (at most {largest:.2g} nats at the end): the learning rate "
-            f"{self._settings.learning_rate:g} may be too small for this model, or there are too few updates"
+            f"{self._rate:.2g} may be too small for this model, or there are too few updates"
         )
 
     @property

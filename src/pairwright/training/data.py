@@ -6,7 +6,7 @@ Nothing is left out silently: what was refused by the tokens stage, or is unscor
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from pairwright.config.sections import TokensConfig
-from pairwright.config.train_config import PolicyConfig
+from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import HeldTurns
 from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
@@ -32,8 +32,7 @@ from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence, weigh_by_credit
 from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
-from pairwright.training.table_signals import DataError, read_token_signals
-from pairwright.training.token_signals import TokenSignals
+from pairwright.training.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
@@ -47,15 +46,12 @@ LOSSES = {
     "added_tokens": "with_added_tokens",
     "declared": "with_declared_turns",
 }
-# Values recorded with a run that training does not use, and how to use them where one can.
-UNUSED = {
-    "teacher_logprobs": ": train.grpo.teacher_weight distils from them, where logprobs are recorded, too",
-    "returns": "",
-    "custom_fields": "",
-}
-
-
+UNUSED = ("teacher_logprobs", "returns", "custom_fields")  # recorded with runs, and not used by training
 Looked = tuple[Tree, Array | None]  # a tree, and the weights of its trained tokens
+
+
+class DataError(PairwrightError):
+    """There is nothing to train on, or it does not fit the model."""
 
 
 def find_weights(sequences: Items[Sequence], start: int) -> Array | None:
@@ -97,6 +93,10 @@ class PairData:
     noise: Array | None = None  # probability that a pair's label is wrong, NaN where unknown; None if all are
     uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> list[str]:
+        return self.pairs.ids
 
     @cached_property
     def _outside(self) -> set[int]:
@@ -143,16 +143,28 @@ class PairData:
         parts = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
         return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
 
-    def num_tokens(self, position: int) -> int:
-        """Tokens of the pair's row when its prompt is shared."""
-        return int(self.pairs.lengths[position].sum() - self.pairs.prompt_lengths[position])
+
+@dataclass(frozen=True)
+class ChosenSides(PairData):
+    """The chosen sides of pairs alone."""
+
+    def _look(self, position: int) -> Looked:
+        pair, weights = super()._look(position)
+        chosen = Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
+        return chosen, None if weights is None else weights[: int(pair.masks[0].sum())]
+
+    def list_held(self, position: int) -> list[HeldTurns]:
+        return super().list_held(position)[:1]
+
+    def num_counted(self, position: int) -> float:
+        return _count_trained(*self._look(position))
 
 
 @dataclass(frozen=True)
 class PolicyData:
-    """Runs of an experience table: sequences with reward and group. Unscored ones only where they are asked for.
+    """Runs of an experience table: sequences with reward and group; NaN is the reward of an unscored run.
 
-    `signals` is what was recorded for single tokens.
+    The last `num_validation` are held out. `signals` has what was recorded for single tokens.
     """
 
     ids: list[str]
@@ -160,7 +172,9 @@ class PolicyData:
     lengths: Array  # (N,) tokens of each
     rewards: Array
     groups: Array
+    weights: Array
     counts: dict[str, int]
+    num_validation: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
     curriculum: Curriculum | None = None
@@ -169,7 +183,7 @@ class PolicyData:
 
     @property
     def left_out(self) -> str:
-        """What became of runs that are not here, before any word about those that are; empty where there are none."""
+        """The start of a message: how many runs were left out and why; empty if none were."""
         reasons = {FILTERED, Reason.EXCLUDED.value, "unscored"}
         counts = {name: num for name, num in self.counts.items() if name.startswith("refused: ") or name in reasons}
         num_runs = len(set(self.ids))
@@ -187,8 +201,21 @@ class PolicyData:
 
     def num_counted(self, position: int) -> float:
         """Trained tokens, each by its weight."""
-        tree, weights = self._look(position)
-        return float(tree.masks[0].sum() if weights is None else weights.sum())
+        return _count_trained(*self._look(position))
+
+    def is_full(self, position: int) -> bool:
+        return self.num_counted(position) > 0
+
+    def list_held(self, position: int, unused: str | None = None) -> list[HeldTurns]:
+        return [HeldTurns.of(self.ids[position], "", self.sequences[position], unused)]
+
+    @property
+    def train(self) -> Array:
+        return np.arange(len(self.ids) - self.num_validation)
+
+    @property
+    def validation(self) -> Array:
+        return np.arange(len(self.ids) - self.num_validation, len(self.ids))
 
     def _look(self, position: int) -> Looked:
         # What an update has looked at is kept for its next looks.
@@ -201,15 +228,32 @@ class PolicyData:
             self._recent[position] = tree, find_weights([sequence], len(tree.prompt))
         return self._recent[position]
 
-    def weigh(self, by: str) -> Array:
-        """The weight (N,) of each sequence: 1, or by "run" its share of the run that it is a part of."""
-        num_parts = Counter(self.ids if by == "run" else ())
-        return np.array([1 / num_parts.get(uid, 1) for uid in self.ids], np.float32)
+    def with_validation(self, other: "PolicyData") -> "PolicyData":
+        """These runs, and those of another table held out."""
+        counts = self.counts | {f"validation: {name}": count for name, count in other.counts.items()}
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _COLUMNS
+        }
+        return replace(
+            self,
+            ids=self.ids + other.ids,
+            sequences=_Joined(self.sequences, other.sequences),
+            **joined,
+            counts=counts,
+            num_validation=len(other.ids),
+        )
 
     @property
     def fingerprint(self) -> str:
         parts = [self.ids, self.lengths.tolist(), self.rewards.tolist(), self.signals.fingerprint]
         return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
+
+
+_COLUMNS = ("lengths", "rewards", "groups", "weights")
+
+
+def _count_trained(tree: Tree, weights: Array | None) -> float:
+    return float(tree.masks[0].sum() if weights is None else weights.sum())
 
 
 class _Chosen(Items[Sequence]):
@@ -223,6 +267,18 @@ class _Chosen(Items[Sequence]):
 
     def __getitem__(self, position: Any) -> Any:
         return self._cached[self._places[position]]
+
+
+class _Joined(Items[Sequence]):
+    def __init__(self, first: Items[Sequence], second: Items[Sequence]) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    def __getitem__(self, position: Any) -> Any:
+        num = len(self._first)
+        return self._first[position] if position < num else self._second[position - num]
 
 
 def load_pairs(
@@ -292,10 +348,13 @@ def load_policy_data(
     where: str | None = None,
     score: str | None = None,
     is_encoded: bool = False,
-    policy: PolicyConfig | None = None,
     uses_credit: bool = False,
+    run_weight: str = "sequence",
 ) -> PolicyData:
-    """The experiences of a table as sequences, with their groups: same task, step and prompt."""
+    """The experiences of a table as sequences, with their groups: same task, step and prompt.
+
+    With `run_weight` "run" a sequence has its share of the run that it is a part of as its weight, else 1.
+    """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
     table, columns = Table(source, create=False).with_score(score), ["uid", "tid", "step", "prompt_hash", "reward"]
@@ -311,9 +370,7 @@ def load_policy_data(
     signals = TokenSignals()
     if scored:
         last = {uid: place for place, uid in encoded}
-        signals = read_token_signals(
-            table, _Chosen(cached, list(range(len(cached)))), last, policy or PolicyConfig(), tokens
-        )
+        signals = read_token_signals(table, cached, last, tokens)
     places, values, groups = [], [], []
     number_of: dict[str, int] = {}  # groups are numbered as they come
     for place, uid in encoded:
@@ -331,12 +388,15 @@ def load_policy_data(
             f"{source}: no {what} to train on ({list_reasons(counts) or 'the table is empty'}); see pairwright tokens "
             f"check --tokenizer {options.tokenizer}"
         )
+    ids = [cached.ids[place] for place in places]
+    num_parts = Counter(ids if run_weight == "run" else ())
     return PolicyData(
-        ids=[cached.ids[place] for place in places],
+        ids=ids,
         sequences=_Chosen(cached, places),
         lengths=cached.lengths[places],
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
+        weights=np.array([1 / num_parts.get(uid, 1) for uid in ids], np.float32),
         counts={**counts, **signals.counts, **_losses(manifest)},
         refusals=read_refusals(tokens),
         signals=signals,
@@ -381,35 +441,11 @@ def _losses(manifest: dict[str, Any]) -> dict[str, int]:
     return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
 
 
-def find_stages(source: Path, ids: list[str], conditions: Items[str], epochs: int, *, has_pairs: bool) -> Curriculum:
-    """The curriculum of conditions: the stage of each id is the first condition that holds for its row."""
-    match = match_pairs if has_pairs else _match_runs
-    # From the last condition to the first, so that the first one that holds stays.
-    stages = np.full(len(ids), len(conditions))
-    for number in reversed(range(len(conditions))):
-        condition = conditions[number]
-        # "true" names no column, which a condition has to.
-        is_met = slice(None) if condition == "true" else match(source, condition, ids, option="train.stages")
-        stages[is_met] = number
-    if num_outside := int((stages == len(conditions)).sum()):
-        raise DataError(
-            f"train.stages: {num_outside:,} of {len(ids):,} rows of {source} meet none of the conditions: add a "
-            "last one that all meet, such as 'true', or leave them out with train.where"
-        )
-    return Curriculum("stages", stages, epochs)
-
-
-def _match_runs(source: Path, where: str, ids: list[str], *, option: str) -> Array:
-    condition = parse_where(where, option=option)
-    wanted = {uid for batch in Table(source, create=False).scan(condition, ["uid"]) for uid in batch[0].to_pylist()}
-    return np.array([uid in wanted for uid in ids], np.bool_)
-
-
-def match_pairs(source: Path, where: str | None, ids: list[str], *, option: str = "train.where") -> Array:
+def match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
     """For each of the ids of a pairs table, whether the condition holds for its first row."""
     if where is None:
         return np.ones(len(ids), np.bool_)
-    condition = parse_where(where, PAIR_SCHEMA, option=option)
+    condition = parse_where(where, PAIR_SCHEMA, option="train.where")
     path = source / FILE_NAME if source.is_dir() else source
     # Only the columns that the condition names are read.
     columns = list(dict.fromkeys(["id", *condition.meta.root_names()]))

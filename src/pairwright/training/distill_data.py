@@ -1,11 +1,10 @@
 """What a teacher is asked about: turns or runs of a table, as the student read them and as the teacher does.
 
-    hints                the turns after an error, with a hint before them (tokens/hints.py)
-    sibling, feedback    whole runs, with a run of the same group that succeeded, and what the environment said
-    nothing              whole runs as they are, for a teacher that is another model
+    hints      the turns after an error, with a hint before them (tokens/hints.py)
+    nothing    whole runs as they are, for a teacher that is another model
 
-What the teacher reads more is text at the end of a message, rendered by the chat template as any other. Sequences lie
-in a mapped file, as those of pairs do. Nothing is left out silently: `counts` has everything that is not taught.
+A hint is text at the end of a message, rendered by the chat template like any other. Sequences are in a mapped file, as
+those of pairs are. Nothing is left out silently: `counts` has everything that is not taught.
 """
 
 from collections import Counter
@@ -22,20 +21,21 @@ import numpy as np
 
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import DistillConfig
+from pairwright.ledger.trained import HeldTurns
 from pairwright.pairs.curriculum import Curriculum
 from pairwright.paths import write_json
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json, content_hash
 from pairwright.store.table import Table
+from pairwright.tokens.batch.collate import Tree, tree_of
 from pairwright.tokens.encode_options import EncodeOptions
+from pairwright.tokens.hints import Hinter
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.sequence import Origin, Sequence
 from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import load_tokenizer
-from pairwright.training.data import LOSSES, PolicyData, Show, find_left_out, list_reasons, stop_for_inputs
-from pairwright.training.table_signals import DataError
-from pairwright.training.teacher_context import HintAids, RunAids
+from pairwright.training.data import LOSSES, DataError, PolicyData, Show, find_left_out, list_reasons, stop_for_inputs
 
 MANIFEST = "taught.json"
 NUM_AT_ONCE = 1024  # runs that are in memory while they are encoded
@@ -59,6 +59,22 @@ class DistillData:
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
+
+    @property
+    def weights(self) -> Array:
+        return np.ones(len(self.ids), np.float32)
+
+    def tree(self, position: int) -> Tree:
+        """What the student reads, with the taught tokens as the trained ones."""
+        item = self.items[position]
+        return tree_of(item.student.ids, item.student_mask, (Origin(item.student.report.uid, tuple(item.targets)),))
+
+    def list_held(self, position: int) -> list[HeldTurns]:
+        one, student = self.items[position], self.items[position].student
+        added = student.report.added_tokens
+        return [
+            HeldTurns(self.ids[position], "", student.ids, one.student_mask, student.message_index, added_tokens=added)
+        ]
 
     def token_weights(self, position: int) -> Array | None:
         """How much each taught token counts; None where all count alike."""
@@ -101,8 +117,8 @@ def load_distill_data(
         _encode(table, output, options, settings, show, where=where, key=key)
     manifest = _read_manifest(output)
     if not manifest["num_items"]:
-        what = "error turn with a hint and a recovery" if "hints" in settings.context else "run with something to read"
-        raise DataError(f"{source}: no {what} to distil ({list_reasons(manifest['counts'])})")
+        reasons = list_reasons(manifest["counts"])
+        raise DataError(f"{source}: no error turn with a hint and a recovery to distil ({reasons})")
     items = _Mapped(output)
     return DistillData(items.ids, items, items.num_tokens, manifest["counts"], manifest["refusals"])
 
@@ -146,9 +162,6 @@ class _Mapped:
         return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
 
 
-# Encoding: the runs of the table, some at a time.
-
-
 def _encode(
     table: Table,
     output: Path,
@@ -170,19 +183,25 @@ def _encode(
         old.unlink()
     output.mkdir(parents=True, exist_ok=True)
     total, done, num_items = table.count(), 0, 0
-    aids = (
-        HintAids(settings, counts) if "hints" in settings.context else RunAids(table, settings, counts, set(left_out))
-    )
+    hinter = Hinter(settings)
     encode = partial(distill_experience, tokenizer, options=EncodeOptions.of(options))
     # Only so many runs, and their rows, are in memory at a time.
     records = table.records()
     while part := list(islice(records, NUM_AT_ONCE)):
         rows: list[Json] = []
-        wanted = [run for run in part if run.eid.uid not in left_out]
-        for run, aid in aids.find(wanted):
+        for run in part:
             uid = run.eid.uid
+            if uid in left_out:
+                continue
+            hints, num_hints = hinter(run.messages, run.errors)
+            counts["without_hint"] += num_hints.without_hint
+            counts["without_recovery"] += num_hints.without_recovery
+            # Turns of the prompt are context: a hint for one of them trains nothing.
+            hints = [hint for hint in hints if hint.target >= len(run.prompt)]
+            if not hints:
+                continue
             try:
-                items = encode(run, aid)
+                items = encode(run, hints)
                 if options.max_length is not None:
                     cut = partial(truncate_distillation, keep_first=options.keep_first)
                     items = [cut(item, options.max_length, options.truncation) for item in items]
@@ -203,7 +222,7 @@ def _encode(
             write_part(output, rows)
         done += len(part)
         show(done, total)
-    aids.close()
+    hinter.close()
     write_items(output, [str(number) for number in range(num_items)])
     write_json(
         output / MANIFEST, {"key": key, "num_items": num_items, "counts": dict(counts), "refusals": dict(refused)}

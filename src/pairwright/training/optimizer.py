@@ -6,12 +6,21 @@ from typing import Any
 
 import torch
 
-from pairwright.config.train_config import TrainConfig
+from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.training.model.load_model import ModelError
 from pairwright.training.model.sharded_tensors import whole
 
 
-def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
+def default_rate(num_parameters: int) -> float:
+    """The largest learning rate where none is set, by the number of trained parameters.
+
+    >>> [float(f"{default_rate(number):.2g}") for number in (7_000_000_000, 135_000_000, 100_000)]
+    [5e-06, 3.6e-05, 0.001]
+    """
+    return min(1e-3, LEARNING_RATE * math.sqrt(7e9 / num_parameters))
+
+
+def make_optimizer(parameters: dict[str, Any], settings: TrainConfig, rate: float) -> Any:
     """An optimizer over named parameters; matrices decay, vectors do not."""
     # Biases and norms are vectors.
     decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
@@ -23,14 +32,14 @@ def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
     ]
     betas = (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
+        return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=settings.adam_epsilon)
     if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
+        return torch.optim.Adafactor(groups, lr=rate)
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise ModelError("optimizer adamw_8bit needs bitsandbytes: pip install bitsandbytes") from None
-    return AdamW8bit(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
+    return AdamW8bit(groups, lr=rate, betas=betas, eps=settings.adam_epsilon)
 
 
 def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
@@ -42,21 +51,21 @@ def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
     return float(norm)
 
 
-def learning_rate(step: int, num_steps: int, settings: TrainConfig) -> float:
-    """The rate of update `step` (0, 1, ...): up over the warm-up, then down to the minimum at the end.
+def learning_rate(step: int, num_steps: int, settings: TrainConfig, rate: float) -> float:
+    """The rate of update `step` (0, 1, ...): up to `rate` over the warm-up, then down to the minimum at the end.
 
-    >>> settings = TrainConfig(learning_rate=1.0, warmup_steps=2, schedule="linear")
-    >>> [learning_rate(step, 6, settings) for step in range(6)]
+    >>> settings = TrainConfig(warmup_steps=2, schedule="linear")
+    >>> [learning_rate(step, 6, settings, 1.0) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
     if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
+        return rate * (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
-        return settings.learning_rate
+        return rate
     # Share of the steps after the warm-up that are done, 0 to 1; `share` falls from 1 to 0 with it.
     done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return settings.min_learning_rate + (settings.learning_rate - settings.min_learning_rate) * share
+    return settings.min_learning_rate + (rate - settings.min_learning_rate) * share
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

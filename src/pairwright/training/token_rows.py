@@ -140,7 +140,7 @@ class TokenRows:
             row["gap"] = float(channel.data.gaps[item])
         elif self.kind == "kto":
             row |= channel.signals(item)
-            other = channel.others[item]
+            other = channel.find_other(item)
             sequences += self._sequences(channel.mismatch(item), channel.data.token_weights(other))
             sequences[1]["uid"] = channel.data.ids[other]
         row["num_tokens"] = max(len(sequence["ids"]) for sequence in sequences)

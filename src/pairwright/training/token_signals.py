@@ -4,19 +4,22 @@ file, as tokens do: those of a large table would not fit into memory."""
 import mmap
 import tempfile
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 import xxhash
 
 from pairwright.losses.advantages import token_advantages
 from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash
+from pairwright.store.table import Table
+from pairwright.tokens.stage.cache import CachedSequences
 
 
 class MappedArrays(Mapping[Any, Array]):
@@ -108,3 +111,38 @@ class TokenSignals:
             for place, values in zip(places, advantages, strict=True):
                 computed[place] = values.numpy()
         return by_place | {place: computed[place] for place in computed}
+
+
+def read_token_signals(table: Table, sequences: CachedSequences, places: dict[str, int], folder: Path) -> TokenSignals:
+    """The signals of the runs of a table, for the sequences that are trained of them: `places` has where they are.
+
+    What was recorded and is not used is counted. The values are in a file below `folder`.
+    """
+    signals = TokenSignals(folder)
+    counts: Counter[str] = Counter()
+    for run in table.records(where=pl.col("num_tokens").is_not_null()) if places else ():
+        place = places.get(run.eid.uid)
+        if place is None or run.tokens is None:
+            continue
+        sequence = sequences[place]
+        counts["teacher_logprobs_unused"] += run.teacher_logprobs is not None
+        counts["returns_unused"] += run.returns is not None
+        counts["custom_fields_unused"] += bool(run.custom_fields)
+        recorded = run.token_level_reward if run.advantages is None else run.advantages
+        if recorded is None:
+            continue
+        # Cut, or encoded anew from the messages: the recorded values do not fit these tokens.
+        if not np.array_equal(sequence.ids, run.tokens):
+            counts["token_rewards_unused"] += 1
+            continue
+        # Signals are of the response: spread over the sequence, 0 in the prompt.
+        values = np.zeros(len(sequence), np.float32)
+        values[run.prompt_length :] = recorded
+        is_finite = np.isfinite(values)
+        if not is_finite[sequence.mask].all():
+            counts["token_rewards_not_finite"] += 1
+            continue
+        target = signals.rewards if run.advantages is None else signals.advantages
+        target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
+    signals.counts.update(+counts)
+    return signals

@@ -1,19 +1,26 @@
-"""The interface that the loop expects from a channel, with the members that most channels share."""
+"""A channel: items to train on, their order, and their loss. The loop knows nothing else.
+
+S  branches of a part      N  trained tokens
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pairwright.ledger.trained import HeldTurns
+from pairwright.losses.logps import sum_by_sequence
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.training.batch_schedule import BatchOrder
+from pairwright.training.data import join_weights
 from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
-from pairwright.training.model.policy_model import Policy
+from pairwright.training.model.policy_model import Policy, Scored
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceLogps
 from pairwright.training.run_dir import Signals
@@ -21,12 +28,38 @@ from pairwright.training.run_dir import Signals
 NO_ITEMS: Array = np.zeros(0, np.int64)
 
 
+@dataclass(frozen=True)
+class ScoredPart:
+    """A part of a batch as the policy scored it; sums and counts of branches are weighted by the tokens' weights."""
+
+    trees: list[Tree]
+    scored: Scored
+    weights_N: Tensor | None
+    sums_S: Tensor
+    num_S: Tensor
+
+    def sum_branches(self, values_N: Tensor) -> Tensor:
+        return sum_by_sequence(values_N, self.scored.branch_N, self.scored.num_branches, self.weights_N)[0]
+
+    @property
+    def num_tokens(self) -> float:
+        return float(sum(tree.num_tokens for tree in self.trees))
+
+    @property
+    def counts(self) -> Sums:
+        """Totals of tokens: a count of 0 marks a total, which has no mean."""
+        return {"num_tokens": (self.num_tokens, 0.0), "trained_tokens": (float(len(self.scored.logps_N)), 0.0)}
+
+
 class Channel(ABC):
-    """Items to train on, their order, and their loss."""
+    """The interface that the loop expects, with the members that most channels share.
+
+    `data` has for each item: id, weight, tree, weights of its trained tokens, and its turns for the ledger.
+    """
 
     name: str
     weight: float
-    data: Any  # what it trains on, with `token_weights` of each item
+    data: Any
     order: BatchOrder  # which items each batch has
     validation: Array = NO_ITEMS  # items that are held out
     counts: dict[str, int]
@@ -49,33 +82,37 @@ class Channel(ABC):
 
     @property
     def refusals(self) -> dict[str, str]:
-        """What could not be encoded: id -> reason."""
+        """Items that could not be encoded: id -> reason."""
         refusals: dict[str, str] = self.data.refusals
         return refusals
 
     @property
-    @abstractmethod
-    def num_items(self) -> int: ...
+    def num_items(self) -> int:
+        return len(self.data.ids)
 
-    @abstractmethod
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         """The ids of items, and their trees."""
+        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
 
-    @abstractmethod
     def item_weights(self, items: Array) -> Array:
-        """How much each item counts beside the others, before its tokens are weighed."""
+        """How much each item counts, before its tokens are weighted."""
+        weights: Array = self.data.weights[items]
+        return weights
 
-    @abstractmethod
     def list_held(self, item: int) -> list[HeldTurns]:
         """The sequences of an item, for the ledger."""
+        held: list[HeldTurns] = self.data.list_held(item)
+        return held
 
     def signals(self, item: int) -> Signals:
-        """What the loss takes beside tokens and weights, for a batch that is written."""
+        """Inputs of the loss beside tokens and weights, for a dumped batch."""
         return {}
 
-    def reference_trees(self) -> list[tuple[int, Callable[[], Tree]]]:
-        """What the reference has to score: sizes, and functions that make the trees when they are scored."""
-        return []
+    def reference_trees(self) -> list[Callable[[], Tree]]:
+        """Functions that make the trees that the reference has to score."""
+        items = np.concatenate([self.order.items, self.validation])
+        # `item=item` binds the item of this iteration; trees are made when they are scored.
+        return [lambda item=item: self.data.tree(item) for item in items.tolist()]  # type: ignore[misc]
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
         """The items in parts that are in memory together."""
@@ -84,9 +121,9 @@ class Channel(ABC):
     def trees_in_memory(self, item: int) -> list[Tree]:
         return [self.data.tree(item)]
 
-    @abstractmethod
     def total(self, items: Array) -> float:
-        """What the sum of the losses of a batch is divided by."""
+        """What the sum of the losses of a batch is divided by: the weights of items that train something."""
+        return float(sum(self.data.weights[item] for item in items if self.data.is_full(item)))
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:  # noqa: B027
         """Compute what the loss needs to know of the whole update."""
@@ -95,9 +132,17 @@ class Channel(ABC):
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         """The share of a part in the loss of the batch, and what it measured."""
 
-    def after_update(self, policy: Policy, num_updates: int) -> None:  # noqa: B027
-        """Let models that follow the policy take a step."""
+    def score(self, policy: Policy, items: Array) -> ScoredPart:
+        """Run the policy over the items of a part."""
+        trees = [self.data.tree(item) for item in items]
+        scored = policy.score(trees)
+        counts = [sum(int(mask.sum()) for mask in tree.masks) for tree in trees]
+        weights_N = join_weights([self.data.token_weights(item) for item in items], counts)
+        weights_N = None if weights_N is None else weights_N.to(policy.device)
+        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, weights_N)
+        return ScoredPart(trees, scored, weights_N, sums_S, num_S)
 
-    def followers(self) -> dict[str, Any]:
-        """Tensors beside the weights that an update changes, by names of their own: a checkpoint has to hold them."""
-        return {}
+    def reference_logps(self, trees: list[Tree], policy: Policy) -> Tensor:
+        """Log-probabilities (N,) of the trained tokens of trees under the reference."""
+        assert self.reference is not None, "the loop computes the reference before the first update"
+        return torch.from_numpy(self.reference.of(trees)).to(policy.device)

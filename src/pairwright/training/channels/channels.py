@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,29 +16,25 @@ from pairwright.config import Config
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
-from pairwright.ledger.trained import HeldTurns
 from pairwright.pairs.curriculum import Curriculum
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
-from pairwright.records.messages import content_hash
-from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
 from pairwright.training.anchor_turns import load_anchor
 from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
-from pairwright.training.channels.likelihood import LikelihoodChannel, Likely
+from pairwright.training.channels.likelihood import LikelihoodChannel
 from pairwright.training.channels.policy_gradient import PolicyChannel
-from pairwright.training.channels.preference_channel import PreferenceChannel, open_moving_reference
+from pairwright.training.channels.preference_channel import PreferenceChannel
 from pairwright.training.channels.unpaired_channel import UnpairedChannel
-from pairwright.training.data import PairData, PolicyData, find_stages, load_pairs, load_policy_data
+from pairwright.training.data import ChosenSides, DataError, PairData, PolicyData, load_pairs, load_policy_data
 from pairwright.training.distill_data import distill_runs, load_distill_data
 from pairwright.training.micro_batches import Limits, tree_batches
 from pairwright.training.model.load_model import model_hash
 from pairwright.training.model.policy_model import Policy, open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceCache, ReferenceLogps
-from pairwright.training.table_signals import DataError
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
@@ -63,9 +59,6 @@ class TokenFolders:
         """What is encoded although there is a folder of sequences."""
         names = ", ".join(dict.fromkeys(self.encoded))
         return [f"tokens: {names} encoded: {self._tokens} has only {self._ready}"] if self._tokens and names else []
-
-
-# Loading: the channels of a configuration, with their data encoded and the values of the reference.
 
 
 def use_tokens(
@@ -121,8 +114,6 @@ def load_channels(
     for channel in channels:
         if isinstance(channel, DistillChannel):
             channel.teacher = open_teacher(settings, policy, model, ranks)
-        elif isinstance(channel, PreferenceChannel):
-            channel.moving_reference = open_moving_reference(settings, model, ranks)
     _check_vocabulary(channels, policy, model)
     compute_references(channels, policy, initial, cache, settings, ranks, progress)
     return channels
@@ -150,13 +141,13 @@ def read_channels(
         "where": settings.where,
         "uses_credit": settings.credit != "off",
     }
+    of_runs = {**shared, "score": settings.score, "run_weight": settings.run_weight}
     folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
     pair_data: PairData | None = None
     units: Array | None = None  # what each item is shuffled with
     if pairs is not None and (weights.dpo or weights.sft):
         pair_data = load_pairs(pairs, **shared, **folders.of("pairs"))
-        pair_data = _add_stages(pair_data, pairs, settings, pair_data.pairs.ids, has_pairs=True)
         units = pair_data.tasks if settings.shuffle_by == "group" else None
     if weights.dpo:
         data = _require(pair_data, "dpo", "--pairs")
@@ -167,65 +158,48 @@ def read_channels(
         if anchor is None:
             channels[0].notes.append("dpo.anchor_weight: no prompt of a pair has a generated turn: there is no anchor")
         else:
-            held = _likely_of_runs([anchor], settings.run_weight)
             weight = weights.dpo * settings.dpo.anchor_weight
-            channels.append(LikelihoodChannel(held, weight, _order(config, held.train), limits, name="anchor"))
+            channels.append(LikelihoodChannel(anchor, weight, _order(config, anchor.train), limits, name="anchor"))
     if weights.sft:
-        likely = _likely_of_pairs(pair_data) if pair_data is not None else None
-        if likely is None and experience is not None:
-            # A validation table is encoded as the runs are, into a folder of its own.
-            sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
-            parts = [
-                load_policy_data(source, scored=False, score=settings.score, **shared, **folders.of(name))
-                for name, source in sources.items()
-            ]
-            parts[0] = _add_stages(parts[0], experience, settings, parts[0].ids)
-            likely = _likely_of_runs(parts, settings.run_weight)
-            units = _number_units(parts[0], settings.shuffle_by or "run")
-        likely = _require(likely, "sft", "--pairs or --experience")
+        likely: ChosenSides | PolicyData
+        if pair_data is not None:
+            likely = ChosenSides(**{field.name: getattr(pair_data, field.name) for field in fields(pair_data)})
+        else:
+            source = _require(experience, "sft", "--pairs or --experience")
+            likely = load_policy_data(source, scored=False, **of_runs, **folders.of("runs"))
+            units = _number_units(likely, settings.shuffle_by or "run")
+            if validation is not None:  # encoded as the runs are, into a folder of its own
+                held = load_policy_data(validation, scored=False, **of_runs, **folders.of("validation"))
+                likely = likely.with_validation(held)
         order = _order(config, likely.train, likely, units)
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        runs = load_policy_data(source, policy=settings.grpo, score=settings.score, **shared, **folders.of("runs"))
-        runs = _add_stages(runs, source, settings, runs.ids)
-        order_of, run_weight = partial(_order, config, data=runs), settings.run_weight
+        runs = load_policy_data(source, **of_runs, **folders.of("runs"))
+        order_of = partial(_order, config, data=runs)
         if weights.grpo:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "group"))
-            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits, run_weight=run_weight))
+            by = settings.run_weight
+            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits, run_weight=by))
         if weights.kto:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "run"))
-            channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits, run_weight=run_weight))
+            channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits))
     if weights.sdpo:
         source = _require(experience, "sdpo", "--experience")
-        taught = _load_taught(source, output / "taught", settings, options, show, folders, is_ready=is_ready)
+        if settings.sdpo.context:
+            taught = load_distill_data(
+                source, output / "taught", options, settings.sdpo, show, where=settings.where, is_ready=is_ready
+            )
+            folders.encoded.append("what is taught")
+        else:
+            plain: dict[str, Any] = {"options": options, "show": show, "where": settings.where, "scored": False}
+            taught = distill_runs(load_policy_data(source, **plain, **folders.of("runs")))
         order = _order(config, np.arange(len(taught.items)), taught)
         channels.append(DistillChannel(taught, settings.sdpo, weights.sdpo, order, limits))
     # The first channel decides how long an epoch is.
     channels[0].notes += _describe_curriculum(channels[0].data.curriculum, channels[0].order, settings)
     channels[0].notes += folders.describe()
     return channels
-
-
-def _load_taught(
-    source: Path,
-    output: Path,
-    settings: TrainConfig,
-    options: TokensConfig,
-    show: Callable[[int, int], None],
-    folders: TokenFolders,
-    *,
-    is_ready: bool,
-) -> Any:
-    """What a teacher is asked about: turns or runs with more to read, or the runs as they are."""
-    where = settings.where
-    if settings.sdpo.context:
-        taught = load_distill_data(source, output, options, settings.sdpo, show, where=where, is_ready=is_ready)
-        folders.encoded.append("what is taught")
-    else:
-        load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=where)
-        taught = distill_runs(load_runs(source, **folders.of("runs")))
-    return _add_stages(taught, source, settings, taught.ids)
 
 
 def token_options(config: Config, model: Path) -> TokensConfig:
@@ -258,7 +232,7 @@ def compute_references(
     # Values of this reference, in this precision; those of earlier runs are read from the folder.
     known = ReferenceLogps(cache.folder / f"{name}-{settings.precision}")
     # Functions that make trees, not trees: those of a large table would not fit into memory.
-    wanted = [make for channel in wanting for _, make in channel.reference_trees()]
+    wanted = [make for channel in wanting for make in channel.reference_trees()]
     # Every tree is made once for its hash, and forgotten.
     lacking = [make for make in wanted if known.lacks(make())]
     ranks.wait()  # no process may add values before all have listed what is lacking: they share one list
@@ -295,93 +269,11 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
                 )
 
 
-# What the channels are fed with: sequences of the sft channel, and the order of items.
-
-
-def _likely_of_pairs(data: PairData) -> Likely:
-    def tree(item: int) -> Tree:
-        # The first branch is the chosen side.
-        pair = data.tree(item)
-        return Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
-
-    def token_weights(item: int) -> Array | None:
-        weights = data.token_weights(item)
-        return None if weights is None else weights[: int(data.tree(item).masks[0].sum())]
-
-    return Likely(
-        tree=tree,
-        num_tokens=lambda item: int(data.pairs.lengths[item, 0]),
-        identity=lambda item: data.pairs.ids[item],
-        list_held=lambda item: data.list_held(item)[:1],
-        token_weights=token_weights,
-        weights=data.weights,
-        train=data.train,
-        validation=data.validation,
-        counts=data.counts,
-        refusals=data.refusals,
-        fingerprint=data.fingerprint,
-        curriculum=data.curriculum,
-    )
-
-
-def _likely_of_runs(parts: list[PolicyData], run_weight: str) -> Likely:
-    """Runs of a table, and where there is a second one, its runs for validation."""
-    ids = [name for part in parts for name in part.ids]
-    lengths = np.concatenate([part.lengths for part in parts])
-    num_train = len(parts[0].ids)  # the first part is trained, the second validates
-
-    def find(item: int) -> tuple[PolicyData, int]:
-        return (parts[0], item) if item < num_train else (parts[1], item - num_train)
-
-    def tree(item: int) -> Tree:
-        part, place = find(item)
-        return part.tree(place)
-
-    def token_weights(item: int) -> Array | None:
-        part, place = find(item)
-        return part.token_weights(place)
-
-    def list_held(item: int) -> list[HeldTurns]:
-        part, place = find(item)
-        return [HeldTurns.of(ids[item], "", part.sequences[place])]
-
-    return Likely(
-        tree=tree,
-        num_tokens=lambda item: int(lengths[item]),
-        identity=lambda item: ids[item],
-        list_held=list_held,
-        token_weights=token_weights,
-        weights=np.concatenate([part.weigh(run_weight) for part in parts]),
-        train=np.arange(num_train),
-        validation=np.arange(num_train, len(ids)),
-        counts={
-            **parts[0].counts,
-            **{f"validation: {name}": count for part in parts[1:] for name, count in part.counts.items()},
-        },
-        refusals=parts[0].refusals,
-        fingerprint=content_hash([part.fingerprint for part in parts]),
-        curriculum=parts[0].curriculum,
-    )
-
-
 class Staged(Protocol):
     """Data that may have a curriculum."""
 
     @property
     def curriculum(self) -> Curriculum | None: ...
-
-
-def _add_stages(data: Any, source: Path, settings: TrainConfig, ids: list[str], *, has_pairs: bool = False) -> Any:
-    """The data with the curriculum of `train.stages`, where there is one."""
-    if not settings.stages:
-        return data
-    if data.curriculum is not None:
-        raise ConfigError(
-            f"train.stages: the pairs have a curriculum of their own ({data.curriculum.name}): leave it out"
-        )
-    return replace(
-        data, curriculum=find_stages(source, ids, settings.stages, settings.stage_epochs, has_pairs=has_pairs)
-    )
 
 
 def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> BatchOrder:

@@ -17,23 +17,20 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairwright.config.train_config import DistillConfig, TrainConfig
-from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.distill import DistillLosses, distill_loss
 from pairwright.paths.model_folders import find_model
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree, count_distinct, tree_of
-from pairwright.tokens.sequence import Origin
 from pairwright.tokens.teacher_sequences import Distillation
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
+from pairwright.training.data import DataError
 from pairwright.training.distill_data import DistillData
 from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
-from pairwright.training.model.load_model import trainable
-from pairwright.training.model.policy_model import Policy, follow, open_policy
+from pairwright.training.model.policy_model import Policy, open_policy
 from pairwright.training.model.ranks import Ranks
-from pairwright.training.table_signals import DataError
 
 ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
 
@@ -45,8 +42,7 @@ class DistillChannel(Channel):
     def __init__(
         self, data: DistillData, options: DistillConfig, weight: float, order: BatchOrder, limits: Limits
     ) -> None:
-        self.options, self._ema_rate = options, options.ema_rate
-        self.data, self.weight, self.order, self._limits = data, weight, order, limits
+        self.options, self.data, self.weight, self.order, self._limits = options, data, weight, order, limits
         self.counts, self.notes = data.counts, [_describe(data, options)]
         self._kind = options.teacher
         self.teacher: Policy | None = None  # a second model, where `open_teacher` has one
@@ -57,7 +53,7 @@ class DistillChannel(Channel):
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         chosen = [self.data.items[item] for item in items]
-        students, teachers = [_student_tree(item) for item in chosen], [_teacher_tree(item) for item in chosen]
+        students, teachers = [self.data.tree(item) for item in items], self.teacher_trees(items)
         teacher = policy if self.teacher is None else self.teacher
 
         # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
@@ -90,6 +86,8 @@ class DistillChannel(Channel):
             )
             sums["loss"] = sums["loss"] + losses.loss_K.sum()
             sums["divergence"] = sums["divergence"] + losses.divergence_K.sum()
+        if self.teacher is not None:
+            self.teacher.settle()
         num = float(len(target_K))
         tokens = sum(tree.num_tokens for tree in (*students, *teachers))
         measured: Sums = {
@@ -99,41 +97,11 @@ class DistillChannel(Channel):
         }
         return sums["loss"] / max(total, 1e-12), measured
 
-    def after_update(self, policy: Policy, num_updates: int) -> None:
-        if self.teacher is not None:
-            self.teacher.settle()
-        if self._kind == "ema" and self.teacher is not None:
-            follow(self.teacher, policy, self._ema_rate)
-
-    def followers(self) -> dict[str, Any]:
-        """The weights of a teacher that follows the policy."""
-        if self._kind != "ema" or self.teacher is None:
-            return {}
-        return {f"teacher.{name}": tensor for name, tensor in trainable(self.teacher.model).items()}
-
-    @property
-    def num_items(self) -> int:
-        return len(self.data.items)
-
-    def list_held(self, item: int) -> list[HeldTurns]:
-        one = self.data.items[item]
-        student, added = one.student, one.student.report.added_tokens
-        held = HeldTurns(
-            self.data.ids[item], "", student.ids, one.student_mask, student.message_index, added_tokens=added
-        )
-        return [held]
-
-    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
-
     def teacher_trees(self, items: Array) -> list[Tree]:
         return [_teacher_tree(self.data.items[item]) for item in items]
 
-    def item_weights(self, items: Array) -> Array:
-        return np.ones(len(items), np.float32)
-
     def trees_in_memory(self, item: int) -> list[Tree]:
-        return [_student_tree(self.data.items[item]), _teacher_tree(self.data.items[item])]
+        return [self.data.tree(item), _teacher_tree(self.data.items[item])]
 
     def _rows(
         self,
@@ -157,12 +125,8 @@ class DistillChannel(Channel):
         )
 
 
-OWN_TEACHERS = ("initial", "same", "ema")
-
-
 def _describe(data: DistillData, options: DistillConfig) -> str:
-    what = "hinted turns" if "hints" in options.context else "sequences"
-    reads = f", which reads {' and '.join(options.context)}" if options.context else ""
+    what, reads = ("hinted turns", ", which reads hints") if options.context else ("sequences", "")
     return f"sdpo: {len(data.items)} {what}, teacher {options.teacher}{reads}"
 
 
@@ -172,14 +136,10 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
     if kind == "same" or (kind == "initial" and is_adapter):
         return None
     # Any other word is the folder or the Hub id of a model.
-    folder = model if kind in OWN_TEACHERS else find_model(kind)
+    folder = model if kind == "initial" else find_model(kind)
     if folder is not model:
         _check_same_tokens(model, folder)
-    teacher = open_policy(folder, settings, ranks, is_trained=kind == "ema")
-    teacher.model.eval()
-    if kind == "ema":
-        follow(teacher, policy, 1.0)  # adapters begin at random: at the policy's own
-    return teacher
+    return open_policy(folder, settings, ranks, is_trained=False)
 
 
 def _check_same_tokens(model: Path, teacher: Path) -> None:
@@ -201,10 +161,6 @@ def _is_cheaper_together(students: list[Tree], teachers: list[Tree]) -> bool:
     alone, others = count_distinct(students), count_distinct(teachers)
     # In forward passes: 3 a token with gradients, 1 without.
     return 3 * count_distinct([*students, *teachers]) < 3 * alone + others
-
-
-def _student_tree(item: Distillation) -> Tree:
-    return tree_of(item.student.ids, item.student_mask, (Origin(item.student.report.uid, tuple(item.targets)),))
 
 
 def _teacher_tree(item: Distillation) -> Tree:

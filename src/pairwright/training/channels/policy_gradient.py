@@ -7,7 +7,6 @@ says how many.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +16,10 @@ from pairwright.config.train_config import NO_ANCHOR, PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import HeldTurns
 from pairwright.losses.advantages import group_advantages
-from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
-from pairwright.tokens.batch.collate import Tree
 from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.channel import Channel
-from pairwright.training.channels.likelihood import weigh_tokens
 from pairwright.training.data import PolicyData
 from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
@@ -46,9 +42,7 @@ class PolicyChannel(Channel):
         *,
         run_weight: str = "sequence",
     ) -> None:
-        self.options = options
-        self.data, self.weight, self._limits = data, weight, limits
-        self._weights = data.weigh(run_weight)
+        self.options, self.data, self.weight, self._limits = options, data, weight, limits
         # Over all runs of the data: the runs of a group may be in different batches. By "run", a run of several
         # sequences has one reward in its group: that of its first sequence, and `parts` leads from sequences to runs.
         firsts = parts = np.arange(len(data.ids))
@@ -88,18 +82,13 @@ class PolicyChannel(Channel):
 
     @property
     def needs_reference(self) -> bool:
-        # Truncated importance sampling takes the initial policy, which the reference then is, as the old one.
-        return self.options.kl_weight > 0 or self.options.max_sampling_ratio is not None
-
-    def reference_trees(self) -> list[Any]:
-        # `item=item` binds the item of this iteration.
-        return [(int(self.data.lengths[item]), lambda item=item: self.data.tree(item)) for item in self.order.items]
+        return self.options.kl_weight > 0
 
     def total(self, items: Array) -> float:
         """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
         # Trained tokens of each sequence, by weight.
         counts = np.array([self.data.num_counted(item) for item in items])
-        weights = self._weights[items]
+        weights = self.data.weights[items]
         if self.options.aggregation == "token":
             return float((weights * counts).sum())
         scale = self.options.constant_length if self.options.aggregation == "constant" else 1
@@ -111,72 +100,55 @@ class PolicyChannel(Channel):
 
     def _count_good(self, item: int) -> float:
         """Trained tokens of a run that the SFT term is computed on, by weight."""
-        return float(self._weights[item]) * self.data.num_counted(item) if self._is_good(item) else 0.0
+        return float(self.data.weights[item]) * self.data.num_counted(item) if self._is_good(item) else 0.0
 
     def _is_good(self, item: int) -> bool:
         """Whether a run was better than its group. Advantages of single tokens say nothing of the whole run."""
         return bool(self._advantages[item] > 0) and item not in self._by_token
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
-        trees = [self.data.tree(item) for item in items]
-        scored = policy.score(trees)
-        reference_N = None
-        if self.reference is not None:
-            reference_N = torch.from_numpy(self.reference.of(trees)).to(policy.device)
-        recorded_N = torch.from_numpy(np.concatenate([self._get_logps(item) for item in items])).to(policy.device)
-        is_truncated = self.options.max_sampling_ratio is not None
+        part = self.score(policy, items)
+        advantages, recorded = (
+            torch.from_numpy(np.concatenate([values(item) for item in items])).to(policy.device)
+            for values in (self._advantage, self._get_logps)
+        )
         tokens = PolicyTokens(
-            logps_N=scored.logps_N,
-            advantages_N=torch.from_numpy(np.concatenate([self._advantage(item) for item in items])).to(policy.device),
-            sequence_N=scored.branch_N,
-            num_sequences=scored.num_branches,
-            old_logps_N=reference_N if is_truncated else recorded_N,
-            sampling_logps_N=recorded_N if is_truncated else None,
-            ref_logps_N=reference_N if self.options.kl_weight else None,
-            weights_S=torch.from_numpy(self._weights[items]).to(policy.device),
-            weights_N=weigh_tokens(self.data, items, policy),
+            logps_N=part.scored.logps_N,
+            advantages_N=advantages,
+            sequence_N=part.scored.branch_N,
+            num_sequences=part.scored.num_branches,
+            old_logps_N=recorded,
+            ref_logps_N=self.reference_logps(part.trees, policy) if self.options.kl_weight else None,
+            weights_S=torch.from_numpy(self.data.weights[items]).to(policy.device),
+            weights_N=part.weights_N,
         )
         losses = policy_loss(tokens, self.options)
         num, rewards = float(losses.num_tokens), self.data.rewards[items]
-        sums: Sums = {
+        sums: Sums = part.counts | {
             "grpo/ratio": (float(losses.ratio_sum), num),
             "grpo/clipped": (float(losses.num_clipped_low + losses.num_clipped_high), num),
             "grpo/unrecorded": (float(losses.num_unrecorded), num),
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
             # NaN where a run is trained by the rewards of its tokens and has none itself.
             "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
-            "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
-            "trained_tokens": (float(len(scored.logps_N)), 0.0),
         }
-        if is_truncated:
-            sums["grpo/truncated"] = (float(losses.num_truncated), num)
         if self.options.kl_weight:
             sums["grpo/kl"] = (float(losses.kl_sum), num)
         loss = losses.total / max(total, 1e-12)
         if self.options.sft_loss_weight and self._num_good:
-            sums_S, _ = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, tokens.weights_N)
-            good_S = sums_S.new_tensor([self._weights[item] if self._is_good(item) else 0.0 for item in items])
+            sums_S = part.sums_S
+            good_S = sums_S.new_tensor([self.data.weights[item] if self._is_good(item) else 0.0 for item in items])
             loss = loss - self.options.sft_loss_weight * (good_S * sums_S).sum() / self._num_good
             good_tokens = sum(self._count_good(item) for item in items)
             sums["grpo/nll"] = (-float((good_S * sums_S.detach()).sum()), float(good_tokens))
         return loss, sums
-
-    @property
-    def num_items(self) -> int:
-        return len(self.data.ids)
 
     def list_held(self, item: int) -> list[HeldTurns]:
         unused = None
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
             unused = "no advantage: equal rewards" if is_scored else "unscored"
-        return [HeldTurns.of(self.data.ids[item], "", self.data.sequences[item], unused)]
-
-    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
-
-    def item_weights(self, items: Array) -> Array:
-        return self._weights[items]
+        return self.data.list_held(item, unused)
 
     def signals(self, item: int) -> Signals:
         return {"logprobs": self._get_logps(item), "advantages": self._advantage(item)}

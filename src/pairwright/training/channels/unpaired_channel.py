@@ -8,7 +8,6 @@ prompts with another run's completion.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,52 +17,19 @@ from torch import Tensor
 from pairwright.config.train_config import NO_ANCHOR, KtoConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import HeldTurns
-from pairwright.losses.logps import sum_by_sequence
-from pairwright.losses.unpaired import kto_loss, mismatch_sums, reference_point
+from pairwright.losses.unpaired import kto_loss
 from pairwright.pairs.desirability import choose_threshold
 from pairwright.records.arrays import Array
-from pairwright.tokens.batch.collate import Tree
 from pairwright.training.batch_schedule import BatchOrder
-from pairwright.training.channels.channel import Channel
-from pairwright.training.channels.likelihood import weigh_tokens
+from pairwright.training.channels.mismatched_prompts import MismatchingChannel
 from pairwright.training.data import PolicyData
 from pairwright.training.metrics import Sums
-from pairwright.training.micro_batches import Limits, Parted, even_parts
+from pairwright.training.micro_batches import Limits
 from pairwright.training.model.policy_model import Policy
-from pairwright.training.model.ranks import Ranks
 from pairwright.training.run_dir import Signals
 
 
-class Mismatching(Parted, Protocol):
-    """A channel that can put another completion after a prompt, and knows what the reference says of it."""
-
-    def mismatch(self, item: int) -> Tree: ...
-    def mismatch_weights(self, items: Array, policy: Policy) -> Tensor | None: ...
-    def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor: ...
-
-
-def find_reference_point(channel: Mismatching, policy: Policy, items: Array, ranks: Ranks) -> Tensor:
-    """z₀ of an update: the mean of log π − log ref over mismatched completions, at least 0 (Ethayarajh et al. 2024)."""
-    total = count = 0.0
-    with torch.no_grad():
-        # All processes take part; parts that only fill up are not counted.
-        for part, is_mine in even_parts(channel, items, ranks):
-            trees = [channel.mismatch(item) for item in part]
-            scored = policy.score(trees)
-            weights_N = channel.mismatch_weights(part, policy)
-            sums_S, _ = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, weights_N)
-            known_N = channel.reference_of(trees, policy)
-            known_S, _ = sum_by_sequence(known_N, scored.branch_N, scored.num_branches, weights_N)
-            mismatch = mismatch_sums(sums_S, known_S)
-            if is_mine:
-                total, count = total + float(mismatch[0]), count + float(mismatch[1])
-    summed = ranks.sum_values({"z0": (total, count)})["z0"]
-    return reference_point(*(torch.tensor(value, device=policy.device) for value in summed))
-
-
-class UnpairedChannel(Channel):
-    """Runs with a label each, their order, and what the reference says of them."""
-
+class UnpairedChannel(MismatchingChannel):
     name = "kto"
     data: PolicyData
     needs_reference = True
@@ -75,11 +41,8 @@ class UnpairedChannel(Channel):
         weight: float,
         order: Callable[[Array], BatchOrder],
         limits: Limits,
-        *,
-        run_weight: str = "sequence",
     ) -> None:
         self.data, self.options, self.weight, self._limits = data, options, weight, limits
-        self._weights = data.weigh(run_weight)
         is_scored = np.isfinite(data.rewards)
         self._is_desirable, is_labelled, rule = _label_runs(data, options)
         is_used = _drop_repetitions(data, self._is_desirable, is_labelled) if options.unique else is_labelled
@@ -106,45 +69,31 @@ class UnpairedChannel(Channel):
                 self.counts[name] = self.counts.get(name, 0) + num
         self.notes = [_describe_balance(num_good, num_bad, rule, options)]
         self.notes += [] if options.sft_loss_weight else [f"warning: kto: {NO_ANCHOR}"]
-        self.others = _find_others(data.groups)  # whose completion the mismatched example of a run has
-        self._point: Tensor | None = None  # z₀ of the current update
+        self._others = _find_others(data.groups)  # whose completion the mismatched example of a run has
 
-    def reference_trees(self) -> list[Any]:
-        items = [int(item) for item in self.order.items]
-        # `item=item` binds the item of this iteration; trees are made when they are scored.
-        wanted: list[Any] = [(int(self.data.lengths[item]), lambda item=item: self.data.tree(item)) for item in items]
-        if self.options.loss == "kto":
-            wanted += [(int(self.data.lengths[item]), lambda item=item: self.mismatch(item)) for item in items]
-        return wanted
+    @property
+    def needs_point(self) -> bool:
+        return self.options.loss == "kto"
 
-    def total(self, items: Array) -> float:
-        """What the sum of losses is divided by: the weights of sequences that have something trained."""
-        return float(sum(self._weights[item] for item in items if self.data.num_counted(item) > 0))
-
-    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        self._point = torch.zeros((), device=policy.device)
-        if self.options.loss == "kto":
-            self._point = find_reference_point(self, policy, items, ranks)
+    def find_other(self, item: int) -> int:
+        return self._others[item]
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
-        assert self._point is not None, "the loop prepares an update before its parts"
-        trees = [self.data.tree(item) for item in items]
-        scored = policy.score(trees)
-        weights_N = weigh_tokens(self.data, items, policy)
-        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches, weights_N)
-        known_N = self.reference_of(trees, policy)
-        known_S, _ = sum_by_sequence(known_N, scored.branch_N, scored.num_branches, weights_N)
+        assert self.point is not None, "the loop prepares an update before its parts"
+        part = self.score(policy, items)
+        sums_S, num_S = part.sums_S, part.num_S
+        known_S = part.sum_branches(self.reference_logps(part.trees, policy))
         is_good_S = torch.from_numpy(self._is_desirable[items]).to(policy.device)
         losses = kto_loss(
             sums_S,
             known_S,
             num_S,
             is_good_S,
-            self._point,
+            self.point,
             beta=self.options.beta,
             desirable_weight=self.options.desirable_weight,
             undesirable_weight=self.options.undesirable_weight,
-            weight_S=torch.from_numpy(self._weights[items]).to(policy.device),
+            weight_S=torch.from_numpy(self.data.weights[items]).to(policy.device),
         )
         total_S = losses.loss_S
         if self.options.sft_loss_weight:
@@ -154,43 +103,19 @@ class UnpairedChannel(Channel):
         full_S = losses.weight_S > 0
         rewards_S = losses.rewards_S
         # A run is on the right side of z₀ where its reward says the same as its label.
-        is_right_S = (rewards_S > self.options.beta * self._point) == is_good_S
-        sums: Sums = {"kto/z0": (float(self._point) * len(items), float(len(items)))}
+        is_right_S = (rewards_S > self.options.beta * self.point) == is_good_S
+        sums: Sums = {"kto/z0": (float(self.point) * len(items), float(len(items)))}
         for name, of_S in (("desirable", is_good_S & full_S), ("undesirable", ~is_good_S & full_S)):
             sums[f"kto/rewards_{name}"] = (float(rewards_S[of_S].sum()), float(of_S.sum()))
             sums[f"kto/logps_{name}"] = (float(sums_S.detach()[of_S].sum()), float(of_S.sum()))
         sums["kto/accuracies"] = (float((is_right_S & full_S).sum()), float(full_S.sum()))
-        sums["num_tokens"] = (float(sum(tree.num_tokens for tree in trees)), 0.0)
-        sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
-        return total_S.sum() / max(total, 1e-12), sums
-
-    @property
-    def num_items(self) -> int:
-        return len(self.data.ids)
+        return total_S.sum() / max(total, 1e-12), sums | part.counts
 
     def list_held(self, item: int) -> list[HeldTurns]:
-        return [HeldTurns.of(self.data.ids[item], "", self.data.sequences[item], self._unused.get(item))]
-
-    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
-
-    def item_weights(self, items: Array) -> Array:
-        return self._weights[items]
+        return self.data.list_held(item, self._unused.get(item))
 
     def signals(self, item: int) -> Signals:
         return {"label": bool(self._is_desirable[item])}
-
-    def mismatch(self, item: int) -> Tree:
-        """The prompt of a run with the completion of a run of another group, always the same one."""
-        mine, other = self.data.tree(item), self.data.tree(self.others[item])
-        return Tree(mine.prompt, other.branches[:1], other.masks[:1])
-
-    def mismatch_weights(self, items: Array, policy: Policy) -> Tensor | None:
-        return weigh_tokens(self.data, np.array([self.others[item] for item in items]), policy)
-
-    def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
-        assert self.reference is not None, "the loop computes the reference before the first update"
-        return torch.from_numpy(self.reference.of(trees)).to(policy.device)
 
 
 def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str]:

@@ -208,13 +208,6 @@ class Policy:
         return True, ""
 
 
-@torch.no_grad()
-def follow(slow: Policy, fast: Policy, rate: float) -> None:
-    """Move the weights of one policy towards another's: slow ← slow + rate · (fast − slow)."""
-    for mine, others in zip(slow.model.parameters(), fast.model.parameters(), strict=True):
-        mine.lerp_(others, rate)
-
-
 def _has_attention_dropout(model: Any) -> bool:
     """Whether attention leaves out some of what it sees while training."""
     rates = [getattr(module, name, 0.0) for module in model.modules() for name in ("attention_dropout", "attn_dropout")]
