@@ -223,7 +223,7 @@ class PrefixPainter:
         num_pieces = _count_same(pieces, self._pieces)
         # Tokens before the first piece that is new, with one to spare: a token may hold text of two pieces.
         if num_pieces < len(pieces):
-            same = min(same, int(encoded.reach.searchsorted(np.int32(pieces[num_pieces].start), side="right")))
+            same = min(same, int(encoded.ends.searchsorted(np.int32(pieces[num_pieces].start), side="right")))
         if num_pieces < len(self._pieces):
             end = np.int32(self._pieces[num_pieces].start)
             same = min(same, int(encoded.starts[:same].searchsorted(end, side="left")))
@@ -235,13 +235,12 @@ class PrefixPainter:
             larger.generated[:same] = self._coat.generated[:same]
             self._coat = larger
         coat = _Coat(self._coat.message[:size], self._coat.paint[:size], self._coat.generated[:size])
-        coat.message[same:], coat.paint[same:], coat.generated[same:] = -1, 0, Paint.GENERATED
         # Pieces that reach past the tokens that stay.
         edge = int(encoded.starts[same]) if same else 0
         first = bisect_left(pieces, edge, key=_start_of)
         while first and pieces[first - 1].end >= edge:
             first -= 1
-        _paint_pieces(coat, encoded, [p for p in pieces[first:] if p.end > p.start], chat, low_limit=same)
+        _paint_pieces(coat, encoded, pieces[first:], chat, low_limit=same)
         self._pieces = pieces
         return coat
 
@@ -260,19 +259,18 @@ def _count_same(left: list[Piece], right: list[Piece]) -> int:
 
 
 def _new_coat(size: int) -> _Coat:
-    return _Coat(np.full(size, -1, np.int32), np.zeros(size, np.int8), np.full(size, Paint.GENERATED, np.int8))
+    return _Coat(np.empty(size, np.int32), np.empty(size, np.int8), np.empty(size, np.int8))
 
 
 def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat, *, low_limit: int = 0) -> None:
-    # Tokens low..high overlap the characters of a piece. `reach` and `starts` never decrease, so both ends are found
-    # by bisection: the first token that reaches past the start, and the first one that starts at the end or later.
-    lows = encoded.reach.searchsorted(np.array([piece.start for piece in pieces], np.int32), side="right")
-    highs = encoded.starts.searchsorted(np.array([piece.end for piece in pieces], np.int32), side="left")
-    lows = np.maximum(lows, low_limit)
+    """Paint the tokens from `low_limit` on."""
+    coat.message[low_limit:], coat.paint[low_limit:], coat.generated[low_limit:] = -1, 0, Paint.GENERATED
+    pieces = [piece for piece in pieces if piece.end > piece.start]
     roles: dict[int, Paint] = {}
-    for (_, _, message, field), low, high in zip(pieces, lows.tolist(), highs.tolist(), strict=True):
+    for (_, _, message, field), low, high in zip(pieces, *_find_overlaps(encoded, pieces), strict=True):
         if message not in roles:
             roles[message] = _PAINT_OF_ROLE.get(str(chat[message].get("role")), Paint.TOOL)
+        low = max(low, low_limit)
         coat.message[low:high] = message  # a token with text of two pieces is the later one's
         coat.paint[low:high] = roles[message]
         coat.generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
@@ -289,7 +287,8 @@ def paint_tokens(
     """Mask, message and paint of every token, by where its text comes from; `coat` is what is painted already, `spans`
     are those of the regions where they are known."""
     if coat is None:
-        coat = PrefixPainter().paint(encoded, rendered.pieces, chat, 0)
+        coat = _new_coat(len(encoded.ids))
+        _paint_pieces(coat, encoded, rendered.pieces, chat)
         message_index, paint = coat.message, coat.paint
     else:
         message_index, paint = coat.message.copy(), coat.paint.copy()
@@ -309,15 +308,19 @@ def find_spans(encoded: Encoded, regions: list[Region]) -> Spans:
 
     A control token that began before the region and only swallowed white space of it is not one of them.
     """
-    # (R, 2) character offsets of the regions; bisection as in `paint_tokens`.
-    edges = np.array([(region.start, region.end) for region in regions], dtype=np.int32).reshape(-1, 2)
-    lows = encoded.reach.searchsorted(edges[:, 0], side="right")
-    highs = encoded.starts.searchsorted(edges[:, 1], side="left")
-    size = len(encoded.ids)
-    first = np.minimum(lows, max(size - 1, 0))  # a valid index also for a region after the last token
-    if size:
-        lows = lows + ((lows < highs) & (encoded.starts[first] < edges[:, 0]) & encoded.is_control[first])
-    return lows.tolist(), np.maximum(lows, highs).tolist()
+    lows, highs = _find_overlaps(encoded, regions)
+    for number, (region, low, high) in enumerate(zip(regions, lows, highs, strict=True)):
+        if low < high and encoded.starts[low] < region.start and encoded.is_control[encoded.ids[low]]:
+            lows[number] = low + 1
+    return lows, list(map(max, lows, highs))
+
+
+def _find_overlaps(encoded: Encoded, parts: Items[Region] | Items[Piece]) -> Spans:
+    """The tokens that overlap each part of the text, by bisection: the first that reaches past its start, and the first
+    that starts at its end or later."""
+    lows = encoded.ends.searchsorted(np.array([part.start for part in parts], np.int32), side="right")
+    highs = encoded.starts.searchsorted(np.array([part.end for part in parts], np.int32), side="left")
+    return lows.tolist(), highs.tolist()
 
 
 def _check_tokens(

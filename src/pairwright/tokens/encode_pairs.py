@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, mark_generated
 from pairwright.tokens.encode import (
@@ -37,9 +36,9 @@ from pairwright.tokens.spans.grammar import choose_mode
 from pairwright.tokens.spans.regions import Located, locate_groups
 from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_controls, index_tokens
 from pairwright.tokens.template.tracked_str import Chat
-from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, Offset, chat_tokenizer
 
-Encodings = dict[Part, tuple[Array, Array]]  # part -> its ids (N,) and their character offsets (N, 2)
+Encodings = dict[Part, Offset]
 _AT_ONCE = 64  # pairs that are rendered, then encoded, then masked together
 _REWRITES = "the template rewrites history within the completion: no one sequence is exact"
 Name = Literal["chosen", "rejected"]
@@ -318,8 +317,6 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
             np.concatenate([prompt_offsets, tail_offsets + start]),
             is_split=True,
         )
-        # A control token of the prompt may have swallowed white space after it; it stays the prompt's.
-        encoded.ends[:size] = np.minimum(encoded.ends[:size], start)
         mask, message_index, paint = paint_tokens(encoded, located.rendered, located.regions, side.chat)
         num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
         report = build_report(side.prepared, encoded, located, num_controls=num_controls)

@@ -36,6 +36,7 @@ from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_b
 
 # Character offsets of tokens, from the bytes that tokens spell: faster than asking the tokenizer for offsets.
 
+Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 _NEVER = b"\xff"  # in no text: a token that has it is never a match
 _MISSES = 16  # in a row
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -46,40 +47,59 @@ class TokenBytes(dict[int, bytes]):
 
     def __init__(self, backend: Tokenizer) -> None:
         is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        for number, token in backend.get_added_tokens_decoder().items():
-            self[number] = token.content.encode() if is_byte_level or token.special else _with_spaces(token.content)
+        added = backend.get_added_tokens_decoder()
+        self._sizes = np.zeros(max(backend.get_vocab_size(), *added, 0) + 1, np.int32)  # of the known tokens, in bytes
+        for number, token in added.items():
+            as_it_is = is_byte_level or token.special
+            self._keep(number, token.content.encode() if as_it_is else _with_spaces(token.content))
         self._backend = backend
         self._misses = 0
         self._spelt = _byte_level if is_byte_level else _with_spaces
 
     def __missing__(self, number: int) -> bytes:
         token = self._backend.id_to_token(number)
-        self[number] = _NEVER if token is None else self._spelt(token)
-        return self[number]
+        return self._keep(number, _NEVER if token is None else self._spelt(token))
+
+    def _keep(self, number: int, spelling: bytes) -> bytes:
+        self[number] = spelling = spelling or _NEVER
+        self._sizes[number] = len(spelling)
+        return spelling
 
     @property
     def pays(self) -> bool:
         """No, where one text after the other is not spelt byte by byte: this tokenizer changes every text."""
         return self._misses < _MISSES
 
-    def offsets(self, text: str, ids: list[int]) -> NDArray[np.int32] | None:
-        """Character offsets (N, 2), or None where the tokens do not spell the text byte by byte."""
+    def encode(self, text: str, numbers: list[int]) -> Offset | None:
+        """Ids and character offsets, or None where the tokens do not spell the text byte by byte."""
         data = text.encode()
-        parts = list(map(self.__getitem__, ids))
-        if b"".join(parts) != data:
+        if b"".join(map(self.__getitem__, numbers)) != data:
             self._misses += 1
             return None
         self._misses = 0
-        both = np.zeros((2, len(ids)), dtype=np.int32)  # by columns: starts and ends are read apart
+        ids = np.array(numbers, dtype=np.int32)
+        both = np.empty((2, len(ids)), dtype=np.int32)  # by columns: starts and ends are read apart
         starts, ends = both
         # Byte offsets: each token starts where the one before it ends.
-        np.cumsum(np.fromiter(map(len, parts), np.int32, count=len(ids)), out=ends)
-        starts[1:] = ends[:-1]
+        sizes = self._sizes[ids]
+        sizes.cumsum(out=ends)
+        np.subtract(ends, sizes, out=starts)
         if len(data) != len(text):  # not ASCII: bytes to characters, the end by the last byte of the token
             character = _character_of_byte(data)
             both[0] = character[starts]
-            both[1] = character[np.maximum(ends, 1) - 1] + 1
-        return both.T
+            both[1] = character[ends - 1] + 1
+        return ids, both.T
+
+
+def sort_offsets(pairs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """Offsets (N, 2) for bisection: neither starts nor ends decrease, and no token is empty.
+
+    Some tokenizers give several tokens the same characters, or step back.
+    """
+    # N pairs (start, end) without a list of lists in between.
+    flat = np.fromiter(itertools.chain.from_iterable(pairs), np.int32, count=2 * len(pairs)).reshape(-1, 2)
+    flat[:, 1] = np.maximum(flat[:, 1], flat[:, 0] + 1)
+    return np.maximum.accumulate(flat, axis=0) if len(flat) else flat
 
 
 def _character_of_byte(data: bytes) -> NDArray[np.int32]:
@@ -273,11 +293,11 @@ class ChatTokenizer:
             self._schemas[key] = [to_chat_tool(tool) for tool in tools]
         return self._schemas[key]
 
-    def encode(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Ids (N) and their character offsets (N, 2)."""
+    def encode(self, text: str) -> Offset:
+        """Ids (N) and their character offsets (N, 2), both of which never decrease."""
         return self.encode_many([text])[0]
 
-    def encode_many(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    def encode_many(self, texts: Sequence[str]) -> list[Offset]:
         """Several texts, each as `encode` gives it; on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
             self.backend = _without_truncation(self.backend)  # another user of the tokenizer switched them on
@@ -285,20 +305,15 @@ class ChatTokenizer:
             self._bytes = TokenBytes(self.backend)
         if not self._bytes.pays:
             return [self._with_offsets(text) for text in texts]
-        result = []
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        for text, encoding in zip(texts, encodings, strict=True):
-            numbers = encoding.ids
-            offsets = self._bytes.offsets(text, numbers)
-            result.append(self._with_offsets(text) if offsets is None else (np.array(numbers, dtype=np.int32), offsets))
-        return result
+        return [
+            self._bytes.encode(text, encoding.ids) or self._with_offsets(text)
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
-    def _with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _with_offsets(self, text: str) -> Offset:
         encoding = self.backend.encode(text, add_special_tokens=False)
-        ids = np.array(encoding.ids, dtype=np.int32)
-        # N pairs (start, end) without a list of lists in between.
-        flat = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, count=2 * len(ids))
-        return ids, flat.reshape(-1, 2)
+        return np.array(encoding.ids, dtype=np.int32), sort_offsets(encoding.offsets)
 
     def decode(self, ids: Any, *, skip_control: bool = False) -> str:
         """The text of ids, with control tokens or without."""

@@ -233,8 +233,7 @@ def _squeeze(text: str) -> str:
 def _calls(message: Json) -> list[Json]:
     """The functions that a message calls."""
     calls = message.get("tool_calls")
-    items = [*calls] if isinstance(calls, list) else []
-    items.append(message.get("function_call"))
+    items = (*(calls if isinstance(calls, list) else ()), message.get("function_call"))
     functions = [call.get("function", call) for call in items if isinstance(call, dict)]
     return [function for function in functions if isinstance(function, dict)]
 

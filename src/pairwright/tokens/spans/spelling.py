@@ -15,21 +15,19 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.spans.control_tokens import compile_tokens, control_pattern
 from pairwright.tokens.spans.regions import Region
 from pairwright.tokens.template.render import Rendered
-from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, Offset, sort_offsets
 
 Controls = Literal["keep", "escape", "refuse"]
 _AT_ONCE = 32_768  # characters that are encoded at once
 _BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
-Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
 
 class Encoded(NamedTuple):
-    """Ids with character offsets. `reach` is the running maximum of what `ends` covers, for searching."""
+    """Ids with character offsets, which never decrease. `is_control` says so for every id of the vocabulary."""
 
     ids: NDArray[np.int32]
     starts: NDArray[np.int32]
     ends: NDArray[np.int32]
-    reach: NDArray[np.int32]
     is_control: NDArray[np.bool_]
     is_split: bool
 
@@ -134,17 +132,17 @@ class PrefixEncoder:
             np.concatenate([offsets + np.int32(start) for (_, offsets), start in zip(encoded, starts, strict=False)]),
             is_split=False,
         )
-        bounds = np.searchsorted(tokens.reach, chars, side="right")
-        if not np.array_equal(tokens.reach[bounds[1:] - 1], chars[1:]):
+        bounds = np.searchsorted(tokens.ends, chars, side="right")
+        if not np.array_equal(tokens.ends[bounds[1:] - 1], chars[1:]):
             return  # a token reaches across a cut: every text is encoded as a whole
         self._chars, self._bounds = chars.tolist(), bounds.tolist()
-        # By rows ids, starts, ends and reach: of all segments, and of the last text, which later ones overwrite.
-        self._pool = np.stack(tokens[:4])
+        # By rows ids, starts and ends: of all segments, and of the last text, which later ones overwrite.
+        self._pool = np.stack(tokens[:3])
         self._plans = [
             _Plan(num_same, [n if n >= 0 else len(segments) + ~n for n in numbers]) for num_same, numbers in plans
         ]
         self._ends: list[tuple[int, int]] = []  # (characters, tokens) at which each segment of the last text ends
-        self._rows, self._is_control = np.zeros((4, 0), np.int32), np.zeros(0, dtype=bool)
+        self._rows = np.zeros((3, 0), np.int32)
 
     def encode(self) -> Encoded:
         """The next text as a whole. All arrays but `ids` are overwritten by the text after it."""
@@ -164,16 +162,18 @@ class PrefixEncoder:
             shifts.append(char - start)
             char, size = char + self._chars[number + 1] - start, size + beyond - first
             self._ends.append((char, size))
-        self._make_room(size, low)
+        if size > self._rows.shape[1]:
+            rows = np.empty((3, 2 * size), np.int32)
+            rows[:, :low] = self._rows[:, :low]
+            self._rows = rows
         if parts:
             tail = self._rows[:, low:size]
             np.concatenate(parts, axis=1, out=tail)
             tail[1:] += np.repeat(np.array(shifts, np.int32), sizes)
-            self._is_control[low:size] = self._tokenizer.is_control[tail[0]]
         self.num_same = min(low, self._same_as_last)
         self._same_as_last = size
-        ids, starts, ends, reach = self._rows[:, :size]
-        return Encoded(ids.copy(), starts, ends, reach, self._is_control[:size], is_split=False)
+        ids, starts, ends = self._rows[:, :size]
+        return Encoded(ids.copy(), starts, ends, self._tokenizer.is_control, is_split=False)
 
     def split(self, cuts: list[int]) -> Encoded:
         """The last text, with no token across these positions."""
@@ -195,15 +195,6 @@ class PrefixEncoder:
         """The next text is encoded by other means."""
         self.encode()
         self._same_as_last = self.num_same = 0
-
-    def _make_room(self, size: int, num_same: int) -> None:
-        """Room for the tokens of a text; the first `num_same` of them stay."""
-        if size <= len(self._is_control):
-            return
-        rows, is_control = np.empty((4, 2 * size), np.int32), np.empty(2 * size, dtype=bool)
-        rows[:, :num_same] = self._rows[:, :num_same]
-        is_control[:num_same] = self._is_control[:num_same]
-        self._rows, self._is_control = rows, is_control
 
 
 def _count_common(left: str, right: str) -> int:
@@ -252,19 +243,11 @@ def encode_text(
 def index_tokens(
     tokenizer: ChatTokenizer, ids: NDArray[np.int32], offsets: NDArray[np.int32], *, is_split: bool
 ) -> Encoded:
-    """Ids with their offsets, sorted for bisection."""
-    # Offsets (N, 2) by columns. Where a tokenizer gives several tokens the same characters, or steps back, the running
-    # maximum keeps both `starts` and `reach` sorted, so that they can be bisected.
-    starts, ends = np.ascontiguousarray(offsets[:, 0]), np.ascontiguousarray(offsets[:, 1])
-    reach = np.maximum.accumulate(np.maximum(ends, starts + 1)) if len(ids) else ends
-    if len(ids) > 1 and np.any(starts[1:] < starts[:-1]):
-        starts = np.maximum.accumulate(starts)
-    return Encoded(ids, starts, ends, reach, tokenizer.is_control[ids], is_split)
+    """Ids with their offsets (N, 2)."""
+    return Encoded(ids, offsets[:, 0], offsets[:, 1], tokenizer.is_control, is_split)
 
 
-def encode_continuation(
-    tokenizer: ChatTokenizer, text: str, after: str | None = None
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def encode_continuation(tokenizer: ChatTokenizer, text: str, after: str | None = None) -> Offset:
     """Encode text that continues other text: without the space that some tokenizers put before a first word. `after` is
     the control token before it, if there is one: some tokenizers treat what follows one specially."""
     if not _adds_prefix(tokenizer):
@@ -306,8 +289,9 @@ def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
 
 def _is_inside(encoded: Encoded, edge: int) -> bool:
     """Does a token that is no control token cover text on both sides of the edge?"""
-    number = int(encoded.reach.searchsorted(np.int32(edge), side="right"))
-    return number < len(encoded.ids) and bool(encoded.starts[number] < edge) and not bool(encoded.is_control[number])
+    number = int(encoded.ends.searchsorted(np.int32(edge), side="right"))
+    is_across = number < len(encoded.ids) and bool(encoded.starts[number] < edge)
+    return is_across and not encoded.is_control[encoded.ids[number]]
 
 
 def _encode_in_parts(
@@ -329,7 +313,7 @@ def _encode_in_parts(
     return np.concatenate(ids), np.concatenate(offsets)
 
 
-def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> Offset:
     """Encode with a tokenizer that knows no added tokens."""
     if "plain" not in tokenizer.learnt:
         described = json.loads(tokenizer.backend.to_str())
@@ -342,7 +326,7 @@ def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int
         encoding = tokenizer.learnt["plain"].encode(text, add_special_tokens=False)
         pairs = [(i, (o[0] + 1, o[1] + 1)) for i, o in zip(encoding.ids, encoding.offsets, strict=True)]
     ids = np.array([pair[0] for pair in pairs], dtype=np.int32)
-    return ids, np.array([pair[1] for pair in pairs], dtype=np.int32).reshape(-1, 2) - 1
+    return ids, sort_offsets([pair[1] for pair in pairs]) - 1
 
 
 def find_escaped_controls(

@@ -143,7 +143,14 @@ _FLOW = ("replace", "join", "split", "rsplit", "splitlines", "translate", "upper
 
 
 class _Generator(CodeGenerator):
-    """Writes `~` and slices as calls of the environment."""
+    """Writes `+`, `~` and slices as calls of the environment."""
+
+    def visit_Add(self, node: jinja2.nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.add(")
+        self.visit(node.left, frame)
+        self.write(", ")
+        self.visit(node.right, frame)
+        self.write(")")
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.join_values((")
@@ -217,7 +224,7 @@ def _check_name(name: object) -> None:
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
-    intercepted_binops = frozenset({"+", "*", "**", "%"})  # operators that go through `call_binop`
+    intercepted_binops = frozenset({"*", "**", "%"})  # operators that go through `call_binop`
 
     def __init__(self, *, clock: Clock, limits: Limits) -> None:
         self.limits = limits
@@ -310,17 +317,17 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return values[attribute] if attribute in values else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
+    def add(self, left: Any, right: Any) -> Any:
+        """The `+` operator."""
+        result = left + right
+        if isinstance(result, str | list | tuple):
+            self.limits.charge(len(result))
+            # The texts of an appended list are charged, too, not only their number.
+            if isinstance(right, list):
+                self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
+        return result
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            result = left + right
-            if type(result) is Owned or type(result) is str:
-                self.limits.charge(len(result))
-            elif isinstance(result, str | list | tuple):
-                self.limits.charge(len(result))
-                # The texts of an appended list are charged, too, not only their number.
-                if isinstance(right, list):
-                    self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
-            return result
         if operator == "*":
             self.limits.product(left, right)
             return left * right

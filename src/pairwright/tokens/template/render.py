@@ -74,7 +74,8 @@ class Template:
         self._last_prompt: tuple[Chat, list[Json] | None, str] | None = None
         try:
             self._compiled = self._environment.from_string(source)
-            self._compiled.globals = dict(self._compiled.globals)  # a chain of mappings is copied slowly
+            # What every render gets; a dict, since a chain of mappings is copied slowly.
+            self._names = {**self._compiled.globals, "documents": None, **self.variables}
         except jinja2.exceptions.TemplateError as error:
             raise TemplateError(f"the chat template does not compile: {error}") from None
         except (RecursionError, MemoryError, SyntaxError, OverflowError) as error:
@@ -106,15 +107,10 @@ class Template:
         if tools is not self._tools[0]:  # one list of tools serves a whole file: its JSON is written once
             self._tools = (tools, None if tools is None else cache_json(tools))
         try:
-            return self._compiled.render(
-                {
-                    "documents": None,
-                    **self.variables,
-                    "messages": chat,
-                    "tools": self._tools[1],
-                    "add_generation_prompt": prompt,
-                }
-            )
+            names = {**self._names, "messages": chat, "tools": self._tools[1], "add_generation_prompt": prompt}
+            # As Jinja's own `render`, without rewriting the traceback of an error.
+            context = self._compiled.new_context(names, shared=True)
+            return self._environment.concat(self._compiled.root_render_func(context))
         except TemplateError:
             raise
         except jinja2.exceptions.TemplateError as error:
