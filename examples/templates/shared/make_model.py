@@ -5,6 +5,9 @@
 
 The small one has seen the form of every answer and no aim: labels and tools at random. It is there to try the whole
 flow in minutes. Replace it by a real model when the flow works: `model:` in config.yaml takes any folder or Hub id.
+
+Your own tools are read from agent.py (`TOOLS`, `run_tool`), the arguments of a call from the columns of a task
+that have the names of the tool's parameters.
 """
 
 import argparse
@@ -25,8 +28,6 @@ TEMPLATE = (
 # steps, batch size, learning rate, conversations; calls of tools take longer to learn than labels
 FOR_LABELS, FOR_CALLS = (150, 32, 4e-3, 2000), (450, 64, 3e-3, 3600)
 LABELS = ("billing", "shipping", "technical")
-TOOLS = ("get_weather", "get_time")
-RESULTS = ("18 degrees", "7 degrees", "25 degrees", "09:05", "14:30", "21:45")
 
 
 def read_tasks(folder: Path) -> list[dict[str, Any]]:
@@ -35,9 +36,19 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def conversations(tasks: list[dict[str, Any]], number: int, *, seed: int) -> list[list[dict[str, Any]]]:
+def read_tools(tasks: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The tools of agent.py, and all results that they give for these tasks."""
+    from agent import TOOLS, run_tool
+
+    return TOOLS, sorted({run_tool(tool["function"]["name"], task) for tool in TOOLS for task in tasks})
+
+
+def conversations(
+    tasks: list[dict[str, Any]], tools: list[dict[str, Any]], results: list[str], number: int, *, seed: int
+) -> list[list[dict[str, Any]]]:
     """Conversations in the right form with answers at random."""
     draw = random.Random(seed)
+    functions = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
     chats: list[list[dict[str, Any]]] = []
     for _ in range(number):
         task = draw.choice(tasks)
@@ -46,10 +57,12 @@ def conversations(tasks: list[dict[str, Any]], number: int, *, seed: int) -> lis
             chats.append([ask, {"role": "assistant", "content": draw.choice(LABELS)}])
             continue
         ask = {"role": "user", "content": task["request"]}
-        function = {"name": draw.choice(TOOLS), "arguments": {"city": task["city"]}}
+        name = draw.choice(list(functions))
+        function = {"name": name, "arguments": {key: task[key] for key in functions[name]}}
         call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        result = draw.choice(RESULTS)
-        answer = {"role": "assistant", "content": f"{task['city']}: {result}."}
+        result = draw.choice(results)
+        subject = " ".join(str(value) for value in function["arguments"].values())
+        answer = {"role": "assistant", "content": f"{subject}: {result}."}
         # the first answer, or the one after the tool's result
         chats.append([ask, call] if draw.random() < 0.6 else [ask, call, {"role": "tool", "content": result}, answer])
     return chats
@@ -78,19 +91,19 @@ def make_small_model(folder: Path, tasks: list[dict[str, Any]], *, seed: int) ->
 
     torch.set_num_threads(1)  # for a model of this size a second thread costs more than it brings
     torch.manual_seed(seed)
-    num_steps, batch_size, learning_rate, number = FOR_CALLS if "request" in tasks[0] else FOR_LABELS
-    chats = conversations(tasks, number, seed=seed)
+    tools, results = read_tools(tasks) if "request" in tasks[0] else ([], [])
+    num_steps, batch_size, learning_rate, number = FOR_CALLS if tools else FOR_LABELS
+    chats = conversations(tasks, tools, results, number, seed=seed)
     plain = [" ".join(str(message["content"]) for message in chat) for chat in chats]
-    tokenizer = make_tokenizer(
-        plain + [f'<tool_call>{{"name": "{tool}", "arguments": {{"city": "' for tool in TOOLS * 20]
-    )
+    functions = [call["function"] for chat in chats for message in chat for call in message.get("tool_calls", ())]
+    calls = [f'<tool_call>{{"name": "{function["name"]}", "arguments": {{"' for function in functions[:40]]
+    tokenizer = make_tokenizer(plain + calls)
     special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=96, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
         max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.1, **special,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    tools = [{"type": "function", "function": {"name": name}} for name in TOOLS]
     rows = [encode(tokenizer, chat, tools if len(chat) > 2 or "tool_calls" in chat[-1] else None) for chat in chats]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     draw = random.Random(seed)
