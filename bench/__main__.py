@@ -18,6 +18,11 @@ def main() -> None:
     if sys.argv[1:2] == ["templates"]:
         templates.main()
         return
+    if sys.argv[1:2] == ["faults"]:
+        from bench import faults
+
+        faults.main()
+        return
     if sys.argv[1:2] == ["law"]:
         from bench import law  # needs transformers
 
