@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pairwright.tokens.stage.stage import Encoded, encode
     from pairwright.training.training import train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "collection.collecting": ["collect"],

@@ -63,20 +63,20 @@ def test_head_shows_conversations_and_whole_records(folder):
 
 def test_export_writes_each_target_and_does_not_overwrite(folder, tmp_path):
     for name in ("a.jsonl", "a.parquet", "a.pwxp"):
-        assert run("experience", "export", folder, "-o", tmp_path / name).returncode == 0
+        assert run("export", folder, "-o", tmp_path / name).returncode == 0
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 3
     data = (tmp_path / "a.pwxp").read_bytes()
     assert payload_size(memoryview(data)) == len(data)
     assert loads_many(data) == list(Table(folder).records())
-    refused = run("experience", "export", folder, "-o", tmp_path / "a.jsonl")
+    refused = run("export", folder, "-o", tmp_path / "a.jsonl")
     assert (refused.returncode, "--overwrite" in refused.stderr) == (1, True)
-    assert run("experience", "export", folder, "-o", tmp_path / "a.jsonl", "--overwrite").returncode == 0
-    assert run("experience", "export", folder, "-o", tmp_path / "a.xyz").returncode == 3
+    assert run("export", folder, "-o", tmp_path / "a.jsonl", "--overwrite").returncode == 0
+    assert run("export", folder, "-o", tmp_path / "a.xyz").returncode == 3
 
 
 def test_an_exported_hf_dataset_opens(folder, tmp_path):
     datasets = pytest.importorskip("datasets")
-    assert run("experience", "export", folder, "-o", tmp_path / "hf").returncode == 0
+    assert run("export", folder, "-o", tmp_path / "hf").returncode == 0
     assert datasets.load_from_disk(str(tmp_path / "hf")).num_rows == 3
 
 
@@ -125,14 +125,14 @@ def test_filter_writes_a_table_and_says_how_many_were_left_out(folder, tmp_path)
 
 
 def test_an_export_of_no_experience_is_exit_code_1(folder, tmp_path):
-    done = run("experience", "export", folder, "--where", "reward > 5", "-o", tmp_path / "a.jsonl")
+    done = run("export", folder, "--where", "reward > 5", "-o", tmp_path / "a.jsonl")
     assert (done.returncode, "no experience for which" in done.stderr) == (1, True)
     assert not (tmp_path / "a.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.pwxp"])
 def test_what_was_exported_is_imported_to_the_same_records(folder, tmp_path, name):
-    assert run("experience", "export", folder, "-o", tmp_path / name).returncode == 0
+    assert run("export", folder, "-o", tmp_path / name).returncode == 0
     assert run("import", tmp_path / name, "-o", tmp_path / "back").returncode == 0
     assert list(Table(tmp_path / "back").records()) == list(Table(folder).records())
 

@@ -104,7 +104,7 @@ def test_help_shows_the_usual_options_and_help_all_every_one(run, name):
 @pytest.mark.parametrize(
     ("words", "values"),
     [
-        (("export", "pairs", "--to", ""), [*EXPORTERS, "tokens"]),
+        (("export", "pairs", "--to", ""), [*EXPORTERS, "jsonl", "bytes", "tokens"]),
         (("export", "--to", "trl"), ["trl", "trl-implicit", "trl-unpaired"]),
         (("export", "--split", "v"), ["validation"]),
         (("import", "--format", ""), ["auto", *READERS]),
@@ -116,7 +116,7 @@ def test_help_shows_the_usual_options_and_help_all_every_one(run, name):
         (("train", "--loss", "apo"), ["apo_zero", "apo_down"]),
         (("train", "--report-to", "wandb,m"), ["wandb,mlflow"]),
         (("jobs", "submit", "--backend", "nemo"), ["nemo-customizer", "nemo-platform", "nemo-rl"]),
-        (("experience", "export", "--to", "p"), ["parquet"]),
+        (("export", "--to", "p"), ["parquet"]),
         (("serve", "model", "--dtype", "b"), ["bfloat16"]),
         (("evaluate", "--missing", ""), ["refuse", "leave_out"]),
         (("run", "c.yaml", "--set", "train.dpo.l"), ["train.dpo.loss=", "train.dpo.loss_type=", "train.dpo.label_smoothing="]),

@@ -223,11 +223,11 @@ def test_a_map_that_leads_nowhere_names_the_keys_and_imports_nothing(tmp_path):
 def test_explain_writes_nothing_and_prints_json(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text(own_rows())
-    done = run("import", "--explain", path, "--json", "-o", tmp_path / "e")
+    done = run("explain", path, "--json")
     assert done.returncode == 0, done.stderr
     (explanation,) = json.loads(done.stdout)
     assert explanation["command"].endswith("--map prompt=request.text,completion=result.text -o DIR")
-    assert not (tmp_path / "e").exists()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_fields_that_are_too_large_to_keep_are_named_in_the_summary(tmp_path):

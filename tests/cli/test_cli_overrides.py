@@ -48,7 +48,7 @@ def commands_of(command, name="pairwright"):
 
 
 TAKES_CONFIG = [
-    "import", "collect", "teach", "pairs build", "tokens build", "tokens show", "train", "evaluate compare",
+    "import", "collect", "teach", "explain", "pairs build", "tokens build", "tokens show", "train", "evaluate compare",
     "evaluate run", "jobs submit", "jobs show", "jobs attach", "jobs logs", "jobs cancel", "jobs deploy", "run", "demo",
     "doctor", "config validate", "config show", "score", "compare", "model export",
 ]  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_key_without_its_section_is_refused_with_the_absolute_key_on_every_com
     required = {
         "run": ["config.yaml"], "collect": ["config.yaml"], "teach": ["x", "-o", "y"],
         "evaluate compare": ["a", "b"], "evaluate run": ["config.yaml", "--before", "a", "--after", "b"],
-        "compare": ["config.yaml", "--recipes", "r"], "model export": ["m", "--to", "merged", "-o", "x"],
+        "explain": ["x"], "compare": ["config.yaml", "--recipes", "r"], "model export": ["m", "--to", "merged", "-o", "x"],
         "jobs submit": ["-o", "x", "--model", "m"], "tokens show": ["x", "--tokenizer", "t"],
     }  # fmt: skip
     words = required.get(name, ["x"] if name.startswith("jobs") else [])
@@ -151,28 +151,6 @@ def test_a_path_with_an_equals_sign_stays_a_path(run, table, tmp_path):
 def test_overrides_that_nothing_would_read_are_refused(run):
     code, _, err = run("tokens", "show", "x", "--tokenizer", "t", "train.sdpo.beta=1")
     assert (code, "only --hints reads keys" in err) == (3, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "new"),
-    [
-        (("run", "c.yaml", "-o", "train.epochs", "2"), "write train.epochs=2"),
-        (("run", "-o", "seed", "3", "c.yaml"), "write seed=3"),
-        (("run", "c.yaml", "-o", "seed", "3", "-o", "name", "a b"), "write seed=3 'name=a b'"),
-        (("run", "c.yaml", "--override", "seed", "3"), "write seed=3"),
-        (("run", "c.yaml", "-o", "sede", "3"), "write sede=3"),
-        (("demo", "tools", "-o", "seed", "3"), "write seed=3"),
-        (("config", "show", "-o", "seed", "3"), "write seed=3"),
-        (("config", "validate", "c.yaml", "-o", "seed"), "write seed=VALUE"),
-        (("collect", "c.yaml", "-o", "collect.num_runs", "3"), "write collect.num_runs=3"),
-        (("import", "traces", "-o", "sources.format", "nat"), "write sources.format=nat"),
-    ],
-)
-def test_the_old_form_of_an_override_is_answered_with_the_new_one(run, tmp_path, words, new):
-    code, out, err = run(*words)
-    assert (code, out, len(err.splitlines())) == (3, "", 1)
-    assert new in err
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_may_be_called_like_a_section(run, table, tmp_path):

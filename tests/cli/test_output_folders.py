@@ -60,8 +60,8 @@ def files_of(folder):
         ("train --pairs pairs --model MODEL -o pairs", "holds a pairs table, which training would break"),
         ("train --pairs pairs --model MODEL -o experience", "holds an experience table, which training would break"),
         ("export pairs --to hf -o experience --overwrite", "holds an experience table, which export would break"),
-        ("experience export experience --to hf -o pairs --overwrite", "holds a pairs table, which export would break"),
-        ("experience export experience --to hf -o experience --overwrite", "holds an experience table"),
+        ("export experience --to hf -o pairs --overwrite", "holds a pairs table, which export would break"),
+        ("export experience --to hf -o experience --overwrite", "holds an experience table"),
         (
             "experience filter experience --where run>0 -o pairs",
             "holds a pairs table, which filtered table would break",
@@ -98,7 +98,7 @@ def held(kind, path):
         ("tokens pairs --tokenizer MODEL -o tokens", "folder", "tokens"),
         ("experience filter experience --where run>0 -o good", "folder", "good"),
         ("export pairs --to trl -o lines.jsonl", "file", "lines.jsonl"),
-        ("experience export experience -o rows.parquet", "file", "rows.parquet"),
+        ("export experience -o rows.parquet", "file", "rows.parquet"),
     ],
 )
 def test_a_command_is_refused_while_another_process_writes_there(tables, model, words, kind, path):

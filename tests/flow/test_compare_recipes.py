@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from flow.test_flow import written
 from pairwright import Table
 from pairwright.cli.main import app
+from pairwright.config import load_config
 from pairwright.errors import ConfigError
 from pairwright.evaluation.paired_statistics import seed_interval
 from pairwright.flow.recipes import read_recipes, recipe_config
@@ -147,4 +148,14 @@ def test_every_recipe_of_an_example_loads_with_the_same_budget(path):
     for recipe in recipes.recipes.values():
         config = recipe_config(path.parent / "config.yaml", recipes, recipe, [])
         num_sequences = config.train.batch_size * (2 if config.train.channels.dpo else 1)
-        assert (config.train.max_steps, num_sequences) == (recipes.budget.updates, recipes.budget.sequences)
+        if recipes.budget is not None:
+            assert (config.train.max_steps, num_sequences) == (recipes.budget.updates, recipes.budget.sequences)
+
+
+def test_without_a_budget_a_recipe_trains_as_its_template_does():
+    path = EXAMPLES / "stockroom" / "recipes-templates.yaml"
+    recipes = read_recipes(path)
+    for name, template in (("tools", "tools"), ("tools", "openai-sdk"), ("chat", "chat")):
+        config = recipe_config(path.parent / "bare.yaml", recipes, recipes.recipes[name], [("train.threads", "null")])
+        own = load_config(EXAMPLES / "templates" / template / "config.yaml")
+        assert (config.pairs, config.train) == (own.pairs, own.train)

@@ -6,12 +6,13 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from flow.test_flow import run, written
+from flow.test_flow import imported, run, scored, written
 from pairwright.cli.main import app
 from pairwright.config import load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed
 from pairwright.flow.dry_run import plan_rows
+from pairwright.store.table import Table
 from training.made_runs import make_model
 
 STAGES = ("collect", "pairs", "tokens", "train", "evaluate")
@@ -141,3 +142,25 @@ def test_what_is_missing_before_the_first_stage_is_an_error_of_the_plan_too(tmp_
     config = written(tmp_path, tmp_path / "none")
     with pytest.raises(ConfigError, match="is not the folder of a model"):
         plan_rows(Flow(load_config(config, environment={}), tmp_path / "run", base=tmp_path))
+
+
+def test_another_score_of_the_runs_does_training_again(model, tmp_path):
+    rows = "".join(scored(task, text, reward) for task in range(4) for text, reward in (("a", 1), ("bb", 0)))
+    config = imported(
+        tmp_path,
+        model,
+        rows,
+        train__channels={"dpo": 0.0, "kto": 1.0},
+        train__score="length",
+        train__kto={"sft_loss_weight": 1.0},
+    )
+    scores = tmp_path / "run/round-1/experience/scores/length.jsonl"
+    with pytest.raises(PairwrightError, match="length"):
+        run(config, tmp_path / "run")  # imports, builds pairs, and has no score to train by
+    table = Table(tmp_path / "run/round-1/experience")
+    table.score(lambda one: len(one.completion[-1].text), name="length")
+    run(config, tmp_path / "run")
+    assert states_of(config, tmp_path / "run") == ["done"] * 4
+    scores.unlink()
+    table.score(lambda one: -len(one.completion[-1].text), name="length")
+    assert states_of(config, tmp_path / "run") == ["done", "done", "done", "again"]

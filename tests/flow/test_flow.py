@@ -124,7 +124,7 @@ def test_what_a_local_model_sampled_is_what_is_trained(model, tmp_path):
     assert final["job_metadata"]["status"] == "completed"
     rows = [exp for exp in Table(tmp_path / "run/round-1/experience").records() if exp.truncate_status]
     assert rows, "some answers were cut by max_tokens: they have no stop token"
-    result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path / "run"), "--json"])
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), "--json"])
     assert result.exit_code == 0, result.output
     assert "dpo" in result.output
 

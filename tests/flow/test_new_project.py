@@ -47,7 +47,8 @@ def test_a_project_has_everything_its_readme_and_configuration_name(template, ti
     questions = [task.get("text") or task["request"] for task in (*tasks, *held_out)]
     assert len(set(questions)) == len(questions), "a held-out question is not trained on"
     commands = read_commands((project / "README.md").read_text())
-    assert len(commands) == 3
+    assert len(commands) == 4
+    assert "pairwright run config.yaml --limit 10" in commands
     assert commands[0] == "python make_model.py"
     assert "pairwright run config.yaml" in commands
     (project / "models").mkdir()

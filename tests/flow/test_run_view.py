@@ -11,6 +11,7 @@ from pairwright.evaluation.held_out_runs import holdout_config
 from pairwright.flow import Flow
 from pairwright.flow.example import EXAMPLES, prepare
 from pairwright.flow.stages import View
+from pairwright.generate.batcher import Load
 from pairwright.records.messages import Message
 
 
@@ -36,7 +37,7 @@ def test_the_number_of_stages_is_that_of_the_plan(tmp_path):
 
 class Same:
     name = "same"
-    tokens_in_flight = 7
+    in_work = Load(queued=1)
 
     async def complete(self, ask):
         return [Completion(message=Message("assistant", str(number)), num_tokens=1) for number in range(ask.n)]
@@ -64,6 +65,7 @@ def test_equal_rewards_are_said_once_with_what_to_try(tmp_path, capsys):
     assert len(lines) == 1
     assert "of 48 candidates none has a reward above 0" in lines[0]
     assert "Lower policy.temperature" in lines[0]
+    assert "temperature" not in collect_with(lambda answer: 0, tmp_path / "cool", temperature=0.5).why_no_signal()
     assert "harder tasks" in collect_with(lambda answer: 1, tmp_path / "all").why_no_signal()
     assert collect_with(lambda answer: int(answer.text), tmp_path / "some").why_no_signal() is None
     # an exam, where nothing is compared with another run of the same model
@@ -71,12 +73,31 @@ def test_equal_rewards_are_said_once_with_what_to_try(tmp_path, capsys):
     assert Status(num_runs=50, num_scored=39, reward_min=0, reward_max=0, is_compared=True).why_no_signal() is None
 
 
-def test_tokens_in_flight_count_from_the_first_second():
-    status = Status(num_tokens=0, tokens_in_flight=300, num_asked=2)
+def test_requests_are_shown_by_state_with_the_tokens_of_those_in_work():
+    load = Load(queued=4, prefill=2, decoding=1, num_prompt_tokens=50, num_tokens=300)
+    status = Status(num_prompt_tokens=1000, load=load)
     status.started -= 3
-    rows = dict(figures(status))
-    assert rows["tokens"] == "0 done, 300 in flight, 2 requests"
+    rows = figures(status)
+    assert rows["requests"] == "4 queued, 2 prefill, 1 decoding"
+    assert rows["tokens"] == "1,050 of prompts read, 300 written"
     assert 90 <= int(rows["tokens/s"]) <= 100
+    assert figures(Status(num_asked=2))["requests"] == "2 waiting"
+
+
+def test_the_time_left_counts_the_tokens_of_prompts_and_of_answers_in_work():
+    # one run of four ended with 1,000 tokens; the others have 2,000 of their 3,000 already
+    load = Load(decoding=3, num_prompt_tokens=1500, num_tokens=500)
+    status = Status(num_runs=4, num_done=1, num_prompt_tokens=800, num_tokens=200, num_ended_tokens=1000, load=load)
+    status.started -= 30
+    assert 9.9 < status.seconds_left < 10.1
+    assert Status(num_runs=4, load=load).seconds_left is None
+
+
+def test_what_is_loaded_is_said_at_once(capsys):
+    with CollectView() as view:
+        view.show(Status(phase="loading models/base"))
+        view.show(Status(phase="loading models/base"))
+    assert capsys.readouterr().err == "loading models/base\n"
 
 
 def test_answers_have_a_limit_and_the_exam_its_own():

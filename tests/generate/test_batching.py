@@ -93,8 +93,8 @@ def test_tokens_in_flight_are_those_of_requests_that_are_not_complete(engine):
         async with Batcher(engine) as batcher:
             counts = []
             request = asked(1, max_tokens=40, temperature=0)
-            result = await batcher.submit(request, lambda _: counts.append(batcher.tokens_in_flight))
-            return counts, batcher.tokens_in_flight, len(result.choices[0].tokens)
+            result = await batcher.submit(request, lambda _: counts.append(batcher.load.num_tokens))
+            return counts, batcher.load.num_tokens, len(result.choices[0].tokens)
 
     counts, after, total = asyncio.run(main())
     assert counts == sorted(counts)

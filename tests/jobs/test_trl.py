@@ -60,7 +60,6 @@ def test_trls_own_arguments_take_what_was_asked_for(tmp_path, model):
     ("train", "section", "words"),
     [
         ({"dpo": {"loss": "kto"}}, {}, "train.dpo.loss kto"),
-        ({"dpo": {"reference_sync": 3}}, {}, "reference_sync"),
         ({"channels": {"dpo": 1, "sft": 0.5}}, {}, "train.channels"),
         ({"finetuning_type": "lora_merged"}, {}, "lora_merged"),
         ({"reference": "none"}, {}, "train.reference"),

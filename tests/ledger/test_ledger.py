@@ -101,7 +101,7 @@ def test_hinted_turns_are_trained_as_they_were_sampled(models, tmp_path):
 def test_a_ledger_that_does_not_add_up_is_exit_code_2(models, tmp_path):
     runs = [run_of(0, number, [word], reward=float(number), is_recorded=True) for number, word in enumerate(WORDS[:2])]
     folder = train_on(tmp_path, models["chatml"], runs, max_steps=2)
-    result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path)])
+    result = CliRunner().invoke(app, ["explain", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "trained" in result.output
     rows = pl.read_parquet(folder / "trained.parquet")
@@ -109,7 +109,7 @@ def test_a_ledger_that_does_not_add_up_is_exit_code_2(models, tmp_path):
     assert "recorded turns were trained as other ids" in build_ledger("run", folder).problems[0]
     rows.with_columns(times=pl.col("times") + 1).write_parquet(folder / "trained.parquet")
     assert "the losses saw" in build_ledger("run", folder).problems[0]
-    result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path)])
+    result = CliRunner().invoke(app, ["explain", str(tmp_path)])
     assert isinstance(result.exception, PairwrightError)
     assert result.exception.exit_code == 2
 
@@ -122,7 +122,7 @@ def test_added_tokens_of_trained_sequences_are_counted(tmp_path):
     (account,) = build_ledger("run", folder).accounts
     # Both sides of the only pair; the third run is not trained.
     assert (account.added_tokens, account.num_with_added) == (2, 2)
-    result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path)])
+    result = CliRunner().invoke(app, ["explain", str(tmp_path)])
     assert "2 added tokens in 2 trained sequences" in " ".join(result.output.split())
 
 

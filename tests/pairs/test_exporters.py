@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from pairwright import ConfigError, Experience, Message, PairwrightError
-from pairwright.cli.commands.pairs import export_pairs
+from pairwright.cli.commands.export_table import export_table
 from pairwright.export import EXPORTERS
 from pairwright.export import trl_export as trl
 from pairwright.export.exporter import Check, ExportOptions, Part, json_line, jsonl_exporter
@@ -542,7 +542,7 @@ class Template:
 
 def command(*words):
     app = typer.Typer()
-    app.command("export")(export_pairs)
+    app.command("export")(export_table)
     return CliRunner().invoke(app, list(map(str, words)))
 
 

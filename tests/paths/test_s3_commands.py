@@ -44,7 +44,7 @@ def test_the_quickstart_on_s3_is_that_of_a_local_folder(run, bucket, tmp_path, m
             ("import", bucket.url("traces/*.jsonl"), "-o", f"{root}/experience"),
             ("experience", "stats", f"{root}/experience"),
             ("experience", "head", f"{root}/experience", "-n", 2),
-            ("experience", "export", f"{root}/experience", "-o", f"{root}/all.jsonl"),
+            ("export", f"{root}/experience", "-o", f"{root}/all.jsonl"),
             ("pairs", f"{root}/experience", "-o", f"{root}/pairs", "--length-balance", 0.5),
             ("pairs", "stats", f"{root}/pairs"),
             ("export", f"{root}/pairs", "--to", "trl", "-o", f"{root}/trl.jsonl"),

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -81,6 +82,23 @@ def test_criteria_are_scored_each_and_their_mean_is_the_overall_score(table, tmp
         assert "- kind: Is it kind?" in server.prompts[0]
     assert table.with_score("rubric.kind")[0].reward == 1.0
     assert table.with_score("rubric")[0].reward == 0.5
+
+
+def test_one_word_is_a_score_and_anything_else_a_failure(table, tmp_path):
+    words = ["no", "Partly.", " YES\n", "yes, because"]
+    with JudgeServer(lambda prompt, number: words[len(shown(prompt)) - 1]) as server:
+        summary = table.score(write_rubric(tmp_path, server.url, answers=["no", "partly", "yes"]))
+        assert server.prompts[0].endswith("Is it long?\nAnswer with one word: no, partly or yes.")
+    assert (summary.scored, sum(summary.failures.values())) == (9, 3)
+    assert [run.reward for run in table.with_score("rubric")] == [0.0, 0.5, 1.0, None] * 3
+    for keys, words in (
+        ({"answers": ["yes"]}, "two or more different words"),
+        ({"answers": ["yes", "Yes "]}, "two or more different words"),
+        ({"answers": ["no", "yes"], "criteria": {"kind": "Is it?"}}, "the rubric alone"),
+        ({"answers": ["no", "yes"], "mode": "pairwise"}, "the rubric alone"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            table.score(write_rubric(tmp_path, "http://127.0.0.1:9/v1", **keys))
 
 
 def test_runs_of_a_task_are_ranked_together(table, tmp_path):
@@ -285,7 +303,8 @@ def test_200_requests_in_flight(tmp_path):
 def test_kill_loses_at_most_what_was_in_flight(tmp_path):
     with pw.Table(tmp_path / "experience") as table:
         table.append([a_run(f"t{task}", 0, "x" * (task + 1)) for task in range(40)])
-    with JudgeServer(lambda prompt, number: '{"score": 1}' if number <= 20 else time.sleep(60)) as server:
+    is_over = threading.Event()
+    with JudgeServer(lambda prompt, number: '{"score": 1}' if number <= 20 else is_over.wait()) as server:
         rubric = write_rubric(tmp_path, server.url)
         code = f"import pairwright as pw; pw.Table({str(table.path)!r}).score({rubric!r}, max_concurrency=4)"
         process = subprocess.Popen([sys.executable, "-c", code])
@@ -295,7 +314,7 @@ def test_kill_loses_at_most_what_was_in_flight(tmp_path):
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        server._loop.call_soon_threadsafe(server._loop.stop)
+        is_over.set()
     with JudgeServer(lambda prompt, number: '{"score": 1}') as server:
         summary = pw.Table(table.path).score(write_rubric(tmp_path, server.url))
         assert (summary.kept, summary.scored, len(server.prompts)) == (20, 20, 20)

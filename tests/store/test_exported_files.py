@@ -1,4 +1,4 @@
-"""What `experience export` writes is read back to the same records: JSON Lines, Parquet and bytes."""
+"""What `pairwright export` of an experience table writes is read back to the same records: JSON Lines, Parquet and bytes."""
 
 import json
 import math

@@ -15,6 +15,9 @@ from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURES = Path(__file__).parents[1] / "sources" / "fixtures"
 DIGESTS = {
+    "gemini_stream.jsonl": "1+0 7f7d579de09473b7",
+    "deepeval_trace.json": "1+0 938cf6cb5fcd10fc",
+    "run_state.json": "1+0 4fc535697d59f42b",
     "xlam.jsonl": "1+0 6a298871c1c1631b",
     "deepeval.json": "2+1 600a70677e23561d",
     "prm800k.jsonl": "3+0 478f7ab74622708e",

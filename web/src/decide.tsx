@@ -1,7 +1,7 @@
 // Decide: votes on pairs and ratings of runs by keys, several people by name; exclusions of records.
 import { useEffect, useState } from "preact/hooks";
 import { copy, decide, useAnswer } from "./api";
-import { Answer, number, Sources, State } from "./parts";
+import { Answer, number, Sources, State, heading } from "./parts";
 import { change, Route, useKeys } from "./route";
 import { Message, Tools, Transcript } from "./transcript";
 import { Record_, RecordView } from "./experiences";
@@ -83,7 +83,7 @@ function Vote(props: Doing) {
     <section class="detail" aria-label="Pair to vote on">
       {error && <p class="bad-text" role="alert">{error}</p>}
       <Answer asked={next}>{(value) => value.pair ? <div class={"stack" + (next.busy || busy ? " stale" : "")}>
-        <header class="detail-head"><h2 class="cut" title={value.pair.task}>{value.pair.task}</h2></header>
+        <header class="detail-head"><h2 class="cut" title={value.pair.task}>{heading(value.pair.task, value.pair.prompt)}</h2></header>
         <Tools tools={value.pair.tools} />
         <Transcript messages={value.pair.prompt} fold label="the prompt" />
         <Sides sides={[value.pair.a, value.pair.b]} same={value.pair.same} names={["side-a", "side-b"]}

@@ -1,6 +1,6 @@
 // Evaluation: every task before and after, regressions first, with what both models did side by side.
 import { copy, useAnswer } from "./api";
-import { Answer, Column, CopyLink, number, Pager, Sources, State, Table } from "./parts";
+import { Answer, Column, CopyLink, heading, number, Pager, Sources, State, Table, TaskName } from "./parts";
 import { change, Route, useKeys } from "./route";
 import { Gate, Metric, Metrics, Outcome } from "./runs";
 import { Record_, Reward } from "./experiences";
@@ -12,9 +12,10 @@ type Row = { task: string; runs: number; before: number; after: number; differen
 type Rows = { matches: number; offset: number; rows: Row[]; metric: string; metrics: Metric[]; gate: { passed: boolean; reason: string } | null; before: string; after: string; transcripts: boolean };
 type Task = { task: string; before: Record_[] | null; after: Record_[] | null };
 
+const OUTCOMES: Record<string, string> = { win: "won", draw: "drawn", loss: "lost" };
 const COLUMNS: Column<Row>[] = [
-  { name: "task", keep: true, label: "task", wide: true, cell: (row) => row.task },
-  { name: "outcome", keep: true, label: "outcome", cell: (row) => <span class={"chip " + (row.outcome === "loss" ? "bad" : row.outcome === "win" ? "good" : "")}>{row.outcome}</span> },
+  { name: "task", keep: true, label: "task", wide: true, cell: (row) => <TaskName task={row.task} /> },
+  { name: "outcome", keep: true, label: "outcome", cell: (row) => <span class={"chip " + (row.outcome === "loss" ? "bad" : row.outcome === "win" ? "good" : "")}>{OUTCOMES[row.outcome] || row.outcome}</span> },
   { name: "before", keep: true, label: "before", num: true, cell: (row) => number(row.before) },
   { name: "after", keep: true, label: "after", num: true, cell: (row) => number(row.after) },
   { name: "difference", label: "difference", num: true, cell: (row) => number(row.difference) },
@@ -50,7 +51,7 @@ export function Evaluation(props: { route: Route; keys: string[] }) {
         {rows.value && <Pager offset={offset} limit={PAGE} matches={rows.value.matches} />}
       </section>
       {task !== null && <section class="detail" aria-label="Task">
-        <header class="detail-head"><div class="row spread"><h2 class="cut grow" title={task}>{task}</h2><CopyLink /><button class="plain" aria-label="Close" onClick={() => change({ task: null })}>✕</button></div></header>
+        <header class="detail-head"><div class="row spread"><h2 class="cut grow" title={task}>{heading(task, (opened.value?.before || opened.value?.after || [])[0]?.prompt || [])}</h2><CopyLink /><button class="plain" aria-label="Close" onClick={() => change({ task: null })}>✕</button></div></header>
         <Answer asked={opened}>{(value) => value.before && value.after ? <Both task={value} /> : <State title="The transcripts are not here">
           Scores were compared without their experience tables. They are kept with: pairwright evaluate --config CONFIG.yaml BEFORE AFTER -o DIR</State>}</Answer>
       </section>}

@@ -1,7 +1,7 @@
 // Experiences: a table of any size, its facets, tasks, and one record with its transcript.
 import { useState } from "preact/hooks";
 import { ask, copy, useAnswer } from "./api";
-import { Answer, Column, count, CopyLink, Facet, Facets, Filters, number, Pager, Sources, State, Table, useSnippets } from "./parts";
+import { Answer, beginnings, Column, count, CopyLink, Facet, Facets, Filters, heading, number, Pager, Sources, State, Table, TaskName, useSnippets } from "./parts";
 import { change, link, Route, useKeys } from "./route";
 import { ErrorSite, Facts, Message, Text, Tools, Transcript } from "./transcript";
 import { Credit, ExcludeRecord, TurnVerdict } from "./decide";
@@ -11,7 +11,7 @@ const PAGE = 100;
 export type Row = {
   row: number; uid: string; batch: string; task: string; run: number; step: number; kind: string; reward: number | null;
   reward_unscored: string | null; num_completion_messages: number; num_completion_characters: number; num_tool_calls: number;
-  num_errors: number; truncate_status: string | null; model_version: string | null; source_format: string | null; source: string | null;
+  num_errors: number; prompt_start: string; answer_start: string; truncate_status: string | null; model_version: string | null; source_format: string | null; source: string | null;
 };
 type Rows = { total: number; matches: number; offset: number; rows: Row[]; columns: string[] };
 type Task = { tid: string; task: string; runs: number; experiences: number; mean: number | null; min: number | null; max: number | null; spread: number | null; errors: number };
@@ -27,7 +27,7 @@ export type Record_ = {
 type Lineage = { source: string; reason: string | null; num_pairs: number; pairs: { id: string; gap: number; strategy: string; split: string; side: string }[] }[];
 
 const COLUMNS: Column<Row>[] = [
-  { name: "task", keep: true, label: "task", sort: true, wide: true, cell: (row) => row.task || <span class="quiet">none</span> },
+  { name: "task", keep: true, label: "task", sort: true, wide: true, cell: (row) => <TaskName task={row.task} /> },
   { name: "run", keep: true, label: "run", num: true, sort: true, cell: (row) => row.run },
   { name: "step", label: "step", num: true, sort: true, cell: (row) => row.step },
   { name: "reward", keep: true, label: "reward", num: true, sort: true, cell: (row) => <Reward value={row.reward ?? row.reward_unscored} /> },
@@ -39,7 +39,7 @@ const COLUMNS: Column<Row>[] = [
   { name: "batch", label: "batch", cell: (row) => <span class="quiet">{row.batch}</span> },
 ];
 const TASK_COLUMNS: Column<Task>[] = [
-  { name: "task", keep: true, label: "task", wide: true, cell: (row) => row.task || <span class="quiet">none</span> },
+  { name: "task", keep: true, label: "task", wide: true, cell: (row) => <TaskName task={row.task} /> },
   { name: "runs", label: "runs", num: true, sort: true, cell: (row) => number(row.runs) },
   { name: "experiences", label: "experiences", num: true, sort: true, cell: (row) => number(row.experiences) },
   { name: "mean", keep: true, label: "mean", num: true, sort: true, cell: (row) => number(row.mean) },
@@ -67,7 +67,8 @@ export function Experiences(props: { route: Route; keys: string[] }) {
   const tasks = useAnswer<Tasks>("experiences.tasks", isTasks ? { ...query, offset, limit: PAGE } : null);
   const facets = useAnswer<Facet[]>("experiences.facets", copy ? null : { source, q: query.q, w: query.w });
   const list = rows.value?.rows || [];
-  const notes = useSnippets("experiences", source, rows.busy ? null : query.q, list);
+  const snippets = useSnippets("experiences", source, rows.busy ? null : query.q, list);
+  const notes = query.q ? snippets : beginnings(list);
   const at = list.findIndex((row) => row.uid === uid);
   const step = (by: number) => {
     const next = list[at < 0 ? 0 : at + by];
@@ -125,7 +126,7 @@ export function RecordView(props: { source: string; record: Record_; close?: () 
   const runs = [...new Set(record.siblings.map((other) => other.run))];
   return <>
     <header class="detail-head">
-      <div class="row spread"><h2 class="cut grow" title={record.task}>{record.task || "no task"}</h2>
+      <div class="row spread"><h2 class="cut grow" title={record.task}>{heading(record.task, record.prompt, record.prompt_text)}</h2>
         <CopyLink />{props.close && <button class="plain" aria-label="Close" title="Close (Esc)" onClick={props.close}>✕</button>}</div>
       <div class="row small">
         {!props.plain && <span class="chip">reward <b><Reward value={record.reward} /></b></span>}

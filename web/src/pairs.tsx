@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { ask, copy, useAnswer } from "./api";
 import { wordDiff } from "./diff";
-import { Answer, Column, CopyLink, Facet, Facets, Filters, number, Pager, Sources, Table, useSnippets } from "./parts";
+import { Answer, beginnings, Column, CopyLink, Facet, Facets, Filters, heading, number, Pager, Sources, Table, TaskName, useSnippets } from "./parts";
 import { Empty } from "./experiences";
 import { change, link, Route, useKeys } from "./route";
 import { Facts, Message, Tools, Transcript, Turn, turnText } from "./transcript";
@@ -10,7 +10,7 @@ import { Facts, Message, Tools, Transcript, Turn, turnText } from "./transcript"
 const PAGE = 100;
 type Row = {
   row: number; id: string; task: string; step: number; strategy: string; gap: number; weight: number; split: string; chosen_reward: number;
-  rejected_reward: number; num_chosen_characters: number; num_rejected_characters: number; length_ratio: number | null; across_groups: boolean;
+  rejected_reward: number; num_chosen_characters: number; num_rejected_characters: number; length_ratio: number | null; across_groups: boolean; prompt_start: string; answer_start: string;
 };
 type Rows = { total: number; matches: number; offset: number; rows: Row[]; columns: string[] };
 export type Pair = {
@@ -21,7 +21,7 @@ export type Pair = {
 export type PairAnswer = { matches: number; position: number | null; pair: Pair | null; tables: string[] };
 
 const COLUMNS: Column<Row>[] = [
-  { name: "task", keep: true, label: "task", sort: true, wide: true, cell: (row) => row.task },
+  { name: "task", keep: true, label: "task", sort: true, wide: true, cell: (row) => <TaskName task={row.task} /> },
   { name: "gap", keep: true, label: "gap", num: true, sort: true, cell: (row) => number(row.gap) },
   { name: "chosen_reward", keep: true, label: "chosen", num: true, sort: true, cell: (row) => <span class="chosen-text">{number(row.chosen_reward)}</span> },
   { name: "rejected_reward", keep: true, label: "rejected", num: true, sort: true, cell: (row) => <span class="rejected-text">{number(row.rejected_reward)}</span> },
@@ -41,7 +41,8 @@ export function Pairs(props: { route: Route; keys: string[] }) {
   const at = params.get("at");
   const rows = useAnswer<Rows>("pairs.rows", { ...query, offset, limit: PAGE });
   const facets = useAnswer<Facet[]>("pairs.facets", copy ? null : { source, q: query.q, w: query.w });
-  const notes = useSnippets("pairs", source, rows.busy ? null : query.q, rows.value?.rows || []);
+  const snippets = useSnippets("pairs", source, rows.busy ? null : query.q, rows.value?.rows || []);
+  const notes = query.q ? snippets : beginnings(rows.value?.rows || []);
   const isOpen = id !== null || at !== null;
   const opened = useAnswer<PairAnswer>("pairs.pair", !isOpen ? null : at !== null ? { ...query, position: at } : { ...query, id });
   const position = opened.value?.position ?? null;
@@ -90,7 +91,7 @@ export function PairView(props: { pair: Pair; tables: string[]; source: string }
   useEffect(() => setRaw(null), [pair.id]);
   const lengths = [pair.chosen, pair.rejected].map((side) => side.reduce((sum, message) => sum + turnText(message).length, 0));
   return <>
-    <header class="detail-head"><h2 class="cut" title={pair.task}>{pair.task}</h2>
+    <header class="detail-head"><h2 class="cut" title={pair.task}>{heading(pair.task, pair.prompt)}</h2>
       <div class="row small">
         <span class="chip">gap <b>{number(pair.gap)}</b></span><span class="chip">{pair.strategy}</span><span class="chip">{pair.split}</span>
         {pair.weight !== 1 && <span class="chip">weight {number(pair.weight)}</span>}

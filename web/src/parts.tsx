@@ -12,6 +12,26 @@ export function number(value: unknown, digits = 3): string {
   return size !== 0 && (size < 0.001 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toFixed(digits)));
 }
 
+// A name that is too long is cut in the middle: names of one source begin alike, and often end alike.
+export const middle = (text: string, most = 36) => text.length > most ? `${text.slice(0, most / 2)}…${text.slice(1 - most / 2)}` : text;
+const isHash = (text: string) => /^[0-9a-f]{16,}$/.test(text);
+const plainText = (text: string) => text.replace(/\s+/g, " ").trim().slice(0, 120);
+
+// The name of a task in a list; a hash, which names a task by its content, is shortened.
+export function TaskName(props: { task: string }) {
+  if (!props.task) return <span class="quiet">none</span>;
+  return isHash(props.task) ? <span class="quiet mono" title={props.task}>{props.task.slice(0, 8)}</span> : <span title={props.task}>{middle(props.task)}</span>;
+}
+
+// The heading of a record: the name of its task, or the beginning of its prompt where the task is named by a hash.
+export function heading(task: string, prompt: { text: string | null }[], text?: string | null): string {
+  return task && !isHash(task) ? task : plainText([...prompt].reverse().find((message) => message.text)?.text || text || "") || "no task";
+}
+
+// Below a row: how its prompt and its answer begin.
+export const beginnings = (rows: { prompt_start?: string; answer_start?: string }[]) => rows.map((row) => row.prompt_start || row.answer_start
+  ? <span class="snippet">{row.prompt_start} <span class="quiet">→</span> {row.answer_start}</span> : null);
+
 export const count = (value: number, noun: string) => `${value.toLocaleString("en")} ${noun}${value === 1 ? "" : "s"}`;
 
 export function State(props: { title: string; children?: ComponentChildren; bad?: boolean }) {

@@ -6,9 +6,12 @@ Completed names stand in the code's own tables, loaded when they are asked for.
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pairwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _Completer = Callable[[str], list[str]]
 
@@ -35,7 +38,7 @@ def complete_target(incomplete: str) -> list[str]:
     """Names for `export --to`."""
     from pairwright.export import EXPORTERS
 
-    return [name for name in (*EXPORTERS, "tokens") if name.startswith(incomplete)]
+    return [name for name in (*EXPORTERS, "jsonl", "bytes", "tokens") if name.startswith(incomplete)]
 
 
 def complete_format(incomplete: str) -> list[str]:
@@ -94,6 +97,15 @@ def literals_of(annotation: Any) -> Iterator[str]:
             yield choice
         else:
             yield from literals_of(choice)
+
+
+def condition_of(where: str | None) -> "pl.Expr | None":
+    """The condition of --where; None without one."""
+    if where is None:
+        return None
+    from pairwright.store.conditions import parse_where
+
+    return parse_where(where)
 
 
 PLACE = "<path>"  # what help calls a local path or an address; the text becomes one by `pairwright.paths.paths`

@@ -5,17 +5,13 @@ import os
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer.core import TyperGroup
 
 from pairwright.cli.arguments import refuse_addresses
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import is_interrupt
-
-if TYPE_CHECKING:
-    pass
-
 
 # Error numbers, and what the user can do about them
 _WAYS_OUT = {
@@ -55,7 +51,6 @@ _AT_STOP = {
     "teach": _SAME,
     "score": _SAME,
     "experience filter": _FROM_START,
-    "experience export": _FROM_START,
     "experience corrections": _SAME,
     "pairs build": _FROM_START,
     "export": _FROM_START,
@@ -67,7 +62,6 @@ _AT_STOP = {
     "evaluate run": _WITH_RESUME,
     "evaluate compare": _FROM_START,
     "report": _FROM_START,
-    "explain": _FROM_START,
     "config from-nat": _FROM_START,
     "jobs submit": "pairwright jobs list shows whether the job was handed over",
     "jobs cancel": "pairwright jobs show JOB prints its state",

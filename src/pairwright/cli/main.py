@@ -19,9 +19,10 @@ from pairwright.cli.commands.advise import advise_recipe
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
+from pairwright.cli.commands.explain_path import EXPLAIN_KEYS, explain
+from pairwright.cli.commands.export_table import export_table, pull_table, push_table
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
-from pairwright.cli.commands.pairs import export_pairs, pull_table, push_table
-from pairwright.cli.commands.report import explain_run, report, view
+from pairwright.cli.commands.report import report, view
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
@@ -38,6 +39,7 @@ from pairwright.cli.guards import (
 from pairwright.cli.help_style import GroupInOrder, simplify_help
 from pairwright.cli.key_options import with_options
 from pairwright.cli.overrides import ConfigCommand
+from pairwright.cli.renamed import refuse_renamed
 from pairwright.cli.short_help import HELP_NAMES
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import handle_interrupts
@@ -70,7 +72,7 @@ app.command("score", cls=with_options("score", after="experience"), rich_help_pa
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
 app.command("advise", rich_help_panel=_DATA)(advise_recipe)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
-app.command("export", rich_help_panel=_DATA)(export_pairs)
+app.command("export", rich_help_panel=_DATA)(export_table)
 app.command("push", rich_help_panel=_DATA)(push_table)
 app.command("pull", rich_help_panel=_DATA)(pull_table)
 app.add_typer(tokens.app, name="tokens", rich_help_panel=_TRAINING)
@@ -78,7 +80,7 @@ app.command("train", cls=with_options(*TRAIN_KEYS, after="override"), rich_help_
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAINING)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
 app.command("compare", cls=ConfigCommand, rich_help_panel=_PROOF)(compare_recipes)
-app.command("explain", rich_help_panel=_PROOF)(explain_run)
+app.command("explain", cls=with_options(*EXPLAIN_KEYS, after="words"), rich_help_panel=_PROOF)(explain)
 app.command("report", rich_help_panel=_PROOF)(report)
 app.command("view", rich_help_panel=_PROOF)(view)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
@@ -127,6 +129,7 @@ def _leave(code: int) -> None:
 def main() -> None:
     """Run the command line; one line on stderr for every error a user can act on."""
     try:
+        refuse_renamed(sys.argv[1:])
         command = get_command(app)
         guard_commands(command)
         simplify_help(command)

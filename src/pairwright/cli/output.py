@@ -48,6 +48,13 @@ def print_table(
     Console().print(table)
 
 
+def flat_rows(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Rows (name, value) for `print_table`: plain values first, then the entries of each mapping as "name: key"."""
+    rows = [(name, value) for name, value in values.items() if not isinstance(value, dict)]
+    nested = [(name, value) for name, value in values.items() if isinstance(value, dict)]
+    return rows + [(f"{name}: {key}", inner) for name, value in nested for key, inner in value.items()]
+
+
 def say(line: str) -> None:
     """A line about what happened, on stderr."""
     print(line, file=sys.stderr)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _KEY = r"[A-Za-z_]\w*(?:\.[\w-]+)*"
 # Group 1 is the key; a value may span lines
 _OVERRIDE = re.compile(rf"({_KEY})=.*", re.S)
-_OLD_OPTIONS = ("-o", "--override")  # what set keys in an earlier release
 
 Overrides = Annotated[
     list[str] | None,
@@ -41,6 +40,11 @@ Overrides = Annotated[
 ]
 
 
+Limit = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks, to try it.", show_default=False)
+]
+
+
 class ConfigCommand(TyperCommand):
     """A command that takes a configuration: its words KEY=VALUE are handed to `--set` before parsing."""
 
@@ -48,19 +52,17 @@ class ConfigCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = _label_words(self.params, args)
-        if not ctx.resilient_parsing:  # completion neither fails nor looks at files
-            _refuse_old_form(self.params, words)
         joined = []
-        for label, word in words:
+        for label, word in _label_words(self.params, args):
+            # completion neither fails nor looks at files
             is_override = label == "argument" and _is_override(word, is_checked=not ctx.resilient_parsing)
             joined += ["--set", word] if is_override else [word]
         return super().parse_args(ctx, joined)
 
 
-def parse_overrides(words: Iterable[str] | None) -> list[tuple[str, str]]:
-    """Keys and values, as `load_config` takes them."""
-    pairs = []
+def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limited: str) -> list[tuple[str, str]]:
+    """Keys and values, as `load_config` takes them; --limit sets the keys `limited`."""
+    pairs = [] if limit is None else [(key, str(limit)) for key in limited]
     for word in words or ():
         key, equals, value = word.partition("=")
         if not equals or not key:
@@ -119,37 +121,3 @@ def _is_override(word: str, *, is_checked: bool) -> bool:
     if not is_path and not is_top_key(key):
         raise ConfigError(f"{word}: no such file, and as an override: {explain_unknown(key)}")
     return not is_path
-
-
-def _refuse_old_form(params: list[Any], labels: list[tuple[str, str]]) -> None:
-    """`-o KEY VALUE` set a key once. Now `-o` is the output: whoever writes the old form reads the new one."""
-    words = [word for _, word in labels]
-    has_output = any("-o" in param.opts for param in params)
-    # how many words each argument takes; -1 is any number
-    capacity = [param.nargs for param in params if param.param_type_name == "argument"]
-    num_arguments = sum(label == "argument" and not _OVERRIDE.fullmatch(word) for label, word in labels)
-    has_excess = -1 not in capacity and num_arguments > sum(capacity)
-    old, new = [], []
-    for number, (label, word) in enumerate(labels):
-        if label != "option" or word not in _OLD_OPTIONS:
-            continue
-        # the two words after the option, "" where there are fewer
-        key, value = (*words[number + 1 : number + 3], "", "")[:2]
-        # an option cannot be the value of the old form: `-o train --batch-size 8` names a folder
-        is_value = bool(value) and not value.startswith("-")
-        is_output = word == "-o" and has_output and not (is_value and (has_excess or "." in key))
-        if not is_output and _is_like_key(key, is_exact=word == "-o" and has_output and not has_excess):
-            old.append(f"{word} {key} {value}".strip())
-            new.append(shlex.quote(f"{key}={value or 'VALUE'}"))
-    if new:
-        output = "-o is the output" if has_output else "there is no -o here"
-        raise ConfigError(f"{' '.join(old)}: {output}; keys are set by KEY=VALUE words: write {' '.join(new)}")
-
-
-def _is_like_key(text: str, *, is_exact: bool) -> bool:
-    """Whether a word is a key of the configuration, or (not exact) begins like one."""
-    if not re.fullmatch(_KEY, text):
-        return False
-    from pairwright.config.config_tree import explain_unknown, is_top_key, iterate_keys
-
-    return text in iterate_keys() if is_exact else is_top_key(text) or "did you mean" in explain_unknown(text)

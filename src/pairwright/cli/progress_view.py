@@ -1,25 +1,29 @@
-"""Progress of long work and of a collection: live in a terminal, a plain line every ten seconds in a pipe."""
+"""Progress on stderr: live in a terminal, a plain line every ten seconds in a pipe."""
 
 import sys
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
+
+from pairwright.cli.output import say
 
 if TYPE_CHECKING:
     from pairwright.collection import Status
-from pairwright.cli.output import say
+
+_LINE_SECONDS = 10.0
+# Metrics of training, in this order
+_METRICS = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
 
 
 class Progress:
-    """`show(done, total)` while inside; `unit` is what is counted ("MB" counts bytes)."""
+    """A bar: `show(done, total)` while inside; `unit` is what is counted ("MB" counts bytes)."""
 
     def __init__(self, verb: str, unit: str) -> None:
         self._verb, self._unit = verb, unit
         self._update: Callable[[int, int], None] | None = None
-        self._next_line = time.monotonic() + 10
+        self._next_line = time.monotonic() + _LINE_SECONDS
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -41,73 +45,144 @@ class Progress:
         elif time.monotonic() >= self._next_line:
             scale = 1e6 if self._unit == "MB" else 1
             say(f"{self._verb} {done / scale:,.0f} of {total / scale:,.0f} {self._unit}")
-            self._next_line = time.monotonic() + 10
+            self._next_line = time.monotonic() + _LINE_SECONDS
 
     def __exit__(self, *_: object) -> None:
         if self._update is not None:
             self._bar.stop()
 
 
-# Progress of a collection: a live table in a terminal, a plain line every ten seconds in a pipe.
+class LiveTable:
+    """A table of figures by name, live while inside; in a pipe a line `prefix name value, ...`, the first after `wait`
+    seconds."""
 
-_LINE_SECONDS = 10.0
-
-
-class CollectView:
-    """`show(status)` while inside."""
-
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "", *, wait: float = 0.0) -> None:
+        self._prefix = prefix
         self._live: Any = None
-        self._next_line = time.monotonic() + 1  # the first line soon: that it has begun
-        self._has_warned = False
+        self._next_line = time.monotonic() + wait
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
-            # refreshed by `show`, without a thread
+            # refreshed by `update`, without a thread
             self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
+    def update(self, rows: Mapping[str, str]) -> None:
+        if self._live is not None:
+            from rich.table import Table
+
+            table = Table(box=None, show_header=False, pad_edge=False)
+            table.add_column(style="dim")
+            table.add_column()
+            for name, value in rows.items():
+                table.add_row(name, value)
+            self._live.update(table, refresh=True)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_SECONDS
+            # the stage is a sentence by itself
+            say(self._prefix + ", ".join(v if name == "stage" else f"{name} {v}" for name, v in rows.items()))
+
+    def say(self, line: str) -> None:
+        """Print a line above the table, which goes on."""
+        if self._live is None:
+            say(line)
+        else:
+            self._live.console.print(line, style="yellow", markup=False, highlight=False)
+
+
+class CollectView(LiveTable):
+    """`show(status)` of a collection."""
+
+    def __init__(self) -> None:
+        super().__init__("collecting ", wait=1)
+        self._has_warned = False
+        self._phase = ""
+
     def show(self, status: "Status") -> None:
+        if status.phase:
+            if status.phase != self._phase:
+                self.say(status.phase)
+            self._phase = status.phase
+            return
         warning = None if self._has_warned else status.why_no_signal()
         if warning is not None:
             self._has_warned = True
-            if self._live is None:
-                say(f"warning: {warning}")
-            else:  # above the table, which goes on
-                self._live.console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
-        if self._live is not None:
-            self._live.update(_table(status), refresh=True)
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _LINE_SECONDS
-            say("collecting " + ", ".join(f"{name} {value}" for name, value in figures(status)))
+            self.say(f"warning: {warning}")
+        self.update(figures(status))
 
 
-def figures(status: "Status") -> list[tuple[str, str]]:
+def figures(status: "Status") -> dict[str, str]:
     """What people want to know, in words."""
-    rows = [
-        ("tasks", f"{status.num_tasks:,}"),
-        ("runs", f"{status.num_done:,} of {status.num_runs:,} done, {status.num_running:,} running"),
-        ("candidates", f"{status.num_candidates:,}"),
-        ("pairs so far", f"{status.num_pairs:,}"),
-        ("mean reward", "-" if status.mean_reward is None else f"{status.mean_reward:.4g}"),
-        ("tokens", f"{status.num_tokens:,} done, {status.tokens_in_flight:,} in flight, {status.num_asked:,} requests"),
-        ("tokens/s", f"{status.tokens_per_second:,.0f}"),
-        ("failures", _by_kind(status.failures)),
-    ]
+    load, seconds = status.load, status.seconds_left
+    requests = f"{status.num_asked:,} waiting"
+    if load is not None:
+        requests = f"{load.queued:,} queued, {load.prefill:,} prefill, {load.decoding:,} decoding"
+    rows = {
+        "tasks": f"{status.num_tasks:,}",
+        "runs": f"{status.num_done:,} of {status.num_runs:,} done, {status.num_running:,} running",
+        "requests": requests,
+        "tokens": f"{status.prompt_tokens_read:,} of prompts read, {status.tokens_written:,} written",
+        "tokens/s": f"{status.tokens_per_second:,.0f}",
+        "candidates": f"{status.num_candidates:,}",
+        "pairs so far": f"{status.num_pairs:,}",
+        "mean reward": "-" if status.mean_reward is None else f"{status.mean_reward:.4g}",
+        "failures": _by_kind(status.failures),
+    }
     if status.retries:
-        rows.append(("retries", _by_kind(status.retries)))
-    seconds = status.seconds_left
-    return [*rows, ("time left", "-" if seconds is None else duration(seconds))]
+        rows["retries"] = _by_kind(status.retries)
+    return {**rows, "time left": "-" if seconds is None else duration(seconds)}
+
+
+class TrainingView(LiveTable):
+    """`show(event)` of the training loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: tuple[float, int] | None = None  # time and number of the first step
+        self._rows: dict[str, str] = {}
+
+    def show(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "note":
+            say(f"note: {event['note']}")
+            return
+        if kind in ("encode", "reference"):
+            verb = "encoding" if kind == "encode" else "reference"
+            rows = {"stage": f"{verb} {event['done']:,} of {event['total']:,}"}
+        elif kind == "validation":
+            rows = {
+                key: f"{event[key]:.4g}"
+                for key in ("eval_loss", "eval_rewards/accuracies")
+                if event.get(key) is not None
+            }
+            if self._live is None:
+                say(f"step {event['step']}: eval_loss {event.get('eval_loss', float('nan')):.4g}")
+        else:
+            rows = self._step(event)
+        # figures that an event does not have stay as they were
+        self._rows |= rows
+        self.update(self._rows)
+
+    def _step(self, event: dict[str, Any]) -> dict[str, str]:
+        step, num_steps = event["step"], event["num_steps"]
+        # the first event need not be step 1: a resumed run starts later
+        self._first = self._first or (time.monotonic(), step)
+        done = step - self._first[1]
+        left = (time.monotonic() - self._first[0]) / done * (num_steps - step) if done else None
+        return {
+            "stage": f"step {step:,} of {num_steps:,}, epoch {event['epoch']:.2f}",
+            **{name: f"{event[name]:.4g}" for name in _METRICS if name in event},
+            "tokens/s": f"{event['tokens_per_second']:,.0f}",
+            "time left": "-" if left is None else duration(left),
+        }
 
 
 def duration(seconds: float) -> str:
@@ -122,16 +197,5 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
-def _by_kind(counts: Any) -> str:
+def _by_kind(counts: Mapping[Any, int]) -> str:
     return " ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())) or "none"
-
-
-def _table(status: "Status") -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
-    for name, value in figures(status):
-        table.add_row(name, value)
-    return table

@@ -8,7 +8,7 @@ from typing import Any
 HELP_NAMES = ["--help", "--help-all"]
 # Commands that are not listed here show all of their options.
 ESSENTIAL = {
-    "import": ("output", "format", "reward", "map", "task", "run", "scores", "update", "explain", "redact", "workers",
+    "import": ("output", "format", "reward", "map", "task", "run", "scores", "update", "redact", "workers",
                "set", "json"),
     "pairs": ("output", "strategy", "min-gap", "within", "score", "votes", "where", "validation", "max-pairs-per-task",
               "near-duplicates", "seed", "config", "set", "json"),

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pairwright.collection.run_failures import FailureKind
 from pairwright.collection.sampled_tokens import WITHOUT_IDS
@@ -53,6 +54,7 @@ class RunTally:
     num_candidates: int = 0
     num_scored: int = 0
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
     reward_sum: float = 0.0
     reward_min: float | None = None
     reward_max: float | None = None
@@ -89,8 +91,11 @@ class Status:
     num_pairs: int = 0
     reward_sum: float = 0.0
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_ended_tokens: int = 0  # prompts and answers of the runs that this process ended
     num_asked: int = 0  # requests that wait for their answer
-    tokens_in_flight: int = 0  # of answers that are not finished, where the policy knows them
+    load: Any = None  # the requests by state (generate.batcher.Load), where the policy knows them
+    phase: str = ""  # what is done before the first run, such as loading the model
     reward_min: float | None = None
     reward_max: float | None = None
     is_compared: bool = False  # several candidates of a task are collected, to be compared
@@ -99,6 +104,7 @@ class Status:
     without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
     ignored: Counter[str] = field(default_factory=Counter)  # parameters of agents' requests that had no effect, by runs
     num_silent: int = 0  # runs that are done and recorded nothing
+    temperature: float | None = None  # of the policy; decides what is suggested where rewards are equal
     started: float = field(default_factory=time.monotonic)
 
     def lines_without_ids(self) -> list[str]:
@@ -118,15 +124,18 @@ class Status:
         is_over = self.num_done + self.num_failed >= self.num_runs
         if not self.is_compared or self.num_scored < (2 if is_over else _ENOUGH) or self.reward_min != self.reward_max:
             return None
+        # only what is not set already
+        is_hot = self.temperature is not None and self.temperature >= 1
+        is_cool = self.temperature is not None and self.temperature <= 0.8
+        lower = "" if is_cool else "Lower policy.temperature (0.5 to 0.8 for a small model), "
         if self.reward_max is not None and self.reward_max <= 0:
             return (
                 f"of {self.num_scored:,} candidates none has a reward above {self.reward_max:g}: there is nothing to "
-                "prefer. Lower policy.temperature (0.5 to 0.8 for a small model), show examples in the prompt, or give "
-                "partial credit"
+                f"prefer. {lower}show examples in the prompt, or give partial credit"
             )
         return (
             f"all {self.num_scored:,} candidates have the reward {self.reward_max:g}: there is nothing to prefer. Take "
-            "harder tasks, raise policy.temperature, or score more finely"
+            f"harder tasks, {'' if is_hot else 'raise policy.temperature, '}or score more finely"
         )
 
     @property
@@ -142,13 +151,32 @@ class Status:
         return self.reward_sum / self.num_scored if self.num_scored else None
 
     @property
+    def prompt_tokens_read(self) -> int:
+        """Tokens of prompts that the model has read, also of requests that are not answered yet."""
+        return self.num_prompt_tokens + (self.load.num_prompt_tokens if self.load else 0)
+
+    @property
+    def tokens_written(self) -> int:
+        """Tokens of answers, also of those that are not finished."""
+        return self.num_tokens + (self.load.num_tokens if self.load else 0)
+
+    @property
     def tokens_per_second(self) -> float:
-        return (self.num_tokens + self.tokens_in_flight) / self.seconds if self.seconds > 0 else 0.0
+        return self.tokens_written / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate from the runs that ended since this process started; None before the first."""
+        """Estimate from the tokens of prompts and answers: those of the runs that ended say how many there will be.
+
+        None before the first run has ended. Without tokens, the number of ended runs decides.
+        """
         # runs of an earlier process took none of the time of this one
         ended = self.num_done - self.num_before + self.num_failed
         left = self.num_runs - self.num_done - self.num_failed
-        return None if ended <= 0 else self.seconds / ended * left
+        if ended <= 0:
+            return None
+        num_tokens = self.prompt_tokens_read + self.tokens_written
+        if not self.num_ended_tokens or not num_tokens:
+            return self.seconds / ended * left
+        expected = self.num_ended_tokens / ended * (ended + left)
+        return max(0.0, expected - num_tokens) / num_tokens * self.seconds

@@ -7,6 +7,7 @@ from pairwright.collection.run_failures import PolicyError
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
+from pairwright.generate.batcher import Load
 from pairwright.generate.tool_calls import split_calls
 from pairwright.paths import find_model
 from pairwright.records.messages import Message, ToolCall
@@ -40,9 +41,9 @@ class LocalPolicy:
         return cls(engine, name=config.model_version)
 
     @property
-    def tokens_in_flight(self) -> int:
-        """Tokens of answers that are not finished."""
-        return self._batcher.tokens_in_flight
+    def in_work(self) -> Load:
+        """The requests that are not answered yet, by state."""
+        return self._batcher.load
 
     async def complete(self, ask: Ask) -> list[Completion]:
         try:

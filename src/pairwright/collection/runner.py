@@ -150,6 +150,8 @@ def collect(
 
     async def run() -> Collected:
         scorer = make_scorer(settings.scorer, base=base)
+        if watch is not None and policy is None:
+            watch(Status(phase=f"loading {config.policy.model}"))
         answering = make_policy(config.policy, base=base) if policy is None else policy
         collection = Collection(config, Path(output), run_id, listed, workflow, answering, scorer, watch)
         try:
@@ -197,7 +199,12 @@ class Collection:
         self._pairs = PairCount()
         self._known: set[str] = set()  # uids that unfinished runs of an earlier process recorded
         is_compared = num_runs * config.policy.num_candidates > 1
-        self.status = Status(num_tasks=len(tasks), num_runs=len(self._wanted), is_compared=is_compared)
+        self.status = Status(
+            num_tasks=len(tasks),
+            num_runs=len(self._wanted),
+            is_compared=is_compared,
+            temperature=config.policy.temperature,
+        )
         self._take_stock()
 
     async def run(self) -> Collected:
@@ -288,6 +295,7 @@ class Collection:
         )
         # returns when the records are durable: only then does the run count as done
         await self._writer.finish(entry)
+        self.status.num_ended_tokens += tally.num_prompt_tokens + tally.num_tokens
         self._finish_run(entry)
 
     def _agent(self, task: Task, recorder: Recorder, tally: RunTally) -> RunAddress:
@@ -295,8 +303,11 @@ class Collection:
 
         def count(answers: list[Completion]) -> None:
             num_tokens = sum(answer.num_tokens for answer in answers)
+            num_prompt_tokens = max((answer.num_prompt_tokens for answer in answers), default=0)
             tally.num_tokens += num_tokens
+            tally.num_prompt_tokens += num_prompt_tokens
             self.status.num_tokens += num_tokens
+            self.status.num_prompt_tokens += num_prompt_tokens
 
         def count_asked(change: int) -> None:
             self.status.num_asked += change
@@ -419,7 +430,7 @@ class Collection:
     async def _watch_loop(self) -> None:
         assert self._watch is not None
         while True:
-            self.status.tokens_in_flight = int(getattr(self._policy, "tokens_in_flight", 0))
+            self.status.load = getattr(self._policy, "in_work", None)
             self._watch(self.status)
             await asyncio.sleep(_WATCH_SECONDS)
 
@@ -436,7 +447,7 @@ class Collection:
         self._calls.close(all_done=whole)
         self._table.close()
         self._ledger.close()
-        self.status.tokens_in_flight = 0
+        self.status.load = None
         if self._watch is not None:
             self._watch(self.status)
 

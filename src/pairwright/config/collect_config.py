@@ -20,6 +20,9 @@ class JudgeTerms(Section):
     """judge: what to judge by."""
     criteria: dict[str, str] = Field(default_factory=dict)
     """judge: absolute: several criteria, each with its own question; by default the rubric alone."""
+    answers: tuple[str, ...] = ()
+    """judge: absolute: ask for one of these words instead of a number, the worst first, such as [no, yes]; an answer of
+    anything else is a failure. For models that are too small for JSON."""
     lowest: float = 0.0
     """judge: the lowest score that it may give; it becomes reward 0."""
     highest: float = 10.0
@@ -41,6 +44,10 @@ class JudgeTerms(Section):
             raise ValueError(f"criteria: mode {self.mode} compares by the rubric alone")
         if {"reason", "score"} & self.criteria.keys():
             raise ValueError("criteria: `score` and `reason` are taken: choose other names")
+        if self.answers and (self.mode != "absolute" or self.criteria):
+            raise ValueError("answers: one word is asked for by mode absolute and the rubric alone")
+        if self.answers and len({word.strip().casefold() for word in self.answers} - {""}) != max(2, len(self.answers)):
+            raise ValueError("answers: expected two or more different words, the worst first")
         return self
 
 

@@ -16,7 +16,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PREFERENCE_LOSS_NAMES = (  # those of losses.PREFERENCE_LOSSES, here for completion, which does not wait for torch
-    "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "kto",
+    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "kto",
 )  # fmt: skip
 
 
@@ -30,6 +30,7 @@ class Named(Section):
     model_config = ConfigDict(populate_by_name=True)
 
 
+LEARNING_RATE = 5e-6  # for 7 billion parameters
 NO_ANCHOR = (
     "no SFT term (sft_loss_weight 0): the likelihood of good answers may fall with that of bad ones, and nothing holds "
     "turns that are not compared"
@@ -136,7 +137,7 @@ class PreferenceLossName(Named):
 class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
     """The preference channel."""
 
-    sft_loss_weight: Amount = 0.1
+    sft_loss_weight: Amount = 1.0
     """Weight of the chosen side's negative log-likelihood (w_s); 0 leaves it out, with a warning. Other trainers and
     services have 0 unless this is set."""
     sft_average_log_probs: bool = True
@@ -145,10 +146,6 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     anchor_weight: Amount = 0.0
     """Weight of the likelihood of generated turns in the prompts of pairs (steps, divergence), which are not compared:
     it holds them, per trained token; 0 leaves them out."""
-    reference_sync: Positive | None = _also("reference_sync", "ref_model_sync_steps", default=None)
-    """Updates after which the reference moves towards the policy (TR-DPO); null leaves it as it is."""
-    reference_mixup: Share = _also("reference_mixup", "ref_model_mixup_alpha", default=0.6)
-    """Share of the policy's weights in the reference after it has moved."""
 
     @property
     def foreign_sft_weight(self) -> float:
@@ -176,15 +173,12 @@ class PolicyTerms(Named):
     """ε above 1."""
     kl_weight: Amount = 0.0
     """Weight of the divergence from the reference."""
-    max_sampling_ratio: Annotated[float, Field(gt=0)] | None = None
-    """Truncated importance sampling: ratios are to the initial policy, computed by the trainer, and each token counts
-    by π_initial / π_recorded, at most this much; null takes ratios to the recorded log-probabilities."""
 
 
 class AdvantageName(Named):
     """Which advantage."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo"] = "grpo"
     """How rewards of a group become advantages."""
 
 
@@ -194,9 +188,6 @@ class PolicyConfig(PolicyTerms, AdvantageName):
     sft_loss_weight: Amount = 1.0
     """Weight of the negative log-likelihood of runs with a positive advantage, averaged per trained token; runs with
     advantages or rewards of single tokens have none. 0 leaves it out, with a warning."""
-    teacher_weight: Amount = 0.0
-    """On-policy distillation from recorded teacher_logprobs and logprobs: the advantage of a token is this times
-    log p_teacher − log p_student, in the place of rewards; 0: teacher_logprobs are not used."""
 
 
 class KtoConfig(Named):
@@ -218,15 +209,12 @@ class KtoConfig(Named):
     """Weight of desirable runs (λ_D)."""
     undesirable_weight: Amount = 1.0
     """Weight of the others (λ_U)."""
-    sft_loss_weight: Amount = 0.1
-    """Weight of the negative log-likelihood of desirable runs, added to the loss; 0 leaves it out, with a warning."""
+    sft_loss_weight: Amount | None = None
+    """Weight of the negative log-likelihood of desirable runs, added to the loss. It has no default: no measured value
+    kept the base model's reports honest. 0 leaves the term out, with a warning. Other trainers use 0 if it is not
+    set."""
     sft_average_log_probs: bool = True
     """Divide the log-likelihood of a desirable run by its number of tokens."""
-
-    @property
-    def foreign_sft_weight(self) -> float:
-        """`sft_loss_weight` for other trainers, whose own default is 0."""
-        return self.sft_loss_weight if "sft_loss_weight" in self.model_fields_set else 0.0
 
 
 class DistillTerms(Named):
@@ -246,17 +234,11 @@ class DistillConfig(DistillTerms):
     """The distillation channel."""
 
     teacher: str = "initial"
-    """Who teaches: the weights as they were (initial), as they are (same), their moving average (ema), or another model
-    of the same vocabulary: its folder."""
-    ema_rate: Share = 0.02
-    """teacher ema: how much of the new weights each step takes in."""
-    context: tuple[Literal["hints", "sibling", "feedback"], ...] = ("hints",)
-    """What the teacher reads and the student does not: hints at error turns; or, for whole runs, a successful run of
-    the group (sibling), what the environment said (feedback), or both. Empty: nothing, for another model."""
-    students: Literal["failed", "all"] = "failed"
-    """sibling, feedback: the runs that are taught: those without success, or all; a run never reads itself."""
-    success_reward: float | None = None
-    """A run with this reward or more is a success; null: those with the highest reward of a group that has several."""
+    """Who teaches: the weights as they were (initial), as they are (same), or another model of the same vocabulary: its
+    folder."""
+    context: tuple[Literal["hints"], ...] = ("hints",)
+    """What the teacher reads and the student does not: hints at error turns. Empty: nothing; another model then teaches
+    whole runs."""
     templates: dict[str, str] = Field(default={})
     """Hints by error kind, beside the built-in ones."""
     hint: str | None = None
@@ -275,8 +257,6 @@ class DistillConfig(DistillTerms):
 
     @model_validator(mode="after")
     def _check_context(self) -> "DistillConfig":
-        if "hints" in self.context and len(self.context) > 1:
-            raise ValueError("context: hints are for single turns, sibling and feedback for whole runs: give one kind")
         if not self.context and self.teacher == "same":
             raise ValueError("teacher: the same weights in the same context teach nothing: name a model, or a context")
         return self
@@ -324,11 +304,6 @@ class TrainConfig(Named):
     """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
     score: str | None = None
     """Training on runs (grpo, kto, sft): the stored score that counts as the reward, as in `pairs.score`."""
-    stages: tuple[str, ...] = ()
-    """A curriculum: conditions as in `where`. What meets the first is trained from the first epoch on, what meets the
-    second as well from the next stage on, and so on; everything has to meet one."""
-    stage_epochs: Positive = 1
-    """Epochs of each stage before the last."""
     run_weight: Literal["sequence", "run"] = "sequence"
     """Runs that are several sequences, since their template rewrites history (sft and grpo of runs): each sequence
     counts as one, or all sequences of a run together count as one, also among the rewards of its group (run)."""
@@ -339,8 +314,9 @@ class TrainConfig(Named):
     run, or those of a group of runs (of pairs: those of a task). null is group in grpo, run in sft and kto of runs, and
     item for pairs."""
     # optimizer
-    learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)
-    """Largest learning rate."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = _also("learning_rate", "lr", default=None)
+    """Largest learning rate; null: 5e-6 for 7 billion trained parameters, and more for fewer, by the square root of
+    their number, at most 1e-3. Other trainers and services have 5e-6 unless this is set."""
     schedule: Literal["linear", "cosine", "constant"] = _also("schedule", "lr_scheduler_type", default="linear")
     """How the rate falls after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -441,14 +417,8 @@ class TrainConfig(Named):
             raise ValueError("sharding: 4-bit weights cannot be sharded: leave out quantization or sharding")
         if self.sharding != "none" and self.optimizer != "adamw":
             raise ValueError(f"sharding: the state of {self.optimizer} cannot be sharded: set optimizer to adamw")
-        if self.dpo.reference_sync is not None and self.finetuning_type != "all_weights":
-            raise ValueError("dpo.reference_sync: averages of adapters are not those of models: train all weights")
-        if self.dpo.reference_sync is not None and self.reference != "initial":
-            raise ValueError("dpo.reference_sync: the reference begins as the initial model: leave out reference")
         if self.kto.label_by != "threshold" and self.kto.threshold is not None:
             raise ValueError("kto.threshold: labels by group have none: leave it out, or set label_by to threshold")
-        if self.grpo.max_sampling_ratio is not None and self.reference != "initial":
-            raise ValueError("grpo.max_sampling_ratio: the old policy is the initial model: leave out reference")
-        if self.min_learning_rate > self.learning_rate:
+        if self.learning_rate is not None and self.min_learning_rate > self.learning_rate:
             raise ValueError("min_learning_rate: more than learning_rate")
         return self

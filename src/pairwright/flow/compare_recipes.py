@@ -176,7 +176,7 @@ class Comparer:
         return {
             "seeds": list(seeds),
             "baseline": self.recipes.baseline,
-            "budget": self.recipes.budget.model_dump(mode="json"),
+            "budget": self.recipes.budget and self.recipes.budget.model_dump(mode="json"),
             "exams": list(self.recipes.exams),
             "metrics": [metric.name for metric in metrics],
             "confidence": config.evaluate.confidence,

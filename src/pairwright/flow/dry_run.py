@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pairwright.config import Config
 from pairwright.flow.run_flow import Flow, Plan
 
 
@@ -14,6 +15,20 @@ def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]
         (name, state, str(plan.refusal) if state == "refused" else _estimate(flow, name, states))
         for name, state in plan.steps
     ]
+
+
+def estimate_whole(trial: Flow, config: Config) -> dict[str, float]:
+    """Seconds of each stage of a run with all tasks, from those of a trial with its first tasks."""
+    tried, seconds = trial.config, dict[str, float]()
+    for name, record in trial.manifest.stages.items():
+        stage, kind = name.rpartition("/")[2], "evaluate" if name.endswith("/evaluate") else "collect"
+        small, large = getattr(tried, kind), getattr(config, kind)
+        num_all = _num_tasks(trial, large.dataset, large.num_tasks)
+        num_tried = _num_tasks(trial, small.dataset, small.num_tasks)
+        # imported files are not limited; everything else grows with the tasks
+        factor = num_all / num_tried if num_all and num_tried else 1.0
+        seconds[stage] = seconds.get(stage, 0.0) + record.seconds * factor
+    return seconds
 
 
 def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
@@ -44,7 +59,7 @@ def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
 def _estimate_requests(
     flow: Flow, dataset: str | None, num_tasks: int | None, num_runs: int, num_candidates: int
 ) -> str:
-    tasks = num_tasks if dataset is None else _num_lines(flow, dataset, num_tasks)
+    tasks = _num_tasks(flow, dataset, num_tasks)
     if tasks is None:
         return ""
     answers = tasks * num_runs * num_candidates
@@ -53,7 +68,9 @@ def _estimate_requests(
     return f"{tasks:,} tasks, {tasks * num_runs:,} runs, {answers:,} answers a step{tokens}"
 
 
-def _num_lines(flow: Flow, dataset: str, most: int | None) -> int | None:
+def _num_tasks(flow: Flow, dataset: str | None, most: int | None) -> int | None:
+    if dataset is None:
+        return most
     path = Path(dataset) if Path(dataset).exists() or flow.base is None else flow.base / dataset
     if path.suffix not in (".jsonl", ".csv") or not path.is_file():
         return most

@@ -60,7 +60,8 @@ class Recipe(Section):
 class Recipes(Section):
     """A recipe file."""
 
-    budget: Budget
+    budget: Budget | None = None
+    """null: every recipe trains as long as its own configuration says."""
     baseline: Name
     """The recipe that the others are compared with."""
     prepare: str | None = None
@@ -97,6 +98,8 @@ def recipe_config(path: Path, recipes: Recipes, recipe: Recipe, overrides: list[
     """The configuration file with the recipe's changes, and the budget on top of them."""
     changed = [*overrides, *flatten(recipe.config)]
     config = load_config(path, overrides=changed)
+    if recipes.budget is None:
+        return config
     size = recipes.budget.sequences // (2 if config.train.channels.dpo else 1)
     updates = recipes.budget.updates
     # as many epochs as the updates need, and one checkpoint, at the end

@@ -260,7 +260,11 @@ class Flow:
             encoding.append(choose_template(str(folder), config.tokens.chat_template))
         # the initial model stands for the tokenizer, which training does not change
         tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
-        train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
+        # scores that training reads may change while pairs and tokens stay as they are
+        scores = _decisions_key(tables, None, config.train.score) if config.train.score else []
+        train_key = content_hash(
+            "train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream, *scores
+        )
         inputs = {
             "pairs": place / "pairs",
             "experience": tables[-1],

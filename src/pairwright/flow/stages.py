@@ -80,8 +80,7 @@ def check_collection(config: Config, folder: Path) -> None:
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Import the files of `sources` into an experience table."""
     from pairwright.paths import is_address
-    from pairwright.sources.field_map import parse_map
-    from pairwright.sources.format import Options, read_compaction_prompt
+    from pairwright.sources.format import options_of
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
 
@@ -96,14 +95,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
             paths,
             Table(folder / "experience"),
             format_name=sources.format,
-            options=Options(
-                reward=sources.reward,
-                task=sources.task,
-                run=sources.run,
-                step=sources.step,
-                compaction_prompt=read_compaction_prompt(sources.compaction_prompt, base),
-                map=parse_map(sources.map),
-            ),
+            options=options_of(sources, base),
             redact=sources.redact,
             engine=engine,
             progress=view.counting,

@@ -47,6 +47,17 @@ class _Waiting:
             self.future.set_result(result)
 
 
+@dataclass
+class Load:
+    """Requests by state: waiting, reading the prompt, or writing the answer."""
+
+    queued: int = 0
+    prefill: int = 0
+    decoding: int = 0
+    num_prompt_tokens: int = 0  # of prompts that are read
+    num_tokens: int = 0  # of answers so far
+
+
 class Batcher:
     """`await submit(request)` from any number of tasks of one event loop."""
 
@@ -64,10 +75,21 @@ class Batcher:
         return len(self._open)
 
     @property
-    def tokens_in_flight(self) -> int:
-        """Tokens of the requests that are not complete."""
-        tickets = [waiting.ticket for waiting in self._open if waiting.ticket is not None]
-        return sum(len(choice.tokens) for ticket in tickets for choice in ticket.choices)
+    def load(self) -> "Load":
+        """The requests that are not complete, by state, and their tokens so far."""
+        load = Load()
+        for waiting in list(self._open):
+            ticket, num_prompt = waiting.ticket, len(waiting.request.prompt)
+            num_tokens = 0 if ticket is None else sum(len(choice.tokens) for choice in ticket.choices)
+            load.num_tokens += num_tokens
+            if num_tokens:
+                load.decoding += 1
+                load.num_prompt_tokens += num_prompt
+            elif ticket is not None and ticket.is_started:
+                load.prefill += 1
+            else:
+                load.queued += 1
+        return load
 
     @property
     def is_idle(self) -> bool:

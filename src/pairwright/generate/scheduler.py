@@ -45,6 +45,8 @@ class Ticket:
     on_piece: OnPiece | None
     number: int
     is_cancelled: bool = False
+    is_started: bool = False
+    """Whether the model reads its prompt, or has read it."""
     choices: list["OpenChoice"] = field(default_factory=list)
     num_open: int = 0
     result: Result | None = None
@@ -196,6 +198,8 @@ class Scheduler:
                 self._fills[key] = (prompt, [entry])
                 self._fill_keys[prompt] = key
             del queue[place]
+            for choice in entry.choices:
+                choice.ticket.is_started = True
             return len(entry.choices)
         return None
 

@@ -12,7 +12,7 @@ from typing import Any
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoRlConfig
 from pairwright.config.customizer_config import follow_average
-from pairwright.config.train_config import TrainConfig
+from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset
 from pairwright.jobs.translation import micro_batch, steps_between, steps_per_epoch
@@ -116,7 +116,7 @@ def _policy(
         "optimizer": {
             "name": "torch.optim.AdamW",
             "kwargs": {
-                "lr": train.learning_rate,
+                "lr": train.learning_rate or LEARNING_RATE,
                 "weight_decay": train.weight_decay,
                 "betas": [train.adam_beta1, train.adam_beta2],
                 "eps": train.adam_epsilon,
@@ -150,7 +150,7 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     """Build the learning rate schedule as a sequence of torch schedulers, warm-up first."""
     # Steps after the warm-up.
     rest = max(1, num_steps - train.warmup_steps)
-    end = train.min_learning_rate / train.learning_rate
+    end = train.min_learning_rate / (train.learning_rate or LEARNING_RATE)
     after: dict[str, Json] = {
         "constant": {"name": "torch.optim.lr_scheduler.ConstantLR", "kwargs": {"factor": 1.0, "total_iters": rest}},
         "linear": {

@@ -26,7 +26,6 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.channels.dpo": train.channels.dpo != 1.0,
         "train.dpo.use_margin": train.dpo.use_margin,
         "train.dpo.mixture": bool(train.dpo.mixture),
-        "train.dpo.reference_sync": train.dpo.reference_sync is not None,
         "train.reference": train.reference != "initial",
         "train.quantization": train.quantization != "none",
         "train.early_stopping_patience": train.early_stopping_patience is not None,

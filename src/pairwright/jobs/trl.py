@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pairwright.config import Config
-from pairwright.config.train_config import TrainConfig
+from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
 from pairwright.jobs import local, process
@@ -124,7 +124,7 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "max_steps": train.max_steps or -1,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": passes,
-        "learning_rate": train.learning_rate,
+        "learning_rate": train.learning_rate or LEARNING_RATE,
         "lr_scheduler_type": train.schedule,
         "warmup_steps": train.warmup_steps,
         "optim": _OPTIMIZERS[train.optimizer],
@@ -183,13 +183,11 @@ def _check(train: TrainConfig, options: Json) -> str:
         {
             "train.channels (one of dpo, sft and kto, with weight 1)": kind not in _KINDS or weights != {kind: 1.0},
             "train.dpo.loss kto": "kto" in train.dpo.losses,
-            "train.dpo.reference_sync": train.dpo.reference_sync is not None,
-            "train.kto.sft_loss_weight": train.kto.foreign_sft_weight > 0,
+            "train.kto.sft_loss_weight": bool(train.kto.sft_loss_weight),
             "train.reference": train.reference != "initial",
             "train.quantization": train.quantization != "none",
             "train.early_stopping_patience": train.early_stopping_patience is not None,
             "train.dump_batches": train.dump_batches > 0,
-            "train.stages": bool(train.stages),
             "train.shuffle": not train.shuffle,
             "train.shuffle_by": train.shuffle_by is not None,
             "train.min_learning_rate": train.min_learning_rate > 0,

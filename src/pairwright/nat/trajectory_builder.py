@@ -2,7 +2,7 @@
 
     evaluation ─► RUN/traces/workflow_output.json ─► RUN/experience ─► RUN/pairs (funnel.json) ─► TrajectoryCollection
 
-RUN is `<output_dir>/<run id>`, a run folder like any other: `pairwright pairs explain`, `report` and `train` read it.
+RUN is `<output_dir>/<run id>`, a run folder like any other: `pairwright explain`, `report` and `train` read it.
 Nothing is dropped silently: a step that cannot be read is in RUN/experience/quarantine.jsonl, a candidate in no pair is
 counted under its reason, and both are in the metrics and in `dpo_trajectory_builder_<run>.jsonl`.
 """

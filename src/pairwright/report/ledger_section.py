@@ -44,7 +44,7 @@ def _ledger_sentence(account: Account, stages: Stages) -> str:
             "generated."
         )
     if uncounted:
-        words.append(f"{uncounted:,} turns have no recorded ids; pairwright explain --run counts their tokens.")
+        words.append(f"{uncounted:,} turns have no recorded ids; pairwright explain RUN counts their tokens.")
     words.append("; ".join(account.problems) or "The sums agree.")
     return " ".join(words)
 

@@ -17,9 +17,9 @@ def recipes_section(run: RunFolder) -> Section | None:
     table = read_json(run.comparison)
     rows = [row for row in table["recipes"] if row["results"]]
     plots = [plot for place in range(len(rows[0]["results"]) if rows else 0) if (plot := _plot(table, rows, place))]
-    budget = table["budget"]
+    budget = table["budget"] and "{updates:,} updates of {sequences:,} sequences each".format(**table["budget"])
     note = (
-        f"Same experience, {budget['updates']:,} updates of {budget['sequences']:,} sequences each, "
+        f"Same experience, {budget or 'each recipe with its own number of updates'}, "
         f"{format_count(len(table['seeds']), 'seed')}. Differences are to {table['baseline']}, paired by task and "
         f"seed, with {table['confidence']:.0%} intervals "
         f"{'over seeds (Student)' if len(table['seeds']) > 1 else 'over tasks (bootstrap)'}, not corrected for the "

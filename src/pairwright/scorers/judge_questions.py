@@ -43,6 +43,10 @@ def grade_question(terms: JudgeTerms, run: Experience, vote: int = 0) -> Questio
     material = quotes.quote(conversation=run.prompt, response=_answer(run))
     wanted = "\n".join(f"- {name}: {question}" for name, question in terms.criteria.items())
     criteria = f"Criteria:\n{wanted}" if terms.criteria else f"Criterion: {terms.rubric}"
+    if terms.answers:
+        words = ", ".join(terms.answers[:-1]) + f" or {terms.answers[-1]}"
+        text = f"{_TASK}\n\n{material}\n\n{terms.rubric}\nAnswer with one word: {words}."
+        return Question(text, lambda answer: _read_word(answer, terms.answers), _seed(text, vote), quotes.num_cut)
     form = ", ".join(f'"{name}": <number>' for name in names)
     text = (
         f"{_TASK}\n\n{criteria}\n\n{material}\n\n"
@@ -116,6 +120,17 @@ def _read_grades(answer: str, names: list[str], terms: JudgeTerms) -> tuple[dict
         return None
     width = terms.highest - terms.lowest
     return {name: (grade - terms.lowest) / width for name, grade in grades.items()}, str(value.get("reason", ""))
+
+
+def _read_word(answer: str, words: Sequence[str]) -> tuple[dict[str, float], str] | None:
+    """The place of the word on the scale, if the whole answer is one of the words, in any case, with or without a stop.
+
+    >>> _read_word("Yes.", ["no", "yes"]), _read_word("Yes, it does", ["no", "yes"])
+    (({'score': 1.0}, ''), None)
+    """
+    known = [word.strip().casefold() for word in words]
+    word = answer.strip().removesuffix(".").casefold()
+    return ({OVERALL: known.index(word) / (len(known) - 1)}, "") if word in known else None
 
 
 def _read_ranking(answer: str, order: list[int]) -> list[float] | None:

@@ -15,6 +15,7 @@ import polars as pl
 from pairwright.collection.judge import Judge
 from pairwright.config.model_config import JudgeConfig
 from pairwright.errors import ConfigError
+from pairwright.paths.writing import lock_file
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
 from pairwright.scorers.criteria import is_scorable
@@ -128,7 +129,8 @@ def score(
             batch_in=None if batch_in is None else Path(batch_in),
             base=base,
         )
-        return run_judge(table, job, progress, watch)
+        with lock_file(ScoreLog(table.path, job.name).path, work="scoring"):
+            return run_judge(table, job, progress, watch)
     if batch_out is not None or batch_in is not None:
         raise ConfigError(f"{spec}: batch files are for judges, whose scorer is a rubric .yaml")
     return run_program(table, find_program(spec, name=name or label, base=base), progress)
@@ -151,16 +153,17 @@ def run_program(table: Table, program: Program, progress: Progress) -> ScoreSumm
     """Score the runs of a table that have no score of this version of the program."""
     log = ScoreLog(table.path, program.name)
     summary = ScoreSummary(str(table.path), program.name, runs=table.count())
-    done = {row.uid for row in log.rows() if row.hash == program.hash and row.score is not None}
     rows: list[ScoreRow] = []
-    for num_seen, (uid, outcome) in enumerate(program.run(_runs_to_score(table, done, summary)), 1):
-        summary.add(outcome)
-        rows += outcome.rows(uid, program.hash)
-        if num_seen % _ROWS_PER_APPEND == 0:
-            log.append(rows)
-            rows = []
-            progress(num_seen + summary.kept, summary.runs)
-    log.append(rows)
+    with lock_file(log.path, work="scoring"):
+        done = {row.uid for row in log.rows() if row.hash == program.hash and row.score is not None}
+        for num_seen, (uid, outcome) in enumerate(program.run(_runs_to_score(table, done, summary)), 1):
+            summary.add(outcome)
+            rows += outcome.rows(uid, program.hash)
+            if num_seen % _ROWS_PER_APPEND == 0:
+                log.append(rows)
+                rows = []
+                progress(num_seen + summary.kept, summary.runs)
+        log.append(rows)
     if summary.scored or summary.kept:
         summary.means = mean_scores(read_score_log(table.path, program.name))
     return summary

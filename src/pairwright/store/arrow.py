@@ -3,7 +3,8 @@
 Kinds, dtypes, custom fields and arbitrary `info` survive the round trip. Columns are built directly from Arrow buffers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,10 +47,18 @@ _DECODERS: dict[str, Any] = {
 }
 
 
-def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
-    """Convert experiences to one record batch with the schema of the experience table."""
+def to_batch(
+    experiences: Sequence[Experience], known: Mapping[str, Sequence[Any]] = MappingProxyType({})
+) -> pa.RecordBatch:
+    """Convert experiences to one record batch with the schema of the experience table.
+
+    `known` has columns that were computed already, by name.
+    """
     # Columns are collected in the order of SCHEMA: narrow, content, native lists, `dtypes`, `arrays`.
-    arrays = [column_array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
+    arrays = [
+        column_array(known[column.name] if column.name in known else column.values(experiences), column.type)
+        for column in (*NARROW, *CONTENT)
+    ]
     # `native`: column -> row -> array. `odd`: row -> fields for its blob, in which the one record has the number 0.
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
     odd: dict[int, list[Field]] = {}

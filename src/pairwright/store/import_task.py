@@ -124,36 +124,37 @@ def _no_garbage_collection() -> Iterator[None]:
 def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch, write_rejected: Write) -> None:
     """Read the records of tasks and write them as batches, each of one format and bounded by bytes and rows."""
     batch: list[Experience] = []
+    texts: dict[int, bytes] = {}  # completions of the batch as JSON, by the ids of their tuples
     num_bytes = 0
     for before, task in zip([tasks[0], *tasks], tasks, strict=False):
         if batch and before.layout.format != task.layout.format:
-            write(_batch(batch, before, result))
+            write(_batch(batch, texts, before, result))
             batch, num_bytes = [], 0
         result.num_rows.append(0)
         num_outcomes = _num_outcomes(task, result)
-        for exp in _read_records(task, result, write_rejected):
+        for exp in _read_records(task, texts, result, write_rejected):
             batch.append(exp)
             result.num_rows[-1] += 1
-            num_bytes += _size_of(exp)
+            num_bytes += _size_of(exp, texts.get(id(exp.completion)))
             if num_bytes >= BYTES_PER_BATCH or len(batch) >= ROWS_PER_BATCH:
-                write(_batch(batch, task, result))
+                write(_batch(batch, texts, task, result))
                 batch, num_bytes = [], 0
         # A range of a large file may be empty lines; a whole file that gives nothing is never passed over.
         if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
             _reject(Rejected(str(task.path), None, "no record in it", task.layout.format), task, result, write_rejected)
     if batch:
-        write(_batch(batch, tasks[-1], result))
+        write(_batch(batch, texts, tasks[-1], result))
 
 
-def _size_of(exp: Experience) -> int:
-    """Return about how many bytes a row takes."""
-    size = _BYTES_OF_ROW
-    for message in (*exp.prompt, *exp.completion):
+def _size_of(exp: Experience, text: bytes | None) -> int:
+    """Return about how many bytes a row takes; `text` is its completion as JSON, where that is known."""
+    size = _BYTES_OF_ROW if text is None else _BYTES_OF_ROW + len(text)
+    for message in exp.prompt if text is not None else (*exp.prompt, *exp.completion):
         size += len(message.content) if type(message.content) is str else _BYTES_OF_PARTS if message.content else 0
     return size + (0 if exp.tokens is None else 9 * len(exp.tokens))
 
 
-def _batch(rows: list[Experience], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
+def _batch(rows: list[Experience], texts: dict[int, bytes], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Convert experiences to one record batch, and add their ids and counts to the result."""
     counts = result.counts[task.layout.format]
     for exp in rows:  # counts that the columns do not have
@@ -168,7 +169,10 @@ def _batch(rows: list[Experience], task: ImportTask, result: ImportResult) -> pa
             counts["tokens_dropped"] += 1
         if "not_read" in exp.info:
             result.not_read.update(exp.info["not_read"])
-    batch = to_batch(rows)
+    completions = [
+        texts.pop(id(exp.completion), None) or (encode(exp.completion) if exp.completion else None) for exp in rows
+    ]
+    batch = to_batch(rows, {"completion": completions})
     uids = batch.column("uid").to_pylist()
     result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
     if task.keep_uids:
@@ -179,13 +183,15 @@ def _batch(rows: list[Experience], task: ImportTask, result: ImportResult) -> pa
     return batch
 
 
-def _read_records(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience]:
+def _read_records(
+    task: ImportTask, texts: dict[int, bytes], result: ImportResult, write_rejected: Write
+) -> Iterator[Experience]:
     """Yield the experiences of a task, with scores applied; rejections are counted and written."""
     redacted: set[tuple[str, int | None]] = set()
     units = _units(task, result.repairs)
     if task.redact:
         units = _redacted(units, result, redacted)
-    assembler = Assembler(task.options)
+    assembler = Assembler(task.options, texts)
     for record in read_units(units, task.layout, task.options, assembler):
         if isinstance(record, Rejected):
             _reject(record, task, result, write_rejected)

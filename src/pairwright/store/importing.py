@@ -159,7 +159,7 @@ def refuse_empty(summary: ImportSummary) -> None:
     raise SourceError(
         f"nothing was imported: {num_files:,} file{'s' if num_files != 1 else ''}, and no record in them"
         + (f" ({reasons})" if reasons else "")
-        + ". Traces are JSON, JSON Lines, CSV, Parquet, Arrow, SQLite or Excel files; pairwright import FILE --explain "
+        + ". Traces are JSON, JSON Lines, CSV, Parquet, Arrow, SQLite or Excel files; pairwright explain FILE "
         "shows what is recognised in one, and --format NAME insists on a format"
     )
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pairwright.config.sections import CreditConfig
 from pairwright.errors import TableError
+from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.decisions.turn_votes import read_turn_votes
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
@@ -65,6 +66,7 @@ FACETS = (
 )
 _OF_PAIRS = (FacetColumn("outcome", "in pairs"), FacetColumn("split", "split"))
 MAX_PAIRS_OF_RECORD = 50
+MAX_BEGINNING = 120  # characters of a prompt or an answer in a list
 
 
 class _Kind(msgspec.Struct):
@@ -132,6 +134,9 @@ class ExperienceQueries:
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
         """A page of the list: rows with narrow columns, how many rows match, and how many there are."""
         page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
+        add_beginnings(
+            self.rows, page["rows"], prompt=("prompt", "prompt_text"), answer=("completion", "response_text")
+        )
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
@@ -292,7 +297,7 @@ class ExperienceQueries:
         return [experience_view(exp) for exp in sorted(records, key=lambda exp: (exp.eid.run, exp.eid.step))]
 
     def read_raw(self, uid: str, near: int | None) -> dict[str, Any]:
-        """One experience as the JSON that `experience export` writes, indented."""
+        """One experience as the JSON that `pairwright export` of an experience table writes, indented."""
         exp, _ = self._read(uid, near)
         return {"text": msgspec.json.format(encode(experience_to_json(exp)), indent=2).decode()}
 
@@ -372,6 +377,27 @@ def _side_view(side: Side | None) -> dict[str, Any] | None:
     if side is None:
         return None
     return {"messages": list(messages_view(side.messages)), "text": side.text, "reward": _number(side.reward)}
+
+
+def add_beginnings(
+    rows: RowQueries, page: list[dict[str, Any]], *, prompt: tuple[str, ...], answer: tuple[str, ...]
+) -> None:
+    """Add how the prompt and the answer of each row begin; of several columns the first that is not empty counts."""
+    snapshot = rows.snapshot()
+    texts = rows.take([row["row"] for row in page], [*prompt, *answer], snapshot) if page else []
+    for row, cells in zip(page, texts, strict=True):
+        row["prompt_start"] = next(filter(None, (_beginning(cells[name], -1) for name in prompt)), "")
+        row["answer_start"] = next(filter(None, (_beginning(cells[name], 0) for name in answer)), "")
+
+
+def _beginning(cell: str | None, place: int) -> str:
+    """How a cell of text, or one message of a cell of messages, begins."""
+    text = cell or ""
+    if text.startswith("["):
+        messages = messages_of(text)
+        message = messages[place] if messages else Message("user", "")
+        text = message.text or ", ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
+    return " ".join(text.split())[:MAX_BEGINNING]
 
 
 def messages_view(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:

@@ -17,10 +17,10 @@ from pairwright.records.experience import Pair
 from pairwright.records.messages import canonical_messages, content_hash
 from pairwright.report.pairs_section import count_same_turns
 from pairwright.store.table import Table
-from pairwright.view.experience_queries import messages_view, plain
+from pairwright.view.experience_queries import add_beginnings, messages_view, plain
 from pairwright.view.facets import FacetColumn, count_facets
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import Derived, Query, RowQueries, Snapshot
+from pairwright.view.row_queries import Derived, Numbers, Query, RowQueries, Snapshot
 from pairwright.view.uid_maps import UidMap
 
 LISTED = (
@@ -88,6 +88,7 @@ class PairQueries:
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
         """A page of the list."""
         page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
+        add_beginnings(self.rows, page["rows"], prompt=("prompt",), answer=("chosen",))
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
@@ -144,10 +145,10 @@ class PairQueries:
         kinds, codes = np.unique(flags, return_inverse=True)
         self._lint = (snapshot.signature, [_names_text(int(kind)) for kind in kinds], codes.astype(np.uint16))
 
-    def _lint_words(self, frame: pl.DataFrame, start: int) -> pl.Series:
+    def _lint_words(self, frame: pl.DataFrame, numbers: Numbers) -> pl.Series:
         assert self._lint is not None
         _, texts, codes = self._lint
-        return pl.Series(texts, dtype=pl.String)[codes[start : start + frame.height].astype(np.int64)]
+        return pl.Series(texts, dtype=pl.String)[codes[numbers].astype(np.int64)]
 
     def _lint_names(self, number: int, snapshot: Snapshot) -> list[str]:
         # A single pair does not wait for the lint of all: the facets ask for it.
@@ -156,7 +157,7 @@ class PairQueries:
         return (self._lint[1][self._lint[2][number]] or "").split()
 
 
-def _length_ratio(frame: pl.DataFrame, _: int) -> pl.Series:
+def _length_ratio(frame: pl.DataFrame, _: Numbers) -> pl.Series:
     ratio = pl.col("num_chosen_characters") / pl.col("num_rejected_characters")
     return frame.select(pl.when(pl.col("num_rejected_characters") > 0).then(ratio)).to_series()
 

@@ -54,13 +54,13 @@ class Abandoned(PairwrightError):
 class Derived:
     """A column that is computed from others: its type, the columns it needs, and the function.
 
-    The function gets a frame with these columns and the number of its first row. `prepare` is called once before a
-    scan, on the thread of the query: what the function looks up is loaded there.
+    The function gets a frame with these columns and the numbers of its rows. `prepare` is called once before a scan, on
+    the thread of the query: what the function looks up is loaded there.
     """
 
     type: pa.DataType
     needs: tuple[str, ...]
-    compute: Callable[[pl.DataFrame, int], pl.Series]
+    compute: Callable[[pl.DataFrame, Numbers], pl.Series]
     prepare: Callable[[], object] = lambda: None
 
 
@@ -199,10 +199,12 @@ class RowQueries:
                 return []
             for batch in self._batches(piece, wanted):
                 check()
-                frame = self._with_derived(pl.DataFrame(batch), columns, first)
+                frame, own = pl.DataFrame(batch), np.arange(first, first + batch.num_rows)
                 if numbers is not None:
                     low, high = np.searchsorted(numbers, (first, first + batch.num_rows))
-                    frame = frame[numbers[low:high] - first]
+                    own = numbers[low:high]
+                    frame = frame[own - first]
+                frame = self._with_derived(frame, columns, own)
                 if frame.height:
                     results.append(function(frame, first))
                 first += batch.num_rows
@@ -298,8 +300,7 @@ class RowQueries:
                 here = part[(part >= first) & (part < first + batch.num_rows)] - first
                 if len(here):
                     # Taken before the derived columns: these are then computed for few rows.
-                    rows = [self._with_derived(pl.DataFrame(batch.slice(at, 1)), columns, first + at) for at in here]
-                    frames += [row.select(columns) for row in rows]
+                    frames.append(self._with_derived(pl.DataFrame(batch)[here], columns, here + first).select(columns))
                 first += batch.num_rows
                 if first > part[-1]:
                     break
@@ -373,8 +374,8 @@ class RowQueries:
         # A query without columns still counts rows: the first column is small.
         return list(dict.fromkeys(name for names in lists for name in names)) or [self.schema.names[0]]
 
-    def _with_derived(self, frame: pl.DataFrame, columns: Sequence[str], start: int) -> pl.DataFrame:
-        extra = [self.derived[name].compute(frame, start).alias(name) for name in columns if name in self.derived]
+    def _with_derived(self, frame: pl.DataFrame, columns: Sequence[str], numbers: Numbers) -> pl.DataFrame:
+        extra = [self.derived[name].compute(frame, numbers).alias(name) for name in columns if name in self.derived]
         return frame.with_columns(extra) if extra else frame
 
     def _batches(self, piece: Piece, columns: Sequence[str], num_rows: int | None = None) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Limit, Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView, duration
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -25,15 +25,18 @@ def collect_runs(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on: what is done stays, what failed is retried.")
     ] = False,
+    limit: Limit = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Run a workflow over tasks, and record every candidate with its score."""
-    from pairwright.collection import collect
     from pairwright.config import base_folder, load_config
 
-    settings = load_config(config, overrides=parse_overrides(override))
+    settings = load_config(config, overrides=parse_overrides(override, limit, "collect.num_tasks"))
     output = output or Path("runs") / settings.name
+    say(f"collecting into {output}")  # before the imports below, which take seconds
+    from pairwright.collection import collect
+
     with CollectView() as view:
         collection = collect(
             settings, output=output, resume=resume, watch=view.show, base=base_folder(settings, config)

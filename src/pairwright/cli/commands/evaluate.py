@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.arguments import condition_of
 from pairwright.cli.help_style import GroupWithCompare
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Limit, Overrides, parse_overrides
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
-    from pairwright.cli.commands.experience_table import _condition
     from pairwright.config import load_config
     from pairwright.evaluation import evaluate, read_scores
     from pairwright.evaluation.evaluate_options import evaluate_settings
@@ -55,7 +55,7 @@ def compare(
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     section = settings.evaluate
     sides = [
-        read_scores(path, where=_condition(where), reduce=section.reduce)
+        read_scores(path, where=condition_of(where), reduce=section.reduce)
         for path, where in ((before, where_before), (after, where_after))
     ]
     evaluation = evaluate(sides[0], sides[1], **evaluate_settings(section, seed=settings.seed))
@@ -77,16 +77,20 @@ def run(
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an evaluation that was cut short.")] = False,
+    limit: Limit = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
     from pairwright.cli.progress_view import CollectView
     from pairwright.config import base_folder, load_config
+
+    words = parse_overrides(override, limit, "evaluate.num_tasks")
+    settings = load_config(config, overrides=words, flags=set_flags(ctx))
+    folder = output or Path("runs") / settings.name
+    say(f"examining {before} and {after} in {folder}")  # before the imports below, which take seconds
     from pairwright.evaluation.held_out_runs import evaluate_models
 
-    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
-    folder = output or Path("runs") / settings.name
     with CollectView() as view:
         evaluation, collections = evaluate_models(
             settings,

@@ -1,32 +1,18 @@
-"""`pairwright experience stats|head|filter|export DIR`."""
+"""`pairwright experience stats|head|filter|corrections DIR`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
-from pairwright.cli.output import print_json, print_json_line, print_table, say
-from pairwright.errors import ConfigError, PairwrightError
+from pairwright.cli.arguments import PLACE, condition_of
+from pairwright.cli.output import flat_rows, print_json, print_json_line, print_table, say
 
-if TYPE_CHECKING:
-    import polars as pl
-
-    from pairwright.paths import Place
-
-app = typer.Typer(help="Look at an experience table and write it elsewhere.", no_args_is_help=True)
+app = typer.Typer(help="Look at an experience table, filter it, add corrections.", no_args_is_help=True)
 
 Dir = Annotated[str, typer.Argument(help="The folder of an experience table; also s3://...", show_default=False)]
 Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL expression holds, e.g. 'reward > 0.5'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-class Target(StrEnum):
-    jsonl = "jsonl"
-    parquet = "parquet"
-    hf = "hf"
-    bytes = "bytes"
 
 
 @app.command()
@@ -46,21 +32,16 @@ def stats(
     from pairwright.store.table_stats import table_statistics
 
     table = Table(folder, create=False)
-    statistics = table_statistics(table, _condition(where))
+    statistics = table_statistics(table, condition_of(where))
     if where is None:
         statistics["excluded"] = len(read_exclusions(table.path))
     if credit:
-        counts = count_credit(table, CreditConfig(), _condition(where))
+        counts = count_credit(table, CreditConfig(), condition_of(where))
         statistics |= {"turn credit": counts, "failed by": counts.pop("failed_by")}
     if as_json:
         print_json(statistics)
         return
-    # plain values first, then each dict as rows of its own
-    rows = [(name, value) for name, value in statistics.items() if not isinstance(value, dict)]
-    for name, counts in statistics.items():
-        if isinstance(counts, dict):
-            rows += [(f"{name}: {key}", value) for key, value in counts.items()]
-    print_table(str(table.path), ("what", "value"), rows)
+    print_table(str(table.path), ("what", "value"), flat_rows(statistics))
     say(f"{statistics['experiences']:,} experiences in {table.path}. Next: pairwright experience head {table.path}")
 
 
@@ -77,7 +58,7 @@ def head(
     from pairwright.store.table import Table
 
     table = Table(folder, create=False)
-    experiences = table.head(num, _condition(where))
+    experiences = table.head(num, condition_of(where))
     for exp in experiences:
         if as_json:
             print_json_line(experience_to_json(exp))
@@ -147,49 +128,6 @@ def corrections(
     else:
         print_table("corrections", ("what", "runs"), list(counts.items()))
     say(f"{counts['corrected']:,} preferences in {output}. Next: pairwright pairs {output} -o DIR --strategy imported")
-
-
-@app.command()
-def export(
-    folder: Dir,
-    output: Annotated[
-        str, typer.Option("-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.")
-    ],
-    to: Annotated[Target | None, typer.Option(help="Format; by default by the file's extension.")] = None,
-    where: Where = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-) -> None:
-    """Write a table as JSON lines, one Parquet file, an HF dataset on disk, or pairwright bytes."""
-    from pairwright.paths import claim_file, place
-    from pairwright.store.exporting import EXPORTERS
-    from pairwright.store.table import Table
-
-    table, file = Table(folder, create=False), place(output)
-    target = to or _target_of(file)
-    condition = _condition(where)
-    with claim_file(file, overwrite=overwrite, work="export"):
-        # checked first, so that no empty file is written
-        if not table.count(condition):
-            which = "" if where is None else f" for which {where!r} holds"
-            raise PairwrightError(f"{table.path}: no experience{which}; nothing was written")
-        num_rows = EXPORTERS[target.value](table, file, condition)
-    say(f"{num_rows:,} experiences written to {file} ({target.value})")
-
-
-def _target_of(output: "Place") -> Target:
-    # a path without an ending is a folder, as a dataset on disk is
-    endings = {".jsonl": Target.jsonl, ".parquet": Target.parquet, ".pwxp": Target.bytes, "": Target.hf}
-    if output.suffix not in endings:
-        raise ConfigError(f"{output}: unknown ending {output.suffix!r}; say --to {'|'.join(Target)}")
-    return endings[output.suffix]
-
-
-def _condition(where: str | None) -> "pl.Expr | None":
-    if where is None:
-        return None
-    from pairwright.store.conditions import parse_where
-
-    return parse_where(where)
 
 
 def _print_message(label: str, message: Any) -> None:

@@ -15,7 +15,6 @@ from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.paths import Place
-    from pairwright.sources.format import Options
     from pairwright.store.importing import ImportSummary
 
 _COLUMNS = (
@@ -61,9 +60,6 @@ def import_files(
     ] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show what becomes of each field of three records; write nothing.")
-    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
@@ -76,8 +72,7 @@ def import_files(
     with without_blas_threads():
         from pairwright.engines import open_engine
         from pairwright.paths import place
-        from pairwright.sources.field_map import parse_map
-        from pairwright.sources.format import Options, read_compaction_prompt
+        from pairwright.sources.format import options_of
         from pairwright.store.importing import import_files as run_import
         from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
@@ -86,18 +81,6 @@ def import_files(
     settings = load_settings(config, override, flags)
     sources = settings.sources
     paths = paths or list(sources.paths)
-    options = Options(
-        reward=sources.reward,
-        step_name=step_name,
-        compaction_prompt=read_compaction_prompt(sources.compaction_prompt),
-        map=parse_map(sources.map),
-        task=sources.task,
-        run=sources.run,
-        step=sources.step,
-    )
-    if explain:
-        _explain(paths, sources.format, options, as_json=as_json)
-        return
     if output is None and config is not None:
         output = str(Path("runs") / settings.name / "experience")
     if not paths or output is None:
@@ -110,7 +93,7 @@ def import_files(
                 paths,
                 table,
                 format_name=sources.format,
-                options=options,
+                options=options_of(sources, step_name=step_name),
                 redact=sources.redact,
                 scores=scores,
                 update=update,
@@ -209,18 +192,3 @@ def _as_json(summary: "ImportSummary") -> dict[str, Any]:
         "same_as": summary.same_as,
         "added": summary.total("experiences") - summary.total("already_there"),
     }
-
-
-def _explain(paths: list[str], format_name: str, options: "Options", *, as_json: bool) -> None:
-    """Print what becomes of each field of the first records of each file."""
-    from pairwright.sources.explain import explain_file
-    from pairwright.sources.files import expand_paths
-
-    if not paths:
-        raise ConfigError("--explain: expected files to look at, e.g. pairwright import --explain traces.jsonl")
-    explanations = [explain_file(file, format_name, options) for file in expand_paths(paths)]
-    if as_json:
-        print_json([explanation.as_json() for explanation in explanations])
-        return
-    for explanation in explanations:
-        typer.echo("\n".join(explanation.lines()))

@@ -24,22 +24,15 @@ class WeightType(StrEnum):
     float16 = "float16"
 
 
-_Folder = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The same as --output.", show_default=False)]
-_Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write; a new or empty one.")]
-
-
-def _folder_of(folder: Path | None, output: Path | None) -> Path:
-    """Return the folder to write, which stands behind -o or as the last word."""
-    if (folder is None) is (output is None):
-        raise ConfigError("name the folder to write once: -o DIR")
-    return Path(str(output if folder is None else folder))
+_Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Folder to write; a new or empty one.", show_default=False)
+]
 
 
 @app.command("fetch")
 def fetch_model(
     name: Annotated[str, typer.Argument(help="Hub id, such as Qwen/Qwen2.5-0.5B-Instruct.", show_default=False)],
-    folder: _Folder = None,
-    output: _Output = None,
+    output: _Output,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default the newest.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -47,24 +40,22 @@ def fetch_model(
     from pairwright.paths import download_model, is_hub_id
     from pairwright.paths.model_folders import require_empty
 
-    folder = _folder_of(folder, output)
     if not is_hub_id(name):
         raise ConfigError(f"{name}: expected a Hub id, such as Qwen/Qwen2.5-0.5B-Instruct")
-    require_empty(folder, of=name)
-    download_model(name, folder, revision=revision)
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    require_empty(output, of=name)
+    download_model(name, output, revision=revision)
+    size = sum(path.stat().st_size for path in output.glob("*.safetensors"))
     if not size:
         raise ConfigError(f"{name}: the Hub has no *.safetensors of it: convert its weights with save_pretrained")
     if as_json:
-        print_json({"name": name, "folder": str(folder), "bytes": size})
-    say(f"{name} is in {folder} ({size / 1e6:,.0f} MB). Next: pairwright serve model {folder}")
+        print_json({"name": name, "folder": str(output), "bytes": size})
+    say(f"{name} is in {output} ({size / 1e6:,.0f} MB). Next: pairwright serve model {output}")
 
 
 @app.command("convert")
 def convert_model(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file.", show_default=False)],
-    folder: _Folder = None,
-    output: _Output = None,
+    output: _Output,
     dtype: Annotated[
         WeightType, typer.Option(help="Of the weights; auto: as in the file, bfloat16 if they are quantised.")
     ] = WeightType.auto,
@@ -76,14 +67,13 @@ def convert_model(
     """Convert a GGUF file to a model's folder: dequantised weights, tokenizer, chat template."""
     from pairwright.models.convert_gguf import convert_gguf
 
-    folder = _folder_of(folder, output)
     with Progress("converting", "tensors") as bar:
-        result = convert_gguf(file, folder, dtype=dtype.value, tokenizer=tokenizer, progress=bar.show)
+        result = convert_gguf(file, output, dtype=dtype.value, tokenizer=tokenizer, progress=bar.show)
     if as_json:
         print_json(result)
     say(
-        f"{result['family']}, {result['parameters'] / 1e6:,.1f} M parameters in {result['dtype']}, is in {folder}. "
-        f"Next: pairwright serve model {folder}"
+        f"{result['family']}, {result['parameters'] / 1e6:,.1f} M parameters in {result['dtype']}, is in {output}. "
+        f"Next: pairwright serve model {output}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`pairwright report RUN`: a run on one page; `explain --run RUN`: where every token went; `view`: a local page."""
+"""`pairwright report RUN`: a run on one page; `pairwright view`: a local page over runs and tables."""
 
 import secrets
 from pathlib import Path
@@ -35,47 +35,6 @@ def report(
         f"{', '.join(contents.sections)} in {page} ({size / 1000:,.0f} kB); {len(contents.plots)} plots as SVG and CSV "
         f"in {page.parent / 'plots'}. Open the page in a browser."
     )
-
-
-def explain_run(
-    run: Annotated[Path, typer.Option("--run", help="Folder of a run, of one of its rounds, or of a training.")],
-    encode: Annotated[
-        bool, typer.Option("--encode/--no-encode", help="Count tokens that were not recorded by encoding them.")
-    ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Say where every generated token went: trained, cut, refused, not paired; exit code 2 if the sums disagree."""
-    import msgspec
-
-    from pairwright.ledger import LedgerError, build_ledger, train_folders
-
-    ledgers = []
-    for name, folder in train_folders(run):
-        with Progress("encoding", "items") as progress:
-            ledgers.append(build_ledger(name, folder, encode=encode, progress=progress.show))
-    problems = [problem for ledger in ledgers for problem in ledger.problems]
-    if as_json:
-        print_json({"ledgers": msgspec.to_builtins(ledgers), "problems": problems})
-    for ledger in ledgers:
-        for note in ledger.notes:
-            say(f"note: {ledger.name}: {note}")
-        # JSON has the accounts already
-        for account in () if as_json else ledger.accounts:
-            rows = [(fate.name, fate.turns, fate.tokens, fate.num_uncounted or "") for fate in account.fates]
-            rows.append(
-                ("generated", account.turns, account.tokens, sum(fate.num_uncounted for fate in account.fates) or "")
-            )
-            title = f"{ledger.name}, {account.channel}: {account.experiences:,} experiences"
-            print_table(title, ("fate", "turns", "tokens", "turns without a count"), rows)
-            say(
-                f"{ledger.name}, {account.channel}: {account.loss_tokens:,} tokens in all updates, "
-                f"{account.drawn_tokens:,} by the ledger; {account.num_as_sampled:,} of {account.num_recorded:,} "
-                f"recorded turns were trained as sampled; {account.added_tokens:,} added tokens in "
-                f"{account.num_with_added:,} trained sequences"
-            )
-    if problems:
-        raise LedgerError("the ledger does not add up: " + "; ".join(problems))
-    say(f"{run}: every generated token has its place, and the sums agree")
 
 
 def view(

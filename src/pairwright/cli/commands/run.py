@@ -9,6 +9,7 @@ import typer
 
 from pairwright.cli.output import print_json, print_table, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.progress_view import duration
 
 
 def run_flow(
@@ -17,6 +18,16 @@ def run_flow(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="A trial in runs/<name>-trial: only the first N tasks are collected and examined, without a gate; "
+            "estimates the time of the whole.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -24,12 +35,16 @@ def run_flow(
     """Collect, pair, train and prove, from one configuration; a stage that is done and unchanged is skipped."""
     from pairwright.config import base_folder, load_config, printable_config
     from pairwright.errors import ConfigError
+
+    overrides = parse_overrides(override, limit, "collect.num_tasks", "evaluate.num_tasks")
+    if limit is not None:
+        overrides.append(("evaluate.gate", "null"))
+    settings = load_config(config, overrides=overrides)
+    folder = output or Path("runs") / (settings.name if limit is None else f"{settings.name}-trial")
+    base = base_folder(settings, config)
+    say(f"{'planning' if dry_run else 'running'} {config} in {folder}")  # before the imports below, which take seconds
     from pairwright.flow import Flow
 
-    overrides = parse_overrides(override)
-    settings = load_config(config, overrides=overrides)
-    folder = output or Path("runs") / settings.name
-    base = base_folder(settings, config)
     if resume and not (folder / "manifest.json").exists():
         raise ConfigError(f"--resume: {folder} has no run to go on with")
     if dry_run:
@@ -38,7 +53,17 @@ def run_flow(
     # references to the environment stay references in the file
     resolved = printable_config(config, overrides=overrides)
     with live_view() as view:
-        result = Flow(settings, folder, base=base, view=view).run(resolved=resolved)
+        flow = Flow(settings, folder, base=base, view=view)
+        result = flow.run(resolved=resolved)
+    if limit is not None:
+        from pairwright.flow.dry_run import estimate_whole
+
+        whole = estimate_whole(flow, load_config(config, overrides=parse_overrides(override)))
+        stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in whole.items())
+        result["estimated_seconds"] = round(sum(whole.values()), 1)
+        say(
+            f"trial: the whole run would take about {duration(sum(whole.values()))} ({stages}): pairwright run {config}"
+        )
     if as_json:
         print_json(result)
     else:
@@ -105,7 +130,7 @@ class _LiveView:
         self._switch_to("collect", CollectView).show(status)
 
     def _training(self, event: dict[str, Any]) -> None:
-        from pairwright.cli.commands.train import TrainingView
+        from pairwright.cli.progress_view import TrainingView
 
         self._switch_to("train", TrainingView).show(event)
 

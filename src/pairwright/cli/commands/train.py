@@ -1,6 +1,5 @@
 """`pairwright train --pairs DIR --model DIR -o RUN`."""
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +11,9 @@ from pairwright.cli.arguments import PLACE
 from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.progress_view import TrainingView
 from pairwright.errors import ConfigError
 
-# Metrics of the live table, in this order
-_METRICS = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
 Pairs = Annotated[
     str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
 ]
@@ -150,86 +148,3 @@ def _run(config: Any, *, as_json: bool, model: Path, output: Path, **sources: An
         f"{result.num_steps:,} updates{best}; the model is in {result.model}. "
         f"Next: pairwright serve model {result.model}"
     )
-
-
-class TrainingView:
-    """A live table in a terminal, a line every ten seconds in a pipe. `show` takes the events of the loop."""
-
-    def __init__(self) -> None:
-        self._live: Any = None
-        self._next_line = 0.0
-        self._started: float | None = None
-        self._rows: dict[str, str] = {}
-
-    def __enter__(self) -> "TrainingView":
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, event: dict[str, Any]) -> None:
-        kind = event["kind"]
-        if kind == "note":
-            say(f"note: {event['note']}")
-        elif kind in ("encode", "reference"):
-            verb = "encoding" if kind == "encode" else "reference"
-            self._update({"stage": f"{verb} {event['done']:,} of {event['total']:,}"})
-        elif kind == "validation":
-            values = {key: value for key, value in event.items() if key.startswith("eval_")}
-            self._update(
-                {
-                    key: f"{value:.4g}"
-                    for key, value in values.items()
-                    if key in ("eval_loss", "eval_rewards/accuracies")
-                }
-            )
-            if self._live is None:
-                say(f"step {event['step']}: eval_loss {event.get('eval_loss', float('nan')):.4g}")
-        else:
-            self._update(self._step(event))
-
-    def _step(self, event: dict[str, Any]) -> dict[str, str]:
-        import time
-
-        now = time.monotonic()
-        # the first event need not be step 1: a resumed run starts later
-        if self._started is None:
-            self._started, self._first = now, event["step"]
-        done = event["step"] - self._first
-        # mean seconds of a step so far, times the steps that are left
-        left = (now - self._started) / done * (event["num_steps"] - event["step"]) if done else float("nan")
-        rows = {"stage": f"step {event['step']:,} of {event['num_steps']:,}, epoch {event['epoch']:.2f}"}
-        rows |= {name: f"{event[name]:.4g}" for name in _METRICS if name in event}
-        rows |= {"tokens/s": f"{event['tokens_per_second']:,.0f}", "time left": _clock(left)}
-        return rows
-
-    def _update(self, rows: dict[str, str]) -> None:
-        import time
-
-        # figures that an event does not have stay as they were
-        self._rows |= rows
-        if self._live is not None:
-            from rich.table import Table
-
-            table = Table(box=None, show_header=False, pad_edge=False)
-            for name, value in self._rows.items():
-                table.add_row(name, value)
-            self._live.update(table)
-        elif time.monotonic() >= self._next_line:
-            say(", ".join(value if name == "stage" else f"{name} {value}" for name, value in self._rows.items()))
-            self._next_line = time.monotonic() + 10
-
-
-def _clock(seconds: float) -> str:
-    # NaN: before the second step there is no estimate
-    if seconds != seconds:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -26,6 +26,7 @@ from pairwright.training.model.policy_model import Policy
 from pairwright.training.optimizer import make_optimizer
 
 _VOCABULARY = 384
+_RATE = 1e-3
 # Largest difference from the CPU in fp32, as a share: of the loss, and of the gradient as one vector.
 _LIMITS = {"fp32": (1e-4, 1e-3), "bf16": (0.02, 0.1)}
 _LAYOUTS = ("padded", "shared prefixes", "trees")
@@ -102,14 +103,14 @@ def _check_checkpointing(device: Any) -> Iterator[DeviceRow]:
 
 def _check_resume(device: Any) -> Iterator[DeviceRow]:
     """Four updates at once, and two with a checkpoint after which a new model makes the other two."""
-    settings = TrainConfig(learning_rate=1e-3)
+    settings = TrainConfig()
     whole, _ = _update(_model().to(device), settings, 4)
     model, optimizer = _update(_model().to(device), settings, 2)
     with TemporaryDirectory(prefix="pairwright-doctor-") as folder:
         place = save_checkpoint(Path(folder), State(step=2), trainable(model), optimizer)
         again = _model().to(device)
         load_weights(place, trainable(again))
-        resumed = make_optimizer(trainable(again), settings)
+        resumed = make_optimizer(trainable(again), settings, _RATE)
         load_optimizer(place, resumed)
     again, _ = _update(again, settings, 2, optimizer=resumed)
     pairs = zip(whole.parameters(), again.parameters(), strict=True)
@@ -196,7 +197,7 @@ def _adapter_gradients(model: Any) -> dict[str, Any]:
 
 def _update(model: Any, settings: TrainConfig, steps: int, *, optimizer: Any = None) -> tuple[Any, Any]:
     policy = Policy(model)
-    optimizer = optimizer or make_optimizer(trainable(model), settings)
+    optimizer = optimizer or make_optimizer(trainable(model), settings, _RATE)
     for _ in range(steps):
         optimizer.zero_grad()
         _loss(policy, "shared prefixes").backward()

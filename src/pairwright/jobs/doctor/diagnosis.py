@@ -165,7 +165,10 @@ def check_model(patient: Patient) -> Iterator[Finding]:
         yield wrong("template", str(error), "bring tokenizer.json and a chat template, as save_pretrained writes them")
         return
     quirks = ", ".join(quirk.name for quirk in report.quirks)
-    if report.is_supported:
+    if report.is_supported and not report.supports_tools and patient.config.tokens.tools_as_text == "off":
+        way_out = "for an agent with tools: policy.tools_as_text and tokens.tools_as_text: hermes"
+        yield warn("template", f"supported for plain chats, not for tools: {quirks} → {way_out}")
+    elif report.is_supported:
         yield fine("template", "supported" + (f"; quirks: {quirks}" if quirks else ""))
     else:
         yield wrong("template", f"not supported: {quirks}", f"pairwright tokens check --tokenizer {folder}")
