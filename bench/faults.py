@@ -115,7 +115,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
     imported = ["import", str(folder / "runs.jsonl"), "--format", "openai-chat", "--task", "task"]
     paired = ["pairs", str(table), "--strategy", "best-worst"]
     encoded = ["tokens", "build", str(pairs), "--tokenizer", str(model)]
-    trained = ["train", "--tokens", str(tokens), "--model", str(model), "--batch-size", "64", "--resume"]
+    trained = ["train", "--tokens", str(tokens), "--model", str(model), "--batch-size", "8", "--resume"]
     small = ["policy.num_candidates=2", "train.epochs=1"]
     for arguments, output in ((imported, table), (paired, pairs), (encoded, tokens)):
         subprocess.run([*PAIRWRIGHT, *arguments, "-o", str(output)], **quiet)
@@ -124,7 +124,11 @@ def make_commands(folder: Path) -> dict[str, Command]:
         Command("import", [*imported, "-o", "{out}"], experiences),
         Command("pairs", [*paired, "-o", "{out}"], file_contents("pairs*.parquet")),
         Command("tokens", [*encoded, "-o", "{out}"], sequences),
-        Command("train", [*trained, "train.save_every=8", "-o", "{out}"], file_contents("model/model.safetensors")),
+        Command(
+            "train",
+            [*trained, "train.max_steps=12", "train.save_every=2", "-o", "{out}"],
+            file_contents("model/model.safetensors"),
+        ),
         Command("score", ["score", "{out}", "--with", "programs"], scores, copies=table),
         Command("collect", ["collect", config, *small, "--resume", "-o", "{out}"], runs_by_task),
         Command("run", ["run", config, *small, "-o", "{out}"], runs_by_task),
