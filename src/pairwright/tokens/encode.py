@@ -155,41 +155,37 @@ def encode_located(
     coat = None
     if encoder is not None and painter is not None:
         coat = painter.paint(encoded, rendered.pieces, chat, encoder.num_same)
+    return finish_sequence(prepared, chat, located, encoded, num_controls, coat)
+
+
+def finish_sequence(
+    prepared: Prepared, chat: Chat, located: Located, encoded: Encoded, num_controls: int, coat: "_Coat | None" = None
+) -> Sequence:
+    """Mask, paint and report of encoded text, after the last checks on its tokens; `coat` is what is painted already,
+    `num_controls` how many control tokens were encoded as text."""
+    regions = located.regions
     spans = find_spans(encoded, regions)
-    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, coat, spans)
-    report = build_report(prepared, encoded, located, num_controls=num_controls, spans=spans)
-    return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
-
-
-def build_report(
-    prepared: Prepared,
-    encoded: Encoded,
-    located: Located,
-    *,
-    num_controls: int = 0,
-    spans: Spans | None = None,
-) -> Report:
-    """What there is to say about a sequence, after the last checks on its tokens. `spans`: those of its regions."""
-    regions, spans = located.regions, spans or find_spans(encoded, located.regions)
+    mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, spans, coat)
     merged = _check_tokens(prepared.tokenizer, encoded, located.rendered, regions, spans)
-    return Report(
+    report = Report(
         template=prepared.tokenizer.renderer(prepared.tools).hash,
         mode=prepared.mode,
         num_turns=len(regions),
-        rules=tuple(region.rule for region in regions),
+        rules=tuple([region.rule for region in regions]),
         added_tokens=_count_added(encoded, regions, spans),
-        declared=tuple(region.message for region in regions if region.is_declared),
+        declared=tuple([region.message for region in regions if region.is_declared]),
         dropped=located.dropped,
         prompt_dropped=located.prompt_dropped,
         images=located.num_images,
         rewritten_ids=prepared.rewritten_ids,
         merged=merged,
-        unstopped=tuple(region.message for region in regions if region.stop is None),
+        unstopped=tuple([region.message for region in regions if region.stop is None]),
         stops=tuple(sorted({region.stop for region in regions if region.stop is not None})),
         control_tokens=num_controls,
         probed=located.probed,
         split=encoded.is_split,
     )
+    return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
 
 
 def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
@@ -277,15 +273,10 @@ def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat
 
 
 def paint_tokens(
-    encoded: Encoded,
-    rendered: Rendered,
-    regions: list[Region],
-    chat: Chat,
-    coat: _Coat | None = None,
-    spans: Spans | None = None,
+    encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat, spans: Spans, coat: _Coat | None = None
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Mask, message and paint of every token, by where its text comes from; `coat` is what is painted already, `spans`
-    are those of the regions where they are known."""
+    """Mask, message and paint of every token, by where its text comes from; `spans` are the tokens of the regions,
+    `coat` is what is painted already."""
     if coat is None:
         coat = _new_coat(len(encoded.ids))
         _paint_pieces(coat, encoded, rendered.pieces, chat)
@@ -294,7 +285,7 @@ def paint_tokens(
         message_index, paint = coat.message.copy(), coat.paint.copy()
     mask = np.zeros(len(encoded.ids), dtype=bool)
     # Regions come last: what they cover is the turn's, whichever piece wrote its text.
-    for region, low, high in zip(regions, *(spans or find_spans(encoded, regions)), strict=True):
+    for region, low, high in zip(regions, *spans, strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
         paint[low:high] = coat.generated[low:high]

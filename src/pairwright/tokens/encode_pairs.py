@@ -21,10 +21,9 @@ from pairwright.records.messages import Json, Message, mark_generated
 from pairwright.tokens.encode import (
     Messages,
     Prepared,
-    build_report,
     encode_raw_text,
+    finish_sequence,
     is_raw_text,
-    paint_tokens,
     prepare_chat,
 )
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
@@ -317,10 +316,8 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
             np.concatenate([prompt_offsets, tail_offsets + start]),
             is_split=True,
         )
-        mask, message_index, paint = paint_tokens(encoded, located.rendered, located.regions, side.chat)
         num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
-        report = build_report(side.prepared, encoded, located, num_controls=num_controls)
-        sequence = Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
+        sequence = finish_sequence(side.prepared, side.chat, located, encoded, num_controls)
         sides[name] = EncodedSide(drop_stop(sequence) if side.is_cut else sequence, size)
     for name, turns in draft.left_out.items():
         report = msgspec.structs.replace(sides[name].sequence.report, left_out=turns)

@@ -17,7 +17,7 @@ from pairwright.records.grouping import Conversation, conversation_of
 from pairwright.records.messages import Json, Message, canonical_messages
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens.clock import time_of
-from pairwright.tokens.encode import Messages, Prepared, paint_tokens, prepare_chat
+from pairwright.tokens.encode import Messages, Prepared, find_spans, paint_tokens, prepare_chat
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
@@ -267,7 +267,7 @@ def build_from_turns(
         ids, offsets = encode_continuation(tokenizer, text[position:], stop)
         parts.add_context(ids, offsets + position)
     encoded = index_tokens(tokenizer, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
-    mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat)
+    mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, find_spans(encoded, regions))
     for message, hint in (added or {}).items():
         _paint_hint(encoded, located, message, hint, paint)
     # The mask by provenance has to be what was sampled, token by token.

@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 import re
+import unicodedata
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from pairwright.config import TokensConfig
 from pairwright.generate.template_variables import KEY, explain_variables
@@ -43,7 +44,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes that a token spells, looked up when it is first met."""
+    """The bytes that a token spells, looked up when it is first met.
+
+    Byte-level tokens spell every text that is not normalized: there it is enough that their lengths add up.
+    """
 
     def __init__(self, backend: Tokenizer) -> None:
         is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
@@ -55,6 +59,15 @@ class TokenBytes(dict[int, bytes]):
         self._backend = backend
         self._misses = 0
         self._spelt = _byte_level if is_byte_level else _with_spaces
+        normalizer = backend.normalizer
+        self._is_composed = isinstance(normalizer, normalizers.NFC)
+        # With a token for each byte, and no space put before a text.
+        self._adds_up = (
+            is_byte_level
+            and (normalizer is None or self._is_composed)
+            and all(backend.token_to_id(character) is not None for character in _BYTES)
+            and backend.encode("a", add_special_tokens=False).ids == [backend.token_to_id("a")]
+        )
 
     def __missing__(self, number: int) -> bytes:
         token = self._backend.id_to_token(number)
@@ -73,16 +86,23 @@ class TokenBytes(dict[int, bytes]):
     def encode(self, text: str, numbers: list[int]) -> Offset | None:
         """Ids and character offsets, or None where the tokens do not spell the text byte by byte."""
         data = text.encode()
-        if b"".join(map(self.__getitem__, numbers)) != data:
-            self._misses += 1
-            return None
-        self._misses = 0
         ids = np.array(numbers, dtype=np.int32)
+        sizes = self._sizes[ids]
+        if not sizes.all():  # tokens that are met for the first time
+            for number in ids[sizes == 0].tolist():
+                self[number]
+            sizes = self._sizes[ids]
         both = np.empty((2, len(ids)), dtype=np.int32)  # by columns: starts and ends are read apart
         starts, ends = both
         # Byte offsets: each token starts where the one before it ends.
-        sizes = self._sizes[ids]
         sizes.cumsum(out=ends)
+        is_spelt = (ends[-1] if len(ends) else 0) == len(data)
+        if is_spelt and not (self._adds_up and (not self._is_composed or unicodedata.is_normalized("NFC", text))):
+            is_spelt = b"".join(map(self.__getitem__, numbers)) == data
+        if not is_spelt:
+            self._misses += 1
+            return None
+        self._misses = 0
         np.subtract(ends, sizes, out=starts)
         if len(data) != len(text):  # not ASCII: bytes to characters, the end by the last byte of the token
             character = _character_of_byte(data)

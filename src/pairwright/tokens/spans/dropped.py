@@ -148,9 +148,12 @@ def find_dropped_fields(rendered: Rendered, own: list[int], message: Json, limit
     dropped = []
     for field, key, name in ((CONTENT, "content", "content"), (REASONING, "reasoning_content", "reasoning")):
         text = _text(message.get(key))
-        if _is_text_missing(rendered, own, field, text):
+        if not text:
+            continue
+        shown = _shown_text(rendered, own, field)
+        if _is_text_missing(rendered, own, text, shown):
             dropped.append(name)
-        elif isinstance(message.get(key), str) and _is_space_missing(rendered, own, field, text):
+        elif isinstance(message.get(key), str) and _is_space_missing(text, shown):
             dropped.append(f"white space inside {name}")
     if _are_calls_missing(rendered, own, _calls(message), limit):
         dropped.append("tool_calls")
@@ -163,7 +166,7 @@ def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> 
     if message.get("role") == "assistant":
         # What follows the reasoning; all of it where there is none.
         text = text.rpartition("</think>")[2]
-    dropped = ["content"] if _is_text_missing(rendered, own, CONTENT, text) else []
+    dropped = ["content"] if _is_text_missing(rendered, own, text, _shown_text(rendered, own, CONTENT)) else []
     if _are_calls_missing(rendered, own, _calls(message)):
         dropped.append("tool_calls")
     return dropped
@@ -176,45 +179,42 @@ def _block(own: list[int]) -> list[int]:
     return own[:size]
 
 
-def _is_text_missing(rendered: Rendered, own: list[int], field: int, text: str) -> bool:
-    """Whether some of a field's text is not rendered. White space at its ends may go, and the template may write the
+def _is_text_missing(rendered: Rendered, own: list[int], text: str, shown: str) -> bool:
+    """Whether some of a field's text is not `shown`. White space at its ends may go, and the template may write the
     tags in it itself (those around the reasoning inside the content)."""
-    pieces = rendered.pieces
-    size = 0
-    for number in own:
-        piece = pieces[number]
-        if piece.field == field:
-            size += piece.end - piece.start
-    if size >= len(text):  # the usual case, without a look at the text
+    if len(shown) >= len(text) or text.strip() in shown:  # the usual case
         return False
     squeezed = _squeeze(text)
-    shown = (
-        rendered.text[pieces[number].start : pieces[number].end] for number in own if pieces[number].field == field
-    )
-    size = len(_squeeze("".join(shown)))
+    size = len(_squeeze(shown))
     if size >= len(squeezed):
         return False
     if not own or size < len(_TAG.sub("", squeezed)):
         return True
     # The template wrote some of it as its own text: look between the neighbours of the message.
+    pieces = rendered.pieces
     before = pieces[own[0] - 1].end if own[0] else 0
     after = pieces[own[-1] + 1].start if own[-1] + 1 < len(pieces) else len(rendered.text)
     return squeezed not in _squeeze(rendered.text[before:after])
 
 
-def _is_space_missing(rendered: Rendered, own: list[int], field: int, text: str) -> bool:
-    """Whether white space inside a field's text is not rendered: empty lines, say. At its ends, and beside tags in it
+def _is_space_missing(text: str, shown: str) -> bool:
+    """Whether white space inside a field's text is not shown: empty lines, say. At its ends, and beside tags in it
     (a thought in the content), it may go."""
-    pieces = [rendered.pieces[number] for number in own if rendered.pieces[number].field == field]
-    if sum(piece.end - piece.start for piece in pieces) >= len(text):  # the usual case
+    if len(shown) >= len(text) or text.strip() in shown:  # the usual case
         return False
-    shown, position = "".join(rendered.text[piece.start : piece.end] for piece in pieces), 0
+    position = 0
     for part in map(str.strip, _TAG.split(text)):
         position = shown.find(part, position)
         if position < 0:
             return True
         position += len(part)
     return False
+
+
+def _shown_text(rendered: Rendered, own: list[int], field: int) -> str:
+    """What is rendered of a field."""
+    pieces = [rendered.pieces[number] for number in own]
+    return "".join([rendered.text[piece.start : piece.end] for piece in pieces if piece.field == field])
 
 
 def _text(value: Any) -> str:

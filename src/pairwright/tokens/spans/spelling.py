@@ -232,7 +232,7 @@ def encode_text(
     else:
         encoded = index_tokens(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
     if boundaries == "split":
-        cuts = [edge for region in regions for edge in (region.start, region.end) if _is_inside(encoded, edge)]
+        cuts = _find_inside(encoded, [edge for region in regions for edge in (region.start, region.end)])
         if cuts and encoder is not None:
             return encoder.split(cuts), 0
         if cuts:
@@ -272,8 +272,7 @@ def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: 
     for part in parts:
         cuts = list(part.cuts)
         if cuts and not part.escaped:
-            tokens = index_tokens(tokenizer, *known[part], is_split=False)
-            cuts = [edge for edge in cuts if _is_inside(tokens, edge)]
+            cuts = _find_inside(index_tokens(tokenizer, *known[part], is_split=False), cuts)
         if cuts or part.escaped:
             known[part] = _encode_in_parts(tokenizer, part.text, cuts, list(part.escaped), continues=continues)
     return known
@@ -287,11 +286,15 @@ def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
     return bool(tokenizer.learnt["prefixes"])
 
 
-def _is_inside(encoded: Encoded, edge: int) -> bool:
-    """Does a token that is no control token cover text on both sides of the edge?"""
-    number = int(encoded.ends.searchsorted(np.int32(edge), side="right"))
-    is_across = number < len(encoded.ids) and bool(encoded.starts[number] < edge)
-    return is_across and not encoded.is_control[encoded.ids[number]]
+def _find_inside(encoded: Encoded, edges: list[int]) -> list[int]:
+    """The edges that have text of one token, other than a control token, on both sides."""
+    numbers = encoded.ends.searchsorted(np.array(edges, np.int32), side="right").tolist()
+    size = len(encoded.ids)
+    return [
+        edge
+        for edge, number in zip(edges, numbers, strict=True)
+        if number < size and encoded.starts[number] < edge and not encoded.is_control[encoded.ids[number]]
+    ]
 
 
 def _encode_in_parts(

@@ -131,6 +131,7 @@ _MAPPING_METHODS = frozenset(("get", "items", "keys", "values"))  # those that c
 # Methods of text that change nothing and build no text from a format.
 _TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 _LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem"))
+_TEXTS = frozenset((str, Owned))
 # What the sandbox would let through, by type.
 _PLAIN_ATTRIBUTES: dict[type, frozenset[str]] = {
     jinja2.runtime.LoopContext: _LOOP_ATTRIBUTES,
@@ -146,10 +147,14 @@ class _Generator(CodeGenerator):
     """Writes `+`, `~` and slices as calls of the environment."""
 
     def visit_Add(self, node: jinja2.nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
+        operands = [node.right]
+        while isinstance(node.left, jinja2.nodes.Add):  # a + b + c is one call
+            node = node.left
+            operands.append(node.right)
         self.write("environment.add(")
-        self.visit(node.left, frame)
-        self.write(", ")
-        self.visit(node.right, frame)
+        for operand in (node.left, *reversed(operands)):
+            self.visit(operand, frame)
+            self.write(", ")
         self.write(")")
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802
@@ -317,14 +322,19 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return values[attribute] if attribute in values else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
-    def add(self, left: Any, right: Any) -> Any:
-        """The `+` operator."""
-        result = left + right
-        if isinstance(result, str | list | tuple):
-            self.limits.charge(len(result))
-            # The texts of an appended list are charged, too, not only their number.
-            if isinstance(right, list):
-                self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
+    def add(self, *operands: Any) -> Any:
+        """The `+` operator, once for `a + b + c`."""
+        if _TEXTS.issuperset(map(type, operands)):
+            self.limits.charge(sum(map(len, operands)))
+            return join(operands)
+        result = operands[0]
+        for right in operands[1:]:
+            result = result + right
+            if isinstance(result, str | list | tuple):
+                self.limits.charge(len(result))
+                # The texts of an appended list are charged, too, not only their number.
+                if isinstance(right, list):
+                    self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
         return result
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

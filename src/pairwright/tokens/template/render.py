@@ -108,8 +108,8 @@ class Template:
             self._tools = (tools, None if tools is None else cache_json(tools))
         try:
             names = {**self._names, "messages": chat, "tools": self._tools[1], "add_generation_prompt": prompt}
-            # As Jinja's own `render`, without rewriting the traceback of an error.
-            context = self._compiled.new_context(names, shared=True)
+            # As Jinja's own `render`, without what imports need and without rewriting the traceback of an error.
+            context = jinja2.runtime.Context(self._environment, names, None, self._compiled.blocks)
             return self._environment.concat(self._compiled.root_render_func(context))
         except TemplateError:
             raise
