@@ -16,6 +16,7 @@ object or list of any other shape raises BadRecord with the keys it has: it is n
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -119,7 +120,7 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
     """Return the alternative answers in an output: one per choice or generation of a response, else at most one."""
     messages = plain_messages(value)
     if messages is not None:
-        return [_join_calls(messages)]
+        return [join_calls(messages)]
     inside = decode_json_text(value)
     if isinstance(inside, list) and len(inside) == 1 and is_genai_response(inside[0]):
         inside = inside[0]
@@ -133,16 +134,14 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
             return [_choice(item, f"{where}.generations[{n}]") for n, item in enumerate(batch)]
     if is_genai_response(inside):
         return answers_from_genai(inside, where)
-    messages = _join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
+    messages = join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
     return [messages] if messages else []
 
 
 # Plain chat messages: nothing but role, text, calls and ids. Most logs hold no others, and each call repeats those of
-# the call before it, so a message is known by its JSON text and read once.
+# the call before it, so a short message is known by its JSON text and read once.
 
-_MOST_KNOWN_BYTES = 8 * 2**20  # of the JSON text of all known messages
-_known_messages: dict[bytes, Message] = {}
-_num_known_bytes = 0
+_NUM_KNOWN, _SHORT = 2048, 4096
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_turn = msgspec.json.Decoder(PlainTurn).decode
 
@@ -161,22 +160,19 @@ def plain_messages(value: Any) -> list[Message] | None:
             texts = [value.encode()]
         else:
             return None
-        return [_known_messages.get(text) or _read_plain(text) for text in texts] or None
+        return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text) for text in texts] or None
     except (ValueError, RecursionError):  # not plain: the general code says what it is
         return None
 
 
 def _read_plain(text: bytes) -> Message:
-    """Read a plain message and keep it for its next occurrence; raises ValueError for any other value."""
-    global _num_known_bytes
+    """Read a plain message; raises ValueError for any other value."""
     turn = _decode_turn(text)
     check_plain(turn)
-    if _num_known_bytes >= _MOST_KNOWN_BYTES:
-        _known_messages.clear()
-        _num_known_bytes = 0
-    _num_known_bytes += len(text)
-    message = _known_messages[text] = message_from_turn(turn)
-    return message
+    return message_from_turn(turn)
+
+
+_known_plain = lru_cache(_NUM_KNOWN)(_read_plain)
 
 
 def _convert_plain(value: list[Any] | Json) -> list[Message]:
@@ -187,7 +183,7 @@ def _convert_plain(value: list[Any] | Json) -> list[Message]:
     return [message_from_turn(turn) for turn in turns]
 
 
-def _join_calls(messages: list[Message]) -> list[Message]:
+def join_calls(messages: list[Message]) -> list[Message]:
     """Join assistant messages that hold nothing but calls to the one before: calls of one answer, logged one by one."""
     joined: list[Message] = []
     for message in messages:

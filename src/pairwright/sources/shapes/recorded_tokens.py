@@ -4,7 +4,7 @@ They form one token sequence only if each turn's prompt extends the tokens befor
 re-rendered between turns and no single sequence exists. Includes the token fields of NeMo Gym items.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -68,12 +68,18 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     return arrays
 
 
+_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]  # stored as int32
+
+
 def are_ids(value: Any) -> bool:
-    """Whether the value is a list of token ids; uses whole-list operations, since the lists are long."""
-    if not isinstance(value, list) or not value:
-        return isinstance(value, list)
-    # Ids are stored as int32.
-    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31
+    """Whether the value is a list of token ids; checked in C, since the lists are long."""
+    if not isinstance(value, list):
+        return False
+    try:
+        msgspec.convert(value, _IDS)
+        return True
+    except msgspec.ValidationError:
+        return False
 
 
 _GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")

@@ -29,6 +29,7 @@ from pairwright.sources.shapes.any_messages import (
     decode_json_text,
     decode_output,
     instructions_in,
+    join_calls,
     plain_messages,
     split_rendering,
     tools_in,
@@ -100,7 +101,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         info=info,
         refused=refused,
     )
-    yield from read_trace(NAME, read_out, origin, options, position=origin.ordinal)
+    yield from read_trace(NAME, read_out, origin, position=origin.ordinal)
     for score in scores:
         if score.get("dataType") == _CORRECTION:
             yield _correction(score, read_out, origin)
@@ -223,7 +224,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
     usage = observation.get("usageDetails", observation.get("usage"))
     usage = usage if isinstance(usage, dict) else {}
     counts = {"input_tokens": usage.get("input"), "output_tokens": usage.get("output")}
-    alternatives = _answers(output, attributes) if answer is None else answers(output, "output")
+    alternatives = _answers(output, attributes) if answer is None else [join_calls(answer)]
     if attributes:
         alternatives = [add_finish_reason(one, attributes) for one in alternatives]
     return [

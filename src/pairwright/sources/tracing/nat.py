@@ -307,7 +307,7 @@ def _read_trajectory(
     scores += [Score(str(key), value) for key, value in named.items()] if isinstance(named, dict) else []
     info = {key: item[key] for key in ("question", "answer", "generated_answer") if item.get(key) is not None}
     trace = Trace(id=None, events=events, scores=scores, task=identifier(item.get("id")), info=info)
-    yield from read_trace(NAME, trace, origin, options, position=run)
+    yield from read_trace(NAME, trace, origin, position=run)
 
 
 def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:

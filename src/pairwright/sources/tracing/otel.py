@@ -97,7 +97,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             reason = f"trace {trace.id!r}: no model call among its spans: {len(spans)}"
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
             continue
-        yield from read_trace(NAME, trace, origin, options, position=position)
+        yield from read_trace(NAME, trace, origin, position=position)
 
 
 def _trace(spans: list[Span]) -> Trace:

@@ -187,7 +187,7 @@ class SpanFormat:
         for position, (trace_id, rows) in enumerate(traces.items(), origin.ordinal):
             nodes = [self._node(row, number) for number, row in enumerate(rows)]
             trace = trace_of_nodes(**{"trace_id": trace_id, "nodes": nodes, **self.describe(value, rows)})
-            yield from read_trace(self.name, trace, origin, options, position=position)
+            yield from read_trace(self.name, trace, origin, position=position)
 
     def _node(self, row: Json, number: int) -> Node:
         fields = {name: self._value(row, name) for name in self.paths} | self.hook(row)

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
-from xxhash import xxh3_128_digest
 
 from pairwright.records.messages import (
     ErrorSite,
@@ -31,11 +30,10 @@ from pairwright.records.messages import (
     ToolCall,
     canonical_arguments,
     canonical_content,
-    content_hash,
 )
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import json_text
-from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.shapes.any_messages import tool_content
 from pairwright.sources.shapes.tool_errors import tool_names
 from pairwright.sources.shapes.traces import (
@@ -50,9 +48,10 @@ from pairwright.sources.shapes.traces import (
 )
 
 _MAX_UNSEEN = 20
+_encode = msgspec.json.Encoder(order="sorted").encode
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
-# Digests of single messages, by the id of the object, which the entry keeps alive: each call repeats those before it.
-_Hashes = dict[int, tuple[Message, bytes]]
+# Conversations of a trace as a tree: the number of a prefix, by that of the prefix before it and its last message.
+_Prefixes = dict[tuple[int, str, str | bytes, bytes], int]
 
 
 class _Chain(msgspec.Struct, eq=False):
@@ -61,9 +60,9 @@ class _Chain(msgspec.Struct, eq=False):
     calls: list[ModelCall]
     prompt_length: int
     messages: list[Message]
-    digests: list[bytes]  # of every prefix of the messages; the last as the next call's input would repeat it
-    opening: bytes  # of the prompt
-    hashes: _Hashes  # digests of single messages, of the whole trace
+    prefixes: list[int]  # numbers of all prefixes of the messages; the last as the next call's input would repeat it
+    opening: int  # number of the prompt
+    known: _Prefixes  # of the whole trace
     runs: list[ToolRun] = []  # tool runs since the last call, of the same parent
     failures: list[tuple[int, Failure]] = []  # of calls, by the position of the last message that they were given
     results: dict[int, Failure] = {}  # of tool runs whose results were added here, by position
@@ -71,31 +70,29 @@ class _Chain(msgspec.Struct, eq=False):
     repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
 
 
-class _TraceFindings(msgspec.Struct):
-    """Trace-level data: scores, failures by call id, and failed tool runs that no message shows."""
+class _Findings(msgspec.Struct):
+    """Scores of a trace, failures by call id, and by parent the first failed tool runs that no message shows."""
 
     scores: ScoreIndex
-    failures: dict[str, Failure]
-    unseen: dict[str | None, list[Json]]  # by parent: the first failed tool runs that no message shows
+    failures: dict[str, Failure] = {}
+    unseen: dict[str | None, list[Json]] = {}
 
-    @classmethod
-    def in_trace(cls, trace: Trace, chains: list[_Chain]) -> "_TraceFindings":
-        answered_ids = {
-            message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"
-        }
-        findings = cls(index_scores(trace.scores), {}, {})
-        for run in trace.events:
-            if isinstance(run, ToolRun) and run.failure is not None:
-                findings.failures[run.call_id or run.id] = run.failure
-                unseen = findings.unseen.setdefault(run.parent, [])
-                if run.call_id not in answered_ids and run.id not in answered_ids and len(unseen) < _MAX_UNSEEN:
-                    unseen.append({"tool": run.name, "kind": run.failure.kind, "text": run.failure.text})
+
+def _findings(trace: Trace, runs: list[ToolRun], chains: list[_Chain]) -> _Findings:
+    findings = _Findings(index_scores(trace.scores))
+    failed = [(run, run.failure) for run in runs if run.failure is not None]
+    if not failed:
         return findings
+    answered_ids = {message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"}
+    for run, failure in failed:
+        findings.failures[run.call_id or run.id] = failure
+        unseen = findings.unseen.setdefault(run.parent, [])
+        if run.call_id not in answered_ids and run.id not in answered_ids and len(unseen) < _MAX_UNSEEN:
+            unseen.append({"tool": run.name, "kind": failure.kind, "text": failure.text})
+    return findings
 
 
-def read_trace(
-    name: str, trace: Trace, origin: Origin, options: Options, *, position: int
-) -> Iterator[Parts | Rejected]:
+def read_trace(name: str, trace: Trace, origin: Origin, *, position: int) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a trace; chains without an answer are yielded as Rejected.
 
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
@@ -108,8 +105,8 @@ def read_trace(
     chains = _chains(trace.events)
     for chain in chains:
         _answer_open_calls(chain, by_id)
-    findings = _TraceFindings.in_trace(trace, chains)
-    steps: dict[bytes, int] = {}
+    findings = _findings(trace, runs, chains)
+    steps: dict[int, int] = {}
     for chain in chains:
         reason = _why_unusable(chain)
         if reason is not None:
@@ -117,7 +114,7 @@ def read_trace(
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=name)
             continue
         step = steps.setdefault(chain.opening, len(steps))
-        yield _experience(name, trace, chain, findings, origin, options, number, step)
+        yield _experience(name, trace, chain, findings, origin, number, step)
 
 
 def _why_unusable(chain: _Chain) -> str | None:
@@ -137,31 +134,31 @@ def _why_unusable(chain: _Chain) -> str | None:
     return None
 
 
-# Chains by the digest of their whole conversation, in the order in which they ended; a dict, since chains leave it.
-_Ends = dict[bytes, dict[_Chain, None]]
+# Chains by the number of their whole conversation, in the order in which they ended; a dict, since chains leave it.
+_Ends = dict[int, dict[_Chain, None]]
 
 
 def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
     """Group model calls into chains, reconstructing those that do not log the whole conversation."""
     chains: list[_Chain] = []
     ends: _Ends = {}
-    openings: dict[tuple[str | None, bytes], _Chain] = {}  # by parent and first input, for calls that repeat it
+    openings: dict[tuple[str | None, int], _Chain] = {}  # by parent and first input, for calls that repeat it
     latest: dict[str | None, _Chain] = {}  # by parent: the chain of its last call
-    hashes: _Hashes = {}
+    known_prefixes: _Prefixes = {}
     for event in events:
         if isinstance(event, ToolRun):
             if event.parent in latest:
                 latest[event.parent].runs.append(event)
             continue
-        digests = _digests(event.input, b"", hashes)
+        prefixes = _prefixes(event.input, 0, known_prefixes)
         repeats: _Chain | None = None
-        chain, known = _find_chain(digests, ends)
+        chain, known = _find_chain(prefixes, ends)
         if chain is None and event.flat:
-            chain = openings.get((event.parent, digests[-1]))
+            chain = openings.get((event.parent, prefixes[-1]))
             if chain is not None and not chain.runs and chain.calls[-1].output:
                 repeats, chain = chain, None  # nothing happened between the two that could be put together
             if chain is not None:
-                del ends[chain.digests[-1]][chain]
+                del ends[chain.prefixes[-1]][chain]
                 if chain.runs:
                     _append_runs(chain)
                 known = len(event.input)
@@ -169,34 +166,34 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             overlap = _overlap(above, event)
             if overlap is not None:
                 chain, known = above, overlap
-                del ends[chain.digests[-1]][chain]
+                del ends[chain.prefixes[-1]][chain]
                 chain.rebuilt = "from outputs and what is new in each input: the calls log no more than that"
         if chain is None:
             chain = _Chain(
                 calls=[],
                 prompt_length=len(event.input),
                 messages=[],
-                digests=[b""],
-                opening=digests[-1],
-                hashes=hashes,
+                prefixes=[0],
+                opening=prefixes[-1],
+                known=known_prefixes,
                 repeats=repeats,
             )
             chains.append(chain)
-            openings.setdefault((event.parent, digests[-1]), chain)
+            openings.setdefault((event.parent, prefixes[-1]), chain)
         elif len(chain.messages) == chain.prompt_length:  # no answer logged so far: the prompt may still grow
             answered = (n for n in range(known, len(event.input)) if event.input[n].is_generated)
             chain.prompt_length = next(answered, len(event.input))
-            chain.opening = digests[chain.prompt_length]
-        _extend(chain, event, known, digests)
-        ends.setdefault(chain.digests[-1], {})[chain] = None
+            chain.opening = prefixes[chain.prompt_length]
+        _extend(chain, event, known, prefixes)
+        ends.setdefault(chain.prefixes[-1], {})[chain] = None
         latest[event.parent] = chain
     return chains
 
 
-def _find_chain(digests: list[bytes], ends: _Ends) -> tuple[_Chain | None, int]:
+def _find_chain(prefixes: list[int], ends: _Ends) -> tuple[_Chain | None, int]:
     """Return the chain whose conversation is the longest prefix of the input, and the length of that prefix."""
-    for length in range(len(digests) - 1, 0, -1):
-        waiting = ends.get(digests[length])
+    for length in range(len(prefixes) - 1, 0, -1):
+        waiting = ends.get(prefixes[length])
         if waiting:
             chain = next(iter(waiting))
             del waiting[chain]
@@ -211,8 +208,8 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
     last = chain.messages[-1]
     ids = {tool_call.id for tool_call in last.tool_calls if tool_call.id is not None}
     known = 1 if call.input and call.input[0].role == "assistant" else 0
-    # The whole is compared by the digest of the chain's last message, in the place where it stands.
-    if known and _digests(call.input[:1], chain.digests[-2], chain.hashes)[-1] != chain.digests[-1]:
+    # The whole is compared by the number of the chain's last message, in the place where it stands.
+    if known and _prefixes(call.input[:1], chain.prefixes[-2], chain.known)[-1] != chain.prefixes[-1]:
         return None
     results = call.input[known:]
     if not results or not all(message.role == "tool" and message.tool_call_id in ids for message in results):
@@ -220,17 +217,17 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
     return known
 
 
-def _extend(chain: _Chain, call: ModelCall, known: int, digests: list[bytes]) -> None:
-    """Add the new input and the output of a call to its chain; `digests` are those of the whole input."""
+def _extend(chain: _Chain, call: ModelCall, known: int, prefixes: list[int]) -> None:
+    """Add the new input and the output of a call to its chain; `prefixes` are those of the whole input."""
     first = len(chain.messages)
-    if chain.digests[-1] == digests[known]:  # the conversation so far, as the input repeats it
+    if chain.prefixes[-1] == prefixes[known]:  # the conversation so far, as the input repeats it
         first += len(call.input) - known
-        chain.digests += digests[known + 1 :]
+        chain.prefixes += prefixes[known + 1 :]
     chain.messages += call.input[known:]
     if call.failure is not None and chain.messages:
         chain.failures.append((len(chain.messages) - 1, call.failure))
     chain.messages += call.output
-    chain.digests += _digests(chain.messages[first:], chain.digests[-1], chain.hashes)[1:]
+    chain.prefixes += _prefixes(chain.messages[first:], chain.prefixes[-1], chain.known)[1:]
     chain.calls.append(call)
     chain.runs = []
 
@@ -252,8 +249,8 @@ def _append_runs(chain: _Chain) -> None:
         _answer_open_calls(chain, {run.call_id: run for run in chain.runs if run.call_id is not None})
     chain.rebuilt = "from outputs and tool runs: the calls log only the opening prompt"
     chain.runs = []
-    del chain.digests[first + 1 :]
-    chain.digests += _digests(chain.messages[first:], chain.digests[-1], chain.hashes)[1:]
+    del chain.prefixes[first + 1 :]
+    chain.prefixes += _prefixes(chain.messages[first:], chain.prefixes[-1], chain.known)[1:]
 
 
 def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
@@ -287,38 +284,43 @@ def _add_result(chain: _Chain, run: ToolRun, call_id: str | None) -> None:
 
 
 def _experience(
-    name: str,
-    trace: Trace,
-    chain: _Chain,
-    findings: _TraceFindings,
-    origin: Origin,
-    options: Options,
-    run: int,
-    step: int,
+    name: str, trace: Trace, chain: _Chain, findings: _Findings, origin: Origin, run: int, step: int
 ) -> Parts:
     """Build the experience of a chain, with its scores, errors and usage."""
-    tools = chain.calls[0].tools
-    components, more = nearest_scores(findings.scores, [call.id for call in chain.calls], trace.parents)
-    info: Json = {
-        **trace.info,
-        **({} if trace.id is None else {"trace_id": trace.id}),
-        "calls": [call.id for call in chain.calls],
-    }
-    for call in chain.calls:
+    calls = chain.calls
+    tools = calls[0].tools
+    components, more = nearest_scores(findings.scores, [call.id for call in calls], trace.parents)
+    info: Json = {**trace.info}
+    if trace.id is not None:
+        info["trace_id"] = trace.id
+    info["calls"] = [call.id for call in calls]
+    known: list[Json] | None = None  # the tools that any call was given, where they differ
+    usage: Json = {}
+    for call in calls:
         info.update(call.notes)
+        for key, value in call.usage.items():
+            usage[key] = usage.get(key, 0) + value
+        if call.tools != tools:
+            known = list({json_text(tool): tool for one in calls for tool in one.tools}.values())
     if chain.rebuilt:
         info["rebuilt"] = chain.rebuilt
-    if any(call.tools != tools for call in chain.calls):
+    if known is not None:
         info["tools_changed"] = True
+    if any("tools_dropped" in call.notes for call in calls):  # with a part of the tools, none is unknown
+        known = []
     if more:
         info["more_scores"] = more
-    unseen = [
-        failure
-        for parent in dict.fromkeys(call.parent for call in chain.calls)
-        for failure in findings.unseen.get(parent, [])
-    ]
-    if unseen:
-        info["tool_failures"] = unseen
+    if findings.unseen:
+        parents = dict.fromkeys(call.parent for call in calls)
+        unseen = [failure for parent in parents for failure in findings.unseen.get(parent, [])]
+        if unseen:
+            info["tool_failures"] = unseen
+
+    def kind_of(position: int, message: Message) -> str | None:
+        failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
+        return None if failure is None else failure.kind
+
+    available = tool_names(tools if known is None else known) if chain.failures else ()
     return Parts(
         name,
         origin,
@@ -328,58 +330,33 @@ def _experience(
         prompt=chain.messages[: chain.prompt_length],
         completion=chain.messages[chain.prompt_length :],
         tools=tools,
+        known_tools=known,
         reward_components=components,
-        **_failures(chain, findings),
+        error_kind=kind_of if chain.results or findings.failures else None,
+        errors=[
+            ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available)
+            for index, failure in chain.failures
+        ],
         info=info,
-        metrics=_usage(chain.calls),
-        model_version=next((call.model for call in chain.calls if call.model is not None), None),
+        metrics=usage,
+        model_version=next((call.model for call in calls if call.model is not None), None),
         truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
     )
 
 
-def _failures(chain: _Chain, findings: _TraceFindings) -> Json:
-    """Return the tools that any call was given, the marks of failed tool runs, and the sites of failed calls."""
-    known: list[Json] | None = None
-    if any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
-        known = []
-    elif any(call.tools != chain.calls[0].tools for call in chain.calls):
-        known = list({json_text(tool): tool for call in chain.calls for tool in call.tools}.values())
-
-    def kind_of(position: int, message: Message) -> str | None:
-        failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
-        return None if failure is None else failure.kind
-
-    available = tool_names(chain.calls[0].tools if known is None else known) if chain.failures else ()
-    return {
-        "known_tools": known,
-        "error_kind": kind_of if chain.results or findings.failures else None,
-        "errors": [
-            ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available)
-            for index, failure in chain.failures
-        ],
-    }
-
-
-def _digests(messages: list[Message], start: bytes, hashes: _Hashes) -> list[bytes]:
-    """Return the digest of every prefix of the messages, starting with `start`; ids and reasoning are ignored."""
-    digests = [start]
+def _prefixes(messages: list[Message], start: int, known: _Prefixes) -> list[int]:
+    """Return the number of every prefix of the messages, beginning with `start`; ids and reasoning are ignored."""
+    numbers = [start]
     for message in messages:
-        known = hashes.get(id(message))
-        if known is None:
-            calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
-            own = content_hash(message.role, canonical_content(message.content), calls)
-            known = hashes[id(message)] = message, bytes.fromhex(own)
-        start = xxh3_128_digest(start + known[1])
-        digests.append(start)
-    return digests
-
-
-def _usage(calls: list[ModelCall]) -> Json:
-    total: Json = {}
-    for call in calls:
-        for key, value in call.usage.items():
-            total[key] = total.get(key, 0) + value
-    return total
+        content, calls = message.content, b""
+        if type(content) is not str:
+            content = canonical_content(content)
+        if message.tool_calls:
+            calls = _encode([(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls])
+        key = (start, message.role, content if type(content) is str else _encode(content), calls)
+        start = known.setdefault(key, len(known) + 1)
+        numbers.append(start)
+    return numbers
 
 
 def _is_truncated(message: Message) -> bool:
