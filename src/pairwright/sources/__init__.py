@@ -156,7 +156,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "customizer-sft": (row_formats.CUSTOMIZER_SFT.format,),
     "message-rows": (message_rows.FORMAT,),
     "openai-chat": (openai_chat.FORMAT, message_rows.TRANSCRIPT_FORMAT),
-    "rows": (rows.FORMAT,),
+    "rows": (rows.DOCUMENT_FORMAT, rows.FORMAT),
 }
 
 # Files that store/import_task.py reads: pairwright bytes, and Parquet with the columns of the table.

@@ -260,7 +260,7 @@ def _take_ultrafeedback(row: Json) -> Iterator[Json]:
             "prompt": [*(system_of(answer, prompt) or system_of(row, prompt)), *prompt],
             "completion": answer_from(response, where),
             "tools": (),
-            "reward": next((number for key in _SCORES if (number := components.get(key)) is not None), None),
+            "reward": next((components[key] for key in _SCORES if key in components), None),
             "reward_components": components,
             "info": small_fields(answer, _READ_OF_ANSWER),
             "model_version": model if isinstance(model, str) else None,

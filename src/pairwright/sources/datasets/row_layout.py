@@ -106,6 +106,8 @@ def _with_prompt(
     """Add the prompt to the answers; they may also be conversations that begin with it."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
+    if talk_key is None and not answers:  # a transcript under any name
+        talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
@@ -157,8 +159,9 @@ def _no_part(part: str, row: Json) -> str:
 def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
     """Return the key and the value of the prompt, and the key of the context before it; None for what is not there."""
     filled = [key for key in row if key not in used and _is_filled(row[key])]
-    keys = [key for key in filled if plain_name(key) in PROMPTS]
-    keys = keys or [key for key in filled if plain_name(key) in WEAK_PROMPTS]
+    asked = [key for key in filled if _can_be_prompt(row[key])]
+    keys = [key for key in asked if plain_name(key) in PROMPTS]
+    keys = keys or [key for key in asked if plain_name(key) in WEAK_PROMPTS]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
@@ -492,6 +495,13 @@ def talk_in(value: Any) -> list[Any] | None:
     return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
 
 
+def _is_transcript(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and transcript_turns(value, {}) is not None
+    except BadRecord:  # of speakers whose roles are unknown: any text may look like that
+        return False
+
+
 def is_turns(value: Any) -> bool:
     """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
     if not isinstance(value, list) or not value:
@@ -579,6 +589,14 @@ def _is_list_name(name: str) -> bool:
 
 def _is_filled(value: Any) -> bool:
     return value not in (None, "", [], {}) and isinstance(value, str | list | dict)
+
+
+def _can_be_prompt(value: Any) -> bool:
+    """Whether a value has a text or a list to be the prompt: `user: {id}` beside `request: {text}` has none."""
+    return not isinstance(value, dict) or any(
+        isinstance(part, list) or (isinstance(part, str) and plain_name(key) in PROMPT_BODIES)
+        for key, part in value.items()
+    )
 
 
 def _is_plain(value: Any) -> bool:
