@@ -24,7 +24,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
+from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, prompt_from
 from pairwright.sources.datasets.row_names import speaker_role
 from pairwright.sources.fields import (
     BadRecord,
@@ -167,13 +167,12 @@ def _read(
             raise BadRecord("a tie: the annotators prefer neither answer")
         best, worst = (0, 1) if ranks[0] < ranks[1] else (1, 0)
         prompt, chosen, rejected = conversations_from(prompt, answers[best], answers[worst])
-        yield preference_from(
+        yield Parts(
             name,
             origin,
             prompt=prompt,
             chosen=chosen,
             rejected=rejected,
-            tools=[],
             chosen_reward=pick_reward(_ratings(best, keys, votes), None),
             rejected_reward=pick_reward(_ratings(worst, keys, votes), None),
             info=info,

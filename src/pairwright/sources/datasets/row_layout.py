@@ -80,17 +80,11 @@ def arrange(row: Json) -> Layout:
     """Tell the parts of a row; raise BadRecord if a part is missing or could be two fields."""
     sides = find_sides(row)
     if sides is not None:
-        return _with_prompt(
-            row, sides, used={key for answer in sides for key in (answer.where, *answer.scores)}, best=0
-        )
-    numbered = find_numbered(row)
-    if numbered is not None:
-        used = {key for answer in numbered for key in (answer.where, *answer.scores)}
-        best, is_tie, keys = find_preference(row, numbered)
-        return _with_prompt(row, numbered, used=used | keys, best=best, is_tie=is_tie)
-    named = find_named(row) or find_keyed(row)
-    if named is not None:
-        answers, used = named
+        return _with_prompt(row, sides, used=_keys_of(sides), best=0)
+    several = find_numbered(row) or find_named(row)
+    found = find_keyed(row) if several is None else (several, _keys_of(several))
+    if found is not None:
+        answers, used = found
         best, is_tie, keys = find_preference(row, answers)
         return _with_prompt(row, answers, used=used | keys, best=best, is_tie=is_tie)
     answers, used = find_answers(row)
@@ -98,6 +92,10 @@ def arrange(row: Json) -> Layout:
         best, keys = find_choice(row, answers)
         return _with_prompt(row, answers, used=used | keys, best=best)
     return _with_prompt(row, answers, used=used)
+
+
+def _keys_of(answers: tuple[Answer, ...]) -> set[str]:
+    return {key for answer in answers for key in (answer.where, *answer.scores)}
 
 
 def _with_prompt(
@@ -257,7 +255,7 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
     return tuple(Answer(row[keys[number]], keys[number], scores_of(number)) for number in sorted(keys))
 
 
-def find_named(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
+def find_named(row: Json) -> tuple[Answer, ...] | None:
     """Return answers whose fields are named after who wrote them: `gpt4_answer`, `llama_answer`; or None.
 
     They are answers only where a preference names one of them, or each has a score: `user_answer` beside
@@ -277,7 +275,7 @@ def find_named(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
         )
         has_scores = all(any(read_score(value) is not None for value in answer.scores.values()) for answer in answers)
         if len(answers) > 1 and (has_scores or _preference_key(row) is not None):
-            return answers, {key for answer in answers for key in (answer.where, *answer.scores)}
+            return answers
     return None
 
 

@@ -21,7 +21,7 @@ from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.own_turns import is_step, mapped_turns, step_turns, transcript_turns
-from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
+from pairwright.sources.datasets.preference_rows import conversations_from
 from pairwright.sources.datasets.row_layout import (
     PROMPT_BODIES,
     Answer,
@@ -175,7 +175,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     info = small_fields(rest, frozenset(key for key in used if row.get(key) is rest.get(key)))
     if layout.best is not None and len(sides) == 2:
         best, other = layout.best, 1 - layout.best
-        yield preference_from(
+        yield Parts(
             NAME,
             origin,
             task=task,
