@@ -62,6 +62,16 @@ def chats_and_ratings(path):
     database.close()
 
 
+def prompts_as_json(path):
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TABLE calls(id INTEGER PRIMARY KEY, prompt_json TEXT, completion_text TEXT, user_feedback INT)"
+        )
+        asked = [(json.dumps([{"role": "user", "content": q}]), a, 1 if good else -1) for q, a, good in ROWS]
+        database.executemany("INSERT INTO calls(prompt_json, completion_text, user_feedback) VALUES (?, ?, ?)", asked)
+    database.close()
+
+
 TALK = [{"who": "kd", "said": q, "next": a, "good": g} for q, a, g in ROWS]
 # name: (file, content or a function that writes it)
 SHAPES = {
@@ -93,6 +103,26 @@ SHAPES = {
     "semicolons and decimal commas": ("z.csv", table(["Frage", "Antwort", "Bewertung"], [(q, a, "4,250" if g else "1,5") for q, a, g in ROWS], ";")),
     "out of": ("aa.jsonl", scored("instruction", "generation", "grade", "9 out of 10", "2 out of 10")),
     "Spanish": ("ab.csv", table(["pregunta", "respuesta", "calificación"], [(q, a, "sí" if g else "no") for q, a, g in ROWS], ";").encode("latin-1")),
+    # Exports of tools
+    "Zendesk tickets": ("ac.json", json.dumps({"tickets": [{"id": n, "description": q, "comments": [{"author_id": 7, "body": q}, {"author_id": 99, "body": a}], "satisfaction_rating": {"score": "good" if g else "bad"}} for n, (q, a, g) in enumerate(ROWS)]})),
+    "Zendesk as a table": ("ad.csv", table(["Ticket ID", "Description", "Agent reply", "Satisfaction"], [(n, q, a, "Good" if g else "Bad") for n, (q, a, g) in enumerate(ROWS)], ";")),
+    "numbered answers with a preference": ("ae.csv", table(["id", "prompt", "answer1", "answer2", "preference"], [(n, q, right, wrong, "answer1") for n, (q, (right, wrong)) in enumerate(ASKED.items())])),
+    "Label Studio dialogues": ("af.json", json.dumps([{"id": n, "data": {"dialogue": [{"author": "user", "text": q}, {"author": "assistant", "text": a}]}, "annotations": [{"result": [{"from_name": "quality", "type": "rating", "value": {"rating": 5 if g else 1}}]}]} for n, (q, a, g) in enumerate(ROWS)])),
+    "items and samples of an eval": ("ag.jsonl", lines({"item": {"question": q, "ideal": ASKED[q][0]}, "sample": {"output_text": a, "model": "gpt"}, "grades": {"match": {"passed": g}}} for q, a, g in ROWS)),
+    "LangSmith as a table": ("ah.csv", table(["id", "inputs", "outputs", "reference_outputs", "feedback.correctness"], [(n, json.dumps({"question": q}), json.dumps({"output": a}), json.dumps({"answer": ASKED[q][0]}), float(g)) for n, (q, a, g) in enumerate(ROWS)])),
+    "LangSmith messages as a table": ("ai.csv", table(["run_id", "inputs", "outputs", "feedback_user_score"], [(n, json.dumps({"messages": [{"role": "user", "content": q}]}), json.dumps({"messages": [{"role": "assistant", "content": a}]}), int(g)) for n, (q, a, g) in enumerate(ROWS)])),
+    "Langfuse items as a table": ("aj.csv", table(["id", "input", "output", "expected_output", "scores"], [(n, json.dumps({"question": q}), json.dumps({"answer": a}), json.dumps({"answer": ASKED[q][0]}), json.dumps([{"name": "quality", "value": float(g)}])) for n, (q, a, g) in enumerate(ROWS)])),
+    "dataset viewer": ("ak.json", json.dumps({"features": [{"name": "prompt"}], "rows": [{"row_idx": n, "row": {"prompt": q, "response": a, "score": 5 if g else 1}, "truncated_cells": []} for n, (q, a, g) in enumerate(ROWS)]})),
+    "transcript in one line": ("al.csv", table(["call_id", "transcript", "outcome"], [(n, f"CUSTOMER: {q} AGENT: {a}", "resolved" if g else "unresolved") for n, (q, a, g) in enumerate(ROWS)])),
+    "transcript under another name": ("am.csv", table(["id", "log", "nps"], [(n, f"Q: {q}\nA: {a}", 9 if g else 2) for n, (q, a, g) in enumerate(ROWS)], "|")),
+    "transcript with times": ("an.csv", table(["chat", "text", "rating"], [(n, f"[10:01] Client: {q}\n[10:02] Bot: {a}", 5 if g else 1) for n, (q, a, g) in enumerate(ROWS)])),
+    "columns": ("ao.json", json.dumps({"prompt": [q for q, _, _ in ROWS], "response": [a for _, a, _ in ROWS], "score": [int(g) for _, _, g in ROWS]})),
+    "rows by id": ("ap.json", json.dumps({str(n): {"question": q, "answer": a, "score": int(g)} for n, (q, a, g) in enumerate(ROWS)})),
+    "requests of a user": ("aq.jsonl", lines({"user": {"id": "u1"}, "request": {"model": "m", "text": q}, "response": {"text": a, "tokens": 3}, "feedback": {"thumb": "up" if g else "down"}} for q, a, g in ROWS)),
+    "lettered columns in German": ("ar.tsv", table(["Frage", "Antwort A", "Antwort B", "Besser"], [(q, right, wrong, "A") for q, (right, wrong) in ASKED.items()], "\t")),
+    "Discord channel": ("as.json", json.dumps({"channel": {"name": "help"}, "messages": [message for n, (q, a, g) in enumerate(ROWS) for message in ({"timestamp": f"2026-01-01T00:{n:02d}:00", "content": q, "author": {"name": "ann", "isBot": False}, "reactions": []}, {"timestamp": f"2026-01-01T00:{n:02d}:30", "content": a, "author": {"name": "helper", "isBot": True}, "reactions": [{"emoji": {"name": "👍" if g else "👎"}, "count": 2}]})]})),
+    "scores with their meaning": ("at.csv", table(["prompt", "completion", "rating"], [(q, a, "5 - Excellent" if g else "1 - Poor") for q, a, g in ROWS])),
+    "prompts as JSON in a database": ("au.db", prompts_as_json),
 }  # fmt: skip
 # What the user fills into the hint where it says NUMBER, or user or assistant.
 FILLED = {
@@ -257,3 +287,19 @@ def test_a_database_is_read_whatever_its_path_has_in_it(tmp_path):
     two_tables(folder / "own #2.db")
     path = folder / "own #2.db"
     assert sum(isinstance(one, Experience) for one in read_file(path, detect(path), Options())) == len(ROWS)
+
+
+def test_a_span_of_a_trace_is_no_row(tmp_path):
+    path = write(
+        tmp_path / "spans.jsonl",
+        lines([{"trace_id": "t", "parent_id": "p", "inputs": {"question": "Why?"}, "output": "So."}]),
+    )
+    assert isinstance(detect(path), Rejected)
+
+
+def test_an_answer_that_is_json_stays_as_the_model_wrote_it(tmp_path):
+    path = write(
+        tmp_path / "json.jsonl", lines([{"prompt": "Answer as JSON.", "response": '{"answer": "42"}', "score": 1}])
+    )
+    (exp,) = read(path)
+    assert exp.completion[0].text == '{"answer": "42"}'

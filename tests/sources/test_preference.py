@@ -8,41 +8,33 @@ import pytest
 from pairwright.errors import PairwrightError
 from pairwright.records.experience import Kind
 from pairwright.records.messages import Message, ToolCall
-from pairwright.sources import (
-    customizer,
-    nemo_rl_preference,
-    openai_preference,
-    sharegpt,
-    trl_preference,
-    ultrafeedback,
-)
+from pairwright.sources import READERS
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
 from pairwright.sources.reading import detect, read_file
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
-FORMATS = [
-    module.FORMAT
-    for module in (trl_preference, nemo_rl_preference, customizer, openai_preference, sharegpt, ultrafeedback)
-]
+NAMES = ("trl-preference", "nemo-rl-preference", "customizer", "openai-preference", "sharegpt", "ultrafeedback")
+FORMATS = [READERS[name][0] for name in NAMES]
 
 
 def rows_of(name):
     return [json.loads(line) for line in (FIXTURES / f"{name}.jsonl").read_text().splitlines()]
 
 
-def read_all(module, rows):
-    assert all(map(module.FORMAT.matches, rows))
+def read_all(name, rows):
+    (form,) = READERS[name]
+    assert all(map(form.matches, rows))
     return [
         experience
         for ordinal, row in enumerate(rows)
-        for experience in module.FORMAT.read(row, Origin("f.jsonl", ordinal + 1, ordinal), Options())
+        for experience in form.read(row, Origin("f.jsonl", ordinal + 1, ordinal), Options())
     ]
 
 
 def test_the_lower_rank_of_two_is_chosen():
-    first = read_all(nemo_rl_preference, rows_of("nemo_rl_preference"))[0]
+    first = read_all("nemo-rl-preference", rows_of("nemo_rl_preference"))[0]
     assert (first.kind, first.prompt) == (Kind.PREFERENCE, (Message("user", "Port?"),))
     assert first.chosen.messages == (Message("assistant", "Left"),)
     assert first.rejected.messages == (Message("assistant", "Red"),)
@@ -51,7 +43,7 @@ def test_the_lower_rank_of_two_is_chosen():
 
 
 def test_more_than_two_ranks_are_experiences_of_one_task_with_the_rank_as_reward():
-    three = read_all(nemo_rl_preference, rows_of("nemo_rl_preference"))[1:4]
+    three = read_all("nemo-rl-preference", rows_of("nemo_rl_preference"))[1:4]
     assert [(e.completion[0].content, e.reward, e.eid.run) for e in three] == [
         ("A bowline", 0.0, 0),
         ("A hitch", -1.0, 1),
@@ -61,25 +53,25 @@ def test_more_than_two_ranks_are_experiences_of_one_task_with_the_rank_as_reward
 
 
 def test_two_of_one_rank_are_no_preference():
-    tied = read_all(nemo_rl_preference, rows_of("nemo_rl_preference"))[4:]
+    tied = read_all("nemo-rl-preference", rows_of("nemo_rl_preference"))[4:]
     assert [(experience.kind, experience.reward) for experience in tied] == [(Kind.SINGLE_TURN, -1.0)] * 2
 
 
 def test_a_completion_without_a_rank_is_refused():
     row = {"context": "a", "completions": [{"rank": None, "completion": "b"}]}
     with pytest.raises(BadRecord, match="rank: expected a number"):
-        list(nemo_rl_preference.FORMAT.read(row, Origin("f"), Options()))
+        list(READERS["nemo-rl-preference"][0].read(row, Origin("f"), Options()))
 
 
 def test_binary_preferences_of_nemo_rl_are_read_when_asked_for():
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    assert not nemo_rl_preference.FORMAT.matches(row)  # detected as TRL's, which has the same keys
-    (experience,) = nemo_rl_preference.FORMAT.read(row, Origin("f"), Options())
+    assert not READERS["nemo-rl-preference"][0].matches(row)  # detected as TRL's, which has the same keys
+    (experience,) = READERS["nemo-rl-preference"][0].read(row, Origin("f"), Options())
     assert experience.chosen.messages == (Message("assistant", "b"),)
 
 
 def test_customizer_rows_are_read_whole():
-    text, messages = read_all(customizer, rows_of("customizer"))
+    text, messages = read_all("customizer", rows_of("customizer"))
     assert (text.prompt, text.chosen.messages) == ((Message("user", "Port?"),), (Message("assistant", "Left"),))
     assert (text.rejected.messages, text.rejected.reward) == ((Message("assistant", "Red"),), 1.0)
     assert (text.chosen.reward, text.kind) == (2.0, Kind.PREFERENCE)
@@ -89,7 +81,7 @@ def test_customizer_rows_are_read_whole():
 
 
 def test_demonstrations_of_customizer_are_named_so_and_have_reward_one():
-    form = customizer.SFT_FORMAT
+    form = READERS["customizer-sft"][0]
     chat_row = {"messages": [{"role": "user", "content": "Bow?"}, {"role": "assistant", "content": "Front"}]}
     rows = [*rows_of("customizer_sft"), chat_row]
     assert not any(form.matches(row) for row in rows)  # nothing in a row says that it is a demonstration
@@ -112,7 +104,7 @@ def test_a_named_customizer_format_says_what_each_row_lacks(tmp_path):
 
 
 def test_openai_preferences_keep_the_history_and_the_calls():
-    (experience,) = read_all(openai_preference, rows_of("openai_preference"))
+    (experience,) = read_all("openai-preference", rows_of("openai_preference"))
     assert [message.content for message in experience.prompt] == ["Hi", "Hello", "Tide?"]
     assert experience.chosen.messages == (
         Message("assistant", tool_calls=(ToolCall("tide", '{"day": 1}', "t"),)),
@@ -123,16 +115,16 @@ def test_openai_preferences_keep_the_history_and_the_calls():
 
 
 @pytest.mark.parametrize(
-    "module, path, count, prompt",
+    "name, path, count, prompt",
     [
-        (nemo_rl_preference, "nemo_preference/test_preference_dataset.jsonl", 1, 1),
-        (openai_preference, "openai_preference/DPO_Intel_Orca__validation.jsonl", 100, 200),
+        ("nemo-rl-preference", "nemo_preference/test_preference_dataset.jsonl", 1, 1),
+        ("openai-preference", "openai_preference/DPO_Intel_Orca__validation.jsonl", 100, 200),
     ],
 )
-def test_real_files_are_read_completely(module, path, count, prompt):
+def test_real_files_are_read_completely(name, path, count, prompt):
     if not (SAMPLES / path).is_file():
         pytest.skip("the sample traces are not on this machine")
-    read = read_all(module, [json.loads(line) for line in (SAMPLES / path).read_text().splitlines()])
+    read = read_all(name, [json.loads(line) for line in (SAMPLES / path).read_text().splitlines()])
     assert len(read) == count
     assert sum(len(experience.prompt) for experience in read) == prompt
     assert all(len(e.chosen.messages) == len(e.rejected.messages) == 1 for e in read)
@@ -175,4 +167,4 @@ def test_a_format_claims_its_own_files_and_no_other(format):
 
 def test_the_name_of_a_dataset_of_nemo_rl_is_no_task():
     rows = [row | {"task_name": "sea"} for row in rows_of("nemo_rl_preference")]
-    assert "sea" not in {experience.eid.task for experience in read_all(nemo_rl_preference, rows)}
+    assert "sea" not in {experience.eid.task for experience in read_all("nemo-rl-preference", rows)}

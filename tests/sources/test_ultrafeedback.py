@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pairwright.records.messages import Message
-from pairwright.sources.datasets.ultrafeedback import FORMAT
+from pairwright.sources.datasets.row_formats import ULTRAFEEDBACK
 from pairwright.sources.format import Options, Origin
 
 DEFAULTS = Options()
@@ -16,11 +16,11 @@ SAMPLE = Path(__file__).parents[2].parent / "shared/data/traces/ultrafeedback_ar
 
 def read_file(path, options=DEFAULTS):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(map(FORMAT.matches, rows))
+    assert all(map(ULTRAFEEDBACK.matches, rows))
     return [
         experience
         for ordinal, row in enumerate(rows)
-        for experience in FORMAT.read(row, Origin("f.jsonl", ordinal + 1, ordinal), options)
+        for experience in ULTRAFEEDBACK.format.read(row, Origin("f.jsonl", ordinal + 1, ordinal), options)
     ]
 
 

@@ -26,24 +26,19 @@ from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets import (
-    alpaca_eval,
     annotation_exports,
     answer_trees,
     eval_results,
-    function_calls,
     media_rows,
     message_rows,
-    nemo_rl_preference,
     openai_chat,
-    openai_preference,
     pairwright_rows,
+    row_formats,
     rows,
     sharegpt,
     slack_export,
     trl_preference,
-    ultrafeedback,
 )
-from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.frameworks import (
@@ -142,26 +137,26 @@ READERS: dict[str, tuple[Format, ...]] = {
     "trinity": (trinity.FORMAT,),
     "argilla": (annotation_exports.FORMAT_ARGILLA,),
     "label-studio": (annotation_exports.FORMAT_LABEL_STUDIO,),
-    "alpaca-eval": (alpaca_eval.FORMAT,),
+    "alpaca-eval": (row_formats.ALPACA_EVAL.format,),
     "oasst": (answer_trees.OASST_FORMAT,),
     "prm800k": (answer_trees.PRM800K_FORMAT,),
-    "xlam": (function_calls.FORMAT,),
+    "xlam": (row_formats.XLAM.format,),
     "deepeval": (deepeval_runs.FORMAT, span_formats.DEEPEVAL.format),
     "lm-eval": (eval_results.LM_EVAL_FORMAT,),
     "promptfoo": (eval_results.PROMPTFOO_FORMAT,),
     "openai-evals": (eval_results.OPENAI_ITEM_FORMAT, eval_results.OPENAI_LOG_FORMAT),
     "slack": (slack_export.FORMAT,),
     "llamafactory-media": (media_rows.FORMAT,),
-    "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
-    "openai-preference": (openai_preference.FORMAT,),
-    "customizer": (customizer.FORMAT,),
-    "ultrafeedback": (ultrafeedback.FORMAT,),
+    "nemo-rl-preference": (row_formats.NEMO_RL_PREFERENCE.format,),
+    "openai-preference": (row_formats.OPENAI_PREFERENCE.format,),
+    "customizer": (row_formats.CUSTOMIZER.format,),
+    "ultrafeedback": (row_formats.ULTRAFEEDBACK.format,),
     "sharegpt": (sharegpt.FORMAT,),
     "trl-preference": (trl_preference.FORMAT,),
-    "customizer-sft": (customizer.SFT_FORMAT,),
+    "customizer-sft": (row_formats.CUSTOMIZER_SFT.format,),
     "message-rows": (message_rows.FORMAT,),
     "openai-chat": (openai_chat.FORMAT, message_rows.TRANSCRIPT_FORMAT),
-    "rows": (rows.FORMAT,),
+    "rows": (rows.DOCUMENT_FORMAT, rows.FORMAT),
 }
 
 # Files that store/import_task.py reads: pairwright bytes, and Parquet with the columns of the table.

@@ -43,6 +43,7 @@ _FRACTION = re.compile(
 _COUNTED = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*(?:stars?|points?|pts?|sterne?|punkte?|★|⭐)")
 # "1,234" may be a thousand and more: three digits after the comma are decimals only behind a zero.
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?!\d{3}$)\d+)")
+_LABELLED = re.compile(r"(\d+(?:[.,]\d+)?)\s*[-–—:=]\s*[^\W\d_][^\d]*")  # "5 - excellent"
 _STARS = re.compile(r"([★⭐🌟]+)[☆✩]*")
 _LONGEST = 40  # characters of a score; longer text is an opinion
 
@@ -87,6 +88,8 @@ def read_score(value: Any) -> float | None:
 
     >>> read_score("4,5"), read_score("95%"), read_score("4/5"), read_score("★★★☆☆"), read_score("PASS")
     (4.5, 0.95, 0.8, 3.0, 1.0)
+    >>> read_score("5 - excellent"), read_score("5 - 3")
+    (5.0, None)
     >>> read_score("well done, all in all"), read_score("2026-01-05")
     (None, None)
     """
@@ -102,6 +105,8 @@ def read_score(value: Any) -> float | None:
         whole = _number(match[2])
         return _number(match[1]) / whole if whole else None
     if match := _COUNTED.fullmatch(text):
+        return _number(match[1])
+    if match := _LABELLED.fullmatch(text):
         return _number(match[1])
     if match := _STARS.fullmatch(_LOOKS.sub("", text)):
         return float(len(match[1]))

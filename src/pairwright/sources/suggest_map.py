@@ -20,6 +20,7 @@ from pairwright.sources.datasets.row_names import (
     COMPLETIONS,
     CONTEXTS,
     LOWER_IS_BETTER,
+    MODELS,
     PROMPTS,
     SYSTEMS,
     WEAK_COMPLETIONS,
@@ -126,6 +127,10 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     tasks = [path for path in columns if path.rpartition(".")[2] in TASK_KEYS and "." in path]
     rest = {**scored, **({"task": tasks[0]} if tasks else {})}
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
+    if not answers:  # the only text that is left, whatever its name
+        texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
+        texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
+        answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
     for prompt in prompts[:3]:
@@ -181,7 +186,9 @@ def _prompt_distance(path: str, values: list[Any]) -> int | None:
 
 
 def _answer_distance(path: str, values: list[Any]) -> int | None:
-    is_text = all(isinstance(value, str) or is_turns(value) for value in values)
+    is_text = all(isinstance(value, str) or is_turns(value) for value in values) and (
+        path.rpartition(".")[2] not in MODELS
+    )
     if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
         return None
     is_named = any(word in _ANSWERS for word in words_of(path.rpartition(".")[2]))  # `gpt4_answer`
@@ -255,11 +262,11 @@ def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str
         path
         for path, values in columns.items()
         if len(values) == num_rows > 1
-        and all(isinstance(value, str) and len(value) <= 40 for value in values)
+        and all(isinstance(value, str | int) and len(str(value)) <= 40 for value in values)
         and 2 <= len(set(values)) <= 4
         and len(set(values)) < num_rows
         and (not _is_prose(values) or all(map(speaker_role, values)))
-        and not all(read_score(value) is not None for value in values)
+        and ("id" in words_of(path) or not all(read_score(value) is not None for value in values))
     ]
     texts = {
         path: sum(len(value) for value in values if isinstance(value, str))

@@ -29,7 +29,6 @@ from pairwright.pairs.pair_table import PAIR_SCHEMA, pair_batches, write_pairs
 from pairwright.paths import open_binary
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message, content_hash
-from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.files import read_lines
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect, read_file
@@ -89,7 +88,7 @@ def check_rows(files: Sequence[DataFile], training_type: str, *, max_bytes: int 
 
 def layout_of(file: DataFile, training_type: str) -> Layout | None:
     """Return how a file is read, None for a file without rows. Raises SourceError for a file of something else."""
-    name = customizer.NAME if training_type == "dpo" else customizer.SFT_NAME
+    name = "customizer" if training_type == "dpo" else "customizer-sft"
     layout = detect(file.blob, name)
     if isinstance(layout, Rejected):
         if next(read_lines(file.blob), None) is None:

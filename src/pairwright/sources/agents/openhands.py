@@ -23,8 +23,8 @@ from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.openhands_events import KINDS, Entry, entry_of_event
-from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_items, score
+from pairwright.sources.assemble import Parts, raw_text, split_at_first_answer
+from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, optional_items, score
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 
@@ -106,7 +106,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin, options: Options)
             talk.entries, talk.step, talk.num_new, talk.turns, talk.last = remaining, talk.step + 1, 0, [], None
         except (BadRecord, RecordError) as error:
             has_steps = True
-            yield Rejected(origin.file, number, str(error), format=NAME, raw=_raw(value))
+            yield Rejected(origin.file, number, str(error), format=NAME, raw=raw_text(value))
             if talk.step == MAX_CONDENSATIONS:
                 return
     if not has_steps and not talk.entries:
@@ -227,13 +227,6 @@ def _is_row(value: Any) -> bool:
     if not isinstance(value, dict) or "instance_id" not in value or not isinstance(value.get("history"), list):
         return False
     return any(_is_event(event) for event in value["history"])
-
-
-def _raw(value: Any) -> str | None:
-    try:
-        return json_text(value)
-    except BadRecord:
-        return None
 
 
 FORMAT = Format(NAME, "file", matches, read, "OpenHands events, rows and request logs")

@@ -32,6 +32,7 @@ from pairwright.sources.shapes.chat_messages import (
     tools_from_chat,
 )
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.session_entries import as_past
 
 NAME = "openhands"
 # The footer of a shell result; of several commands the last footer counts.
@@ -233,11 +234,7 @@ class Entry:
         )
 
     def as_context(self) -> "Entry":
-        m = self.message
-        if not m.is_generated:
-            return Entry(m, self.ids, self.response, self.error)
-        context = Message(m.role, m.content, m.reasoning, m.tool_calls, m.tool_call_id, m.name, False, m.extra)
-        return Entry(context, self.ids, self.response, self.error)
+        return Entry(as_past(self.message), self.ids, self.response, self.error)
 
 
 def entry_of_event(event: Json) -> Entry | None:

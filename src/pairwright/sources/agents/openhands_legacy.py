@@ -32,6 +32,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
+from pairwright.sources.shapes.session_entries import as_past
 from pairwright.sources.shapes.tool_errors import result_error_kind
 
 NAME = "openhands"
@@ -203,18 +204,12 @@ def _condense(talk: Talk, event: Json) -> None:
     # Either a list of ids or a range, both ends of it included.
     if isinstance(first, int) and isinstance(last, int):
         gone = [event_id for event_id, _ in talk.messages if isinstance(event_id, int) and first <= event_id <= last]
-    remaining = [(event_id, _as_past(message)) for event_id, message in talk.messages if event_id not in gone]
+    remaining = [(event_id, as_past(message)) for event_id, message in talk.messages if event_id not in gone]
     if isinstance(fields.get("summary"), str):
         at = fields.get("summary_offset")
         summary = Message("user", fields["summary"], extra={"is_summary": True})
         remaining.insert(at if isinstance(at, int) and 0 <= at <= len(remaining) else len(remaining), (None, summary))
     talk.messages = remaining
-
-
-def _as_past(message: Message) -> Message:
-    if not message.is_generated:
-        return message
-    return Message("assistant", message.content, message.reasoning, message.tool_calls, generated=False)
 
 
 def _error_kind(position: int, message: Message) -> str | None:

@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, canonical_arguments
 from pairwright.sources.assemble import Parts
@@ -71,9 +73,11 @@ def messages_of_mini(value: Any, where: str) -> list[Message]:
         if turn.get("object") == "response":
             messages += messages_from_items(items(turn.get("output"), f"{here}.output"), f"{here}.output")
         elif "role" not in turn and isinstance(turn.get("type"), str):
-            messages += [_with_extra(message, extra_fields) for message in messages_from_items([plain], here)]
+            read = messages_from_items([plain], here)
+            messages += [replace(message, extra={**message.extra, **extra_fields}) for message in read]
         else:
-            messages.append(_with_extra(message_from_chat(plain, here), extra_fields))
+            message = message_from_chat(plain, here)
+            messages.append(replace(message, extra={**message.extra, **extra_fields}))
     return messages
 
 
@@ -96,22 +100,6 @@ def model_of_mini(info: Json) -> str | None:
     model = config.get("model") if isinstance(config, dict) else None
     name = model.get("model_name") if isinstance(model, dict) else None
     return name if isinstance(name, str) else None
-
-
-def _with_extra(message: Message, extra: Json) -> Message:
-    """Return the message with additional `extra` fields."""
-    if not extra:
-        return message
-    return Message(
-        message.role,
-        message.content,
-        message.reasoning,
-        message.tool_calls,
-        message.tool_call_id,
-        message.name,
-        message.generated,
-        {**message.extra, **extra},
-    )
 
 
 NAME = "swe-agent"

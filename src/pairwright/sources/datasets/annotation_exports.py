@@ -24,8 +24,17 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
-from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping, score, small_fields
+from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, prompt_from
+from pairwright.sources.datasets.row_names import speaker_role
+from pairwright.sources.fields import (
+    BadRecord,
+    list_or_empty,
+    mapping,
+    optional_items,
+    optional_mapping,
+    score,
+    small_fields,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.traces import pick_reward
 
@@ -134,6 +143,13 @@ def _read(
     """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
+    talk = next((value for value in fields.values() if _dialogue(value)), None) if not keys else None
+    if talk is not None:
+        ratings = _ratings(0, [""], votes)
+        known = frozenset(key for key, value in fields.items() if value is talk)
+        info |= {**small_fields(fields, known), "votes": votes}
+        yield Parts(name, origin, messages=_dialogue(talk), reward_components=ratings, info=info)
+        return
     if not keys:
         raise BadRecord(f"no answer among the fields {', '.join(sorted(map(str, fields))[:10])}")
     if prompt_key is None:
@@ -151,13 +167,12 @@ def _read(
             raise BadRecord("a tie: the annotators prefer neither answer")
         best, worst = (0, 1) if ranks[0] < ranks[1] else (1, 0)
         prompt, chosen, rejected = conversations_from(prompt, answers[best], answers[worst])
-        yield preference_from(
+        yield Parts(
             name,
             origin,
             prompt=prompt,
             chosen=chosen,
             rejected=rejected,
-            tools=[],
             chosen_reward=pick_reward(_ratings(best, keys, votes), None),
             rejected_reward=pick_reward(_ratings(worst, keys, votes), None),
             info=info,
@@ -179,6 +194,16 @@ def _read(
             reward_components=ratings,
             info={**info, "answer": key} if len(keys) > 1 else info,
         )
+
+
+def _dialogue(value: Any) -> list[Message]:
+    """Return the turns of a dialogue, [{author, text}], as both tools show them; [] for what is none."""
+    turns = [
+        (speaker_role(item.get("author", item.get("role"))), item.get("text", item.get("content")))
+        for item in list_or_empty(value)
+        if isinstance(item, dict)
+    ]
+    return [Message(role, said) for role, said in turns if role] if all(role for role, _ in turns) else []
 
 
 def _answers(fields: Json) -> list[str]:

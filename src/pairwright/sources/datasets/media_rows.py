@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts
-from pairwright.sources.datasets.openai_chat import read as read_chat
+from pairwright.sources.datasets.openai_chat import CHAT
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
 from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -51,7 +51,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         yield preference_of_row(NAME, origin, row, (prompt, [chosen], [rejected]), small_fields(row, _READ))
         return
     rest = {name: item for name, item in row.items() if name not in _KINDS and name != key}
-    yield from read_chat({**rest, "messages": turns}, origin, options)
+    yield from CHAT.read({**rest, "messages": turns}, origin, options)
 
 
 def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:

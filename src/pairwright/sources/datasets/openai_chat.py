@@ -20,10 +20,9 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts, split_at_first_answer
+from pairwright.sources.datasets.declared_rows import RowFormat, as_row
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, items, json_value, mapping, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import BadRecord, items, json_value, mapping
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import (
     is_left_out,
@@ -31,20 +30,9 @@ from pairwright.sources.shapes.chat_messages import (
     read_weight,
     usual_chat,
 )
-from pairwright.sources.shapes.row_fields import (
-    Names,
-    names_in,
-    reward_in,
-    reward_of,
-    run_of,
-    task_key,
-    task_of,
-    tools_of,
-)
+from pairwright.sources.shapes.row_fields import names_in, reward_in, task_key, tools_of
 
-NAME = "openai-chat"
-_MAX_CHOICES = 128
-_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *SYSTEMS})
+_KEPT = ("parallel_tool_calls", "chat_template_kwargs")  # of a request
 # Keys of other formats that use `messages`; a row with one of these is not matched.
 _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
@@ -64,22 +52,12 @@ def matches(value: Any) -> bool:
     return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    if isinstance(value, list):
-        value = {"messages": value}
-    row = mapping(value, "row")
-    if "messages" not in row or _has_choices(row):
-        yield from _read_log(row, origin, options)
+def _take(row: Json) -> Iterator[Json]:
+    if "messages" in row and not _has_choices(row):
+        messages = read_messages(row.get("messages"), "messages")
+        yield {"messages": messages, "read_fields": _read_of(row)}
         return
-    messages = read_messages(row.get("messages"), "messages")
-    prompt, completion = split_at_first_answer([*system_of(row, messages), *messages])
-    if not completion:
-        raise BadRecord("messages: no assistant message that the model wrote, so there is no completion")
-    yield _experience(row, row, origin, options, prompt=prompt, completion=completion)
-
-
-def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield one experience per choice of a logged request; the prompt is the request's messages."""
+    # A log: one experience per choice; the prompt is the messages of the request.
     request = row if "messages" in row else mapping(row.get("request"), "request")
     response = mapping(row.get("response"), "response")
     prompt = read_messages(request.get("messages"), "request.messages")
@@ -92,50 +70,15 @@ def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Parts | R
         choice = mapping(choice, where)
         answer = message_from_chat({"role": "assistant", **mapping(choice.get("message"), f"{where}.message")}, where)
         model = response.get("model", request.get("model"))
-        yield _experience(
-            row,
-            request,
-            origin,
-            options,
-            prompt=prompt,
-            completion=[answer],
-            # Choices need runs of their own: each line of the file has room for 128.
-            run=origin.ordinal * _MAX_CHOICES + number if len(choices) > 1 else None,
-            model=model if isinstance(model, str) else None,
-            truncate_status="response_truncated" if choice.get("finish_reason") == "length" else None,
-        )
-
-
-def _experience(
-    row: Json,
-    request: Json,
-    origin: Origin,
-    options: Options,
-    *,
-    prompt: list[Message],
-    completion: list[Message],
-    run: int | None = None,
-    model: str | None = None,
-    truncate_status: str | None = None,
-) -> Parts:
-    """Build an experience from a row and its request."""
-    # Tools stand in the request, scores and ids in the row around it.
-    tools = tools_of(request)
-    reward, components = reward_of(row)
-    return Parts(
-        NAME,
-        origin,
-        task=task_of(row),
-        run=run_of(row) if run is None else run,
-        prompt=prompt,
-        completion=completion,
-        tools=tools,
-        reward=reward,
-        reward_components=components,
-        info=_info(row, request, names_in(row)),
-        model_version=model,
-        truncate_status=truncate_status,
-    )
+        yield {
+            "prompt": prompt,
+            "completion": [answer],
+            "tools": tools_of(request),  # scores and ids stand in the row around it
+            "read_fields": _read_of(row),
+            "info": {key: request[key] for key in _KEPT if request.get(key) is not None},
+            "model_version": model if isinstance(model, str) else None,
+            "truncate_status": "response_truncated" if choice.get("finish_reason") == "length" else None,
+        }
 
 
 def read_messages(value: Any, where: str) -> list[Message]:
@@ -184,19 +127,12 @@ def _is_answered_beside(row: Json) -> bool:
     )
 
 
-def _info(row: Json, request: Json, names: Names) -> Json:
-    info = small_fields(row, _READ)
-    key = task_key(row, names)
-    if key is not None:
-        info.pop(key, None)  # other names of tasks stay
-    used = reward_in(row, names)  # scores and labels beside the one that is the reward stay
-    for key in names.scores:
-        if isinstance(info.get(key), dict) or (used is not None and used[0] == key):
-            del info[key]
-    for key in ("parallel_tool_calls", "chat_template_kwargs"):  # of the request, where that is not the row itself
-        if request.get(key) is not None:
-            info[key] = request[key]
-    return info
+def _read_of(row: Json) -> frozenset[str]:
+    """Return the fields that are the task or the reward; other names of tasks and scores stay in info."""
+    names = names_in(row)
+    key, used = task_key(row, names), reward_in(row, names)
+    scores = [name for name in names.scores if isinstance(row[name], dict) or (used is not None and used[0] == name)]
+    return frozenset(scores if key is None else [*scores, key])
 
 
 def _has_choices(row: Json) -> bool:
@@ -218,4 +154,14 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_message, value))
 
 
-FORMAT = Format(NAME, "record", matches, read, "OpenAI chat rows, logs and conversations", is_general=True)
+CHAT = RowFormat(
+    "openai-chat",
+    "OpenAI chat rows, logs and conversations",
+    matches,
+    _take,
+    frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *SYSTEMS}),
+    begin=as_row,
+    has_runs=True,
+    is_general=True,
+)
+FORMAT = CHAT.format

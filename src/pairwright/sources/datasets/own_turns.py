@@ -19,6 +19,7 @@ from pairwright.sources.shapes.any_messages import decode_json_text
 
 # A label at the start of a line: "Customer:", "[10:02] Agent:", "**Bot**:", "お客様："
 _LABEL = re.compile(r"^[ \t]*(?:\[[^\]\n]{1,30}\][ \t]*)?\**([^\W\d_][^:：\n*]{0,30}?)\**[ \t]*[:：]\**[ \t]*", re.M)
+_LINE_LABEL = re.compile(r"(?:^|\s)([^\W\d_]{1,20}): ")  # the same inside a line
 _THOUGHTS = ("thought", "thoughts", "reasoning", "rationale", "think")
 _ACTIONS = ("action", "tool", "tool_name", "function", "function_name")
 _INPUTS = ("action_input", "tool_input", "arguments", "args", "action_args", "parameters", "input", "tool_args")
@@ -39,6 +40,8 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     >>> transcript_turns("Customer: Hi\\nAgent: Hello,\\nwho is there?", {})
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello,\\nwho is there?'}]
     """
+    if "\n" not in text and not roles:
+        return _line_turns(text)
     labels = list(_LABEL.finditer(text))
     if not labels or text[: labels[0].start()].strip():
         return None
@@ -58,6 +61,18 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     repeated_names = [name for name in others if names.count(name) > 1]
     if repeated_names:
         raise BadRecord(f"{repeated_names[0]!r} has no known role, and {_roles_hint(names)} decides")
+    return _cut(text, marks)
+
+
+def _line_turns(text: str) -> list[Json] | None:
+    """Return the turns of a transcript in one line: known speakers who take turns, the first at its start."""
+    marks = [(match, role) for match in _LINE_LABEL.finditer(text) if (role := speaker_role(match[1])) is not None]
+    if len(marks) < 2 or marks[0][0].start() > 0 or any(one[1] == two[1] for one, two in pairwise(marks)):
+        return None
+    return _cut(text, marks)
+
+
+def _cut(text: str, marks: list[tuple[re.Match[str], str]]) -> list[Json]:
     ends = [match.start() for match, _ in marks[1:]] + [len(text)]
     return [
         {"role": role, "content": text[match.end() : end].strip()}

@@ -79,47 +79,16 @@ def conversations_from(
     return (shared if is_repeated else prompt + shared), chosen, rejected
 
 
-def preference_from(
-    name: str,
-    origin: Origin,
-    *,
-    prompt: list[Message],
-    chosen: list[Message],
-    rejected: list[Message],
-    tools: list[Json],
-    task: int | str | None = None,
-    chosen_reward: float | None = None,
-    rejected_reward: float | None = None,
-    info: Json | None = None,
-) -> Parts:
-    """Return the parts of a preference."""
-    return Parts(
-        name,
-        origin,
-        task=task,
-        prompt=prompt,
-        tools=tools,
-        chosen=chosen,
-        rejected=rejected,
-        chosen_reward=chosen_reward,
-        rejected_reward=rejected_reward,
-        info=info,
-    )
-
-
 def preference_of_row(
     name: str, origin: Origin, row: Json, sides: tuple[list[Message], list[Message], list[Message]], info: Json
 ) -> Parts:
     """Build a preference with task, tools and scores from the row; `sides` are the prompt and both answers."""
     prompt, chosen, rejected = sides
-    system = system_of(row, prompt)
-    if system:
-        prompt = [*system, *prompt]
-    return preference_from(
+    return Parts(
         name,
         origin,
         task=task_of(row),
-        prompt=prompt,
+        prompt=[*system_of(row, prompt), *prompt],
         chosen=chosen,
         rejected=rejected,
         tools=tools_of(row),

@@ -80,17 +80,11 @@ def arrange(row: Json) -> Layout:
     """Tell the parts of a row; raise BadRecord if a part is missing or could be two fields."""
     sides = find_sides(row)
     if sides is not None:
-        return _with_prompt(
-            row, sides, used={key for answer in sides for key in (answer.where, *answer.scores)}, best=0
-        )
-    numbered = find_numbered(row)
-    if numbered is not None:
-        used = {key for answer in numbered for key in (answer.where, *answer.scores)}
-        best, is_tie, keys = find_preference(row, numbered)
-        return _with_prompt(row, numbered, used=used | keys, best=best, is_tie=is_tie)
-    named = find_named(row) or find_keyed(row)
-    if named is not None:
-        answers, used = named
+        return _with_prompt(row, sides, used=_keys_of(sides), best=0)
+    several = find_numbered(row) or find_named(row)
+    found = find_keyed(row) if several is None else (several, _keys_of(several))
+    if found is not None:
+        answers, used = found
         best, is_tie, keys = find_preference(row, answers)
         return _with_prompt(row, answers, used=used | keys, best=best, is_tie=is_tie)
     answers, used = find_answers(row)
@@ -100,12 +94,18 @@ def arrange(row: Json) -> Layout:
     return _with_prompt(row, answers, used=used)
 
 
+def _keys_of(answers: tuple[Answer, ...]) -> set[str]:
+    return {key for answer in answers for key in (answer.where, *answer.scores)}
+
+
 def _with_prompt(
     row: Json, answers: tuple[Answer, ...], *, used: set[str], best: int | None = None, is_tie: bool = False
 ) -> Layout:
     """Add the prompt to the answers; they may also be conversations that begin with it."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
+    if talk_key is None and not answers:  # a transcript under any name
+        talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
@@ -157,8 +157,9 @@ def _no_part(part: str, row: Json) -> str:
 def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
     """Return the key and the value of the prompt, and the key of the context before it; None for what is not there."""
     filled = [key for key in row if key not in used and _is_filled(row[key])]
-    keys = [key for key in filled if plain_name(key) in PROMPTS]
-    keys = keys or [key for key in filled if plain_name(key) in WEAK_PROMPTS]
+    asked = [key for key in filled if _can_be_prompt(row[key])]
+    keys = [key for key in asked if plain_name(key) in PROMPTS]
+    keys = keys or [key for key in asked if plain_name(key) in WEAK_PROMPTS]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
@@ -254,7 +255,7 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
     return tuple(Answer(row[keys[number]], keys[number], scores_of(number)) for number in sorted(keys))
 
 
-def find_named(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
+def find_named(row: Json) -> tuple[Answer, ...] | None:
     """Return answers whose fields are named after who wrote them: `gpt4_answer`, `llama_answer`; or None.
 
     They are answers only where a preference names one of them, or each has a score: `user_answer` beside
@@ -274,7 +275,7 @@ def find_named(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
         )
         has_scores = all(any(read_score(value) is not None for value in answer.scores.values()) for answer in answers)
         if len(answers) > 1 and (has_scores or _preference_key(row) is not None):
-            return answers, {key for answer in answers for key in (answer.where, *answer.scores)}
+            return answers
     return None
 
 
@@ -492,6 +493,13 @@ def talk_in(value: Any) -> list[Any] | None:
     return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
 
 
+def _is_transcript(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and transcript_turns(value, {}) is not None
+    except BadRecord:  # of speakers whose roles are unknown: any text may look like that
+        return False
+
+
 def is_turns(value: Any) -> bool:
     """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
     if not isinstance(value, list) or not value:
@@ -579,6 +587,14 @@ def _is_list_name(name: str) -> bool:
 
 def _is_filled(value: Any) -> bool:
     return value not in (None, "", [], {}) and isinstance(value, str | list | dict)
+
+
+def _can_be_prompt(value: Any) -> bool:
+    """Whether a value has a text or a list to be the prompt: `user: {id}` beside `request: {text}` has none."""
+    return not isinstance(value, dict) or any(
+        isinstance(part, list) or (isinstance(part, str) and plain_name(key) in PROMPT_BODIES)
+        for key, part in value.items()
+    )
 
 
 def _is_plain(value: Any) -> bool:

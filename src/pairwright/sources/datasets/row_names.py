@@ -23,11 +23,14 @@ PROMPTS = _names(
     prompt_text question_text problem_statement human request post title_and_post source_text raw_prompt full_prompt
     prompt_messages input_messages raw_input inputs_pretokenized final_prompt user_question usr task_prompt
     customer_message customer_question customer_query customer_input client_message client_question
+    inputs prompt_json input_json
     frage anfrage eingabe kundenfrage kundenanfrage aufgabe pregunta consulta entrada requete demande domanda richiesta
     pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 用户输入 질문 입력"""
 )
 # A prompt where no other is there.
-WEAK_PROMPTS = _names("customer inquiry enquiry incoming_message goal objective task_description ask")
+WEAK_PROMPTS = _names(
+    "description ticket_description customer inquiry enquiry incoming_message goal objective task_description ask"
+)
 # What came before it: turns before the prompt, or the prompt itself where it stands alone.
 CONTEXTS = _names("context history chat_history conversation_history dialog_history previous_messages")
 CONVERSATIONS = _names(
@@ -46,7 +49,8 @@ COMPLETIONS = _names(
     actual_output actual_answer raw_response raw_output full_response final_response agent_response agent_output
     rollout candidate sample gpt result_text chatbot_response model_prediction final_answer hypothesis
     bot_reply bot_answer bot_message agent_reply agent_answer agent_message assistant_reply assistant_answer ai_reply
-    chatbot_reply chatbot_answer model_reply support_reply reply_text suggested_reply
+    chatbot_reply chatbot_answer model_reply support_reply reply_text suggested_reply outputs output_json
+    response_json completion_json
     antwort ausgabe respuesta salida reponse risposta resposta antwoord odpowiedz svar ответ 回答 応答 返信 出力 答え
     回复 答案 输出 模型回答 답변 응답 출력"""
 )
@@ -92,7 +96,8 @@ PREFERENCES = _names(
     """preference preferred winner overall_preference better better_response better_response_id choice human_preference
     human_choice vote judgement judgment verdict best best_response preferred_response label labels preference_strength
     gpt_preference human_label preferred_output preferred_answer preferred_model annotator_preference selected
-    chosen better_answer better_output human_vote selection preferred_index winner_index best_index"""
+    chosen better_answer better_output human_vote selection preferred_index winner_index best_index
+    besser bevorzugt mejor meilleur meilleure preferita preferito"""
 )
 # Signed preferences, as HelpSteer writes them: below zero the first answer is better, above zero the second.
 SIGNED = frozenset({"overall_preference", "preference_strength"})
@@ -101,7 +106,7 @@ SCORE_WORDS = _names(
     """reward rewards score scores rating ratings grade grades correct correctness pass passed success label labels
     accuracy acc resolved verdict solved match likert helpfulness stars csat nps helpful satisfaction thumbs thumb
     bewertung punkte punktzahl puntuacion calificacion punteggio valutazione evaluation_note avaliacao pontuacao
-    beoordeling ocena betyg оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
+    feedback beoordeling ocena betyg оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
 )
 # A larger number is worse, or may be: never taken as a reward without the user's word.
 LOWER_IS_BETTER = _names(

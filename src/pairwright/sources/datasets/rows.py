@@ -14,11 +14,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
+from pairwright.errors import RecordError
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.own_turns import is_step, mapped_turns, step_turns, transcript_turns
-from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
+from pairwright.sources.datasets.preference_rows import conversations_from
 from pairwright.sources.datasets.row_layout import (
     PROMPT_BODIES,
     Answer,
@@ -77,8 +80,10 @@ _DECIDES = "decides"  # the last word of a refusal that a map resolves
 
 def matches(value: Any) -> bool:
     """Whether a row has a prompt and an answer, or a conversation with an answer in it."""
-    # A trace has an input and an output, too; read as a row it would lose the calls in its spans.
+    # A trace has an input and an output, too; read as a row it would lose the calls in its spans. So would a span.
     if not isinstance(value, dict) or any(map(_is_spans, value.items())):
+        return False
+    if "trace_id" in value and any(key in value for key in ("parent_id", "parent_run_id", "parent_span_id")):
         return False
     try:
         layout = arrange(apply_map(value, NO_MAP)[0])
@@ -170,7 +175,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     info = small_fields(rest, frozenset(key for key in used if row.get(key) is rest.get(key)))
     if layout.best is not None and len(sides) == 2:
         best, other = layout.best, 1 - layout.best
-        yield preference_from(
+        yield Parts(
             NAME,
             origin,
             task=task,
@@ -378,6 +383,9 @@ def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[li
     exchanges = _exchanges(layout.prompt, [decode_json_text(value) for value in values])
     if exchanges is not None:
         return _split_conversations(row, [], exchanges)
+    prompt_value = _only_text(layout.prompt)
+    if prompt_value is not layout.prompt:  # inputs and outputs of a program, as tables of tracing tools have them
+        layout, values = replace(layout, prompt=prompt_value), [_only_text(value) for value in values]
     if isinstance(layout.prompt, str) and any(mark in layout.prompt for mark in RENDERED):
         if not all(isinstance(value, str) for value in values):
             raise BadRecord(f"{layout.prompt_key}: a rendered prompt, but the answer is not text")
@@ -394,6 +402,13 @@ def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[li
     if all(side[0].is_generated for side in sides) and prompt:
         return [*system_of(row, prompt), *prompt], sides
     return _split_conversations(row, prompt, sides)
+
+
+def _only_text(value: Any) -> Any:
+    """Return the only text of an object that is JSON text, {"question": "..."}; any other value unchanged."""
+    inside = decode_json_text(value) if isinstance(value, str) else None
+    parts = [part for part in inside.values() if part not in (None, "")] if isinstance(inside, dict) else []
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else value
 
 
 def _split_conversations(
@@ -502,7 +517,7 @@ def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, se
         key: number for key, value in row.items() if is_score_name(key) and (number := read_score(value)) is not None
     }
     if not named:
-        named = nested_scores(row)
+        named = nested_scores({key: decode_json_text(value) for key, value in row.items()})
     if named:
         # Several scores of different names: the rule for components decides, or the user with --reward.
         keys = {name.partition(".")[0] for name in named} & row.keys()
@@ -532,6 +547,49 @@ def _info_of(answer: Answer) -> Json:
     return small_fields(item, frozenset(known | set(MODELS)))
 
 
+def records_in(document: Any) -> list[Json]:
+    """Return the rows of a document that keeps them below one name, by their ids, or column by column; else [].
+
+    {tickets: [row, ...]}, {rows: [{row_idx, row: {}}]} of the dataset viewer, {id: row}, {prompt: [...], answer: [...]}
+    """
+    if not isinstance(document, dict) or any(map(_is_spans, document.items())):
+        return []
+    if len(document) > 1 and all(isinstance(part, list) and len(part) > 1 for part in document.values()):
+        columns = list(document.values())
+        is_table = len(set(map(len, columns))) == 1 and all(not isinstance(x, dict | list) for c in columns for x in c)
+        return [dict(zip(document, cells, strict=True)) for cells in zip(*columns, strict=True)] if is_table else []
+    if len(document) > 1 and all(isinstance(part, dict) for part in document.values()):
+        rows = list(document.values())
+        return rows if all(row.keys() == rows[0].keys() and matches(row) for row in rows) else []
+    lists = [part for part in document.values() if isinstance(part, list) and part and isinstance(part[0], dict)]
+    found = [[_inner(item) for item in part if isinstance(item, dict)] for part in lists]
+    found = [rows for rows in found if matches(rows[0])]
+    return found[0] if len(found) == 1 else []
+
+
+def _inner(item: Json) -> Json:
+    return item["row"] if "row_idx" in item and isinstance(item.get("row"), dict) else item
+
+
+def _read_document(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+    for number, row in enumerate(records_in(value)):
+        place = origin.at(None, number)
+        try:
+            yield from read(row, place, options)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, None, f"record {number}: {error}", NAME)
+
+
+# A JSON document with rows in it; tried before the rows themselves, since columns of texts look like one row.
+DOCUMENT_FORMAT = Format(
+    NAME,
+    "file",
+    lambda value: any(map(matches, records_in(value)[:8])),
+    _read_document,
+    "Rows of your own data: prompt, answer, score",
+    refuse=lambda documents, options: refuse(records_in(documents[0])[:64], options) if documents else None,
+    is_general=True,
+)
 FORMAT = Format(
     NAME,
     "record",

@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
-from pairwright.sources.datasets.row_names import SYSTEMS, system_of
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.datasets.declared_rows import RowFormat
+from pairwright.sources.datasets.preference_rows import SCORES, split_sides
+from pairwright.sources.datasets.row_names import SYSTEMS
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, text
 from pairwright.sources.roles import calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
-from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
@@ -125,7 +123,6 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
     return content or None, thought, calls
 
 
-NAME = "sharegpt"
 _READ = frozenset(
     {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
      "kto_tag", "label", "reward", "score", "rating", *SCORES}
@@ -144,49 +141,21 @@ def matches(value: Any) -> bool:
     return False
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the preference or experience of a row."""
-    row = mapping(value, "row")
-    if "chosen_messages" in row or ("chosen" in row and "rejected" in row):
-        yield _preference(row, origin)
-        return
-    messages = _conversation(row)
-    prompt, completion = split_at_first_answer(messages)
-    if not completion:
-        raise BadRecord("conversations: no turn that the model wrote, so there is no completion")
-    tools = tools_of(row)
-    reward, components = reward_of(row)
-    yield Parts(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=prompt,
-        completion=completion,
-        tools=tools,
-        reward=reward,
-        reward_components=components,
-        info=small_fields(row, _READ),
-    )
-
-
-def _preference(row: Json, origin: Origin) -> Parts:
+def _take(row: Json) -> Iterator[Json]:
     if "chosen_messages" in row:
         prompt, chosen, rejected = split_sides(
             turns_of_parts(row["chosen_messages"], "chosen_messages"),
             turns_of_parts(row.get("rejected_messages"), "rejected_messages"),
         )
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return
+    key = "conversations" if "conversations" in row else "messages"
+    messages = (turns_of_values if key == "conversations" else turns_of_parts)(row.get(key), key)
+    if "chosen" in row and "rejected" in row:
+        sides = {side: _side(row[side], side, messages) for side in ("chosen", "rejected")}
+        yield {"prompt": messages, **sides}
     else:
-        prompt = _conversation(row)
-        chosen, rejected = _side(row["chosen"], "chosen", prompt), _side(row["rejected"], "rejected", prompt)
-    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
-
-
-def _conversation(row: Json) -> list[Message]:
-    if "conversations" in row:
-        messages = turns_of_values(row["conversations"], "conversations")
-    else:
-        messages = turns_of_parts(row.get("messages"), "messages")
-    return [*system_of(row, messages), *messages]
+        yield {"messages": messages}
 
 
 def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:
@@ -206,4 +175,4 @@ def _has_parts(message: Any) -> bool:
     return isinstance(content, list) and all(isinstance(part, dict) and "value" in part for part in content)
 
 
-FORMAT = Format(NAME, "record", matches, read, "ShareGPT and LLaMA-Factory data")
+FORMAT = RowFormat("sharegpt", "ShareGPT and LLaMA-Factory data", matches, _take, _READ).format

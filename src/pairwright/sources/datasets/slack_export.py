@@ -1,6 +1,7 @@
-"""Slack exports: the messages of a channel, where a bot answers people and reactions are the scores.
+"""Slack and Discord exports: the messages of a channel, where a bot answers people and reactions are the scores.
 
     {channel, messages: [{ts, user | bot_id, text, thread_ts, reactions: [{name, count}]}]}, or the list alone
+    {channel, messages: [{timestamp, author{name, isBot}, content, reactions: [{emoji{name}, count}]}]} (Discord)
 
 Each message of a bot is an experience: its prompt is what was said since the message of the bot before it, in the same
 thread where there is one. More thumbs up than down are the reward 1, more down 0; without reactions there is none.
@@ -12,18 +13,39 @@ from typing import Any
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_names import words_of
-from pairwright.sources.fields import BadRecord, identifier, score, small_fields
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    list_or_empty,
+    object_or_empty,
+    score,
+    small_fields,
+    value_at,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 NAME = "slack"
-_GOOD = frozenset(("+1", "thumbsup", "white_check_mark", "heavy_check_mark", "heart", "tada", "100", "pray"))
-_BAD = frozenset(("-1", "thumbsdown", "x", "no_entry", "disappointed", "negative_squared_cross_mark"))
+_GOOD = frozenset(("+1", "thumbsup", "white_check_mark", "heavy_check_mark", "heart", "tada", "100", "pray", "👍"))
+_BAD = frozenset(("-1", "thumbsdown", "x", "no_entry", "disappointed", "negative_squared_cross_mark", "👎"))
 _BOTS = frozenset(("bot", "assistant", "ai", "chatbot"))
 
 
 def _messages(value: Any) -> list[Json]:
     listed = value.get("messages") if isinstance(value, dict) else value
-    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    return [_as_slack(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+
+def _as_slack(item: Json) -> Json:
+    """Return a message of a Discord channel under the names of Slack's."""
+    author, sent = object_or_empty(item.get("author")), item.get("timestamp")
+    if "isBot" not in author or not isinstance(sent, str):
+        return item
+    reactions = [
+        {"name": value_at(one, "emoji.name"), "count": value_at(one, "count")}
+        for one in list_or_empty(item.get("reactions"))
+    ]
+    named = {"ts": sent, "text": item.get("content"), "user": author.get("name"), "reactions": reactions}
+    return {"id": item.get("id"), **named, **({"bot_id": author.get("id", "bot")} if author["isBot"] else {})}
 
 
 def matches(value: Any) -> bool:
@@ -56,7 +78,8 @@ def _reward(item: Json) -> float | None:
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each message of a bot that follows a message of somebody else."""
-    listed = sorted(_messages(value), key=lambda item: score(item.get("ts")) or 0.0)
+    # Times of Slack are seconds, those of Discord ISO 8601 text.
+    listed = sorted(_messages(value), key=lambda item: (score(item.get("ts")) or 0.0, str(item.get("ts"))))
     if not any(map(_is_bot, listed)):
         people = list(dict.fromkeys(str(item.get("user")) for item in listed))[:4]
         roles = ", ".join(f"{name}: {'assistant' if name == people[-1] else 'user'}" for name in people)

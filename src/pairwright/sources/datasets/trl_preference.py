@@ -18,20 +18,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.declared_rows import RowFormat
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
     conversations_from,
-    preference_of_row,
     prompt_from,
 )
-from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name, system_of
-from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.row_fields import task_of, tools_of
+from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name
+from pairwright.sources.fields import BadRecord, items, score, text
+from pairwright.sources.shapes.row_fields import tools_of
 
-NAME = "trl-preference"
+_SIDES = ("prompt", "chosen", "rejected")
 _PROMPTS = ("prompt", "question", "instruction")
 _READ = frozenset(
     {*_PROMPTS, *SYSTEMS, "input", "chosen", "rejected", "completion", "completions", "label", "labels", "tools",
@@ -67,24 +65,23 @@ def matches(value: Any) -> bool:
     )
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    row = mapping(value, "row")
+def _take(row: Json) -> Iterator[Json]:
     if "chosen" in row and "rejected" in row:
-        yield _pair(row, origin)
+        yield _pair(row)
     elif "completions" in row:
-        yield _stepwise(row, origin)
+        yield _stepwise(row)
     else:
-        yield _read_unpaired(row, origin, options)
+        yield _unpaired(row)
 
 
-def _pair(row: Json, origin: Origin) -> Parts:
-    """Build the preference of a row."""
-    info = small_fields(row, _READ)
+def _pair(row: Json) -> Json:
+    """Return the preference of a row."""
+    info: Json = {}
     sides = row["chosen"], row["rejected"]
     # Transcripts hold the prompt in both sides, as conversations do.
     is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
     if _is_raw_text(row, *sides) and not is_transcript:
-        return preference_of_row(NAME, origin, row, _texts(row.get("prompt"), *sides), info)
+        return dict(zip(_SIDES, _texts(row.get("prompt"), *sides), strict=True))
     prompt = _prompt(row)
     if isinstance(sides[0], str) and isinstance(sides[1], str):
         info["form"] = "text"
@@ -93,17 +90,15 @@ def _pair(row: Json, origin: Origin) -> Parts:
             shared = _common_beginning(*sides)
             prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
     if is_transcript:
-        prompt, chosen, rejected = conversations_from([], _transcript(sides[0]), _transcript(sides[1]))
+        parts = conversations_from([], _transcript(sides[0]), _transcript(sides[1]))
     else:
-        prompt, chosen, rejected = conversations_from(
-            prompt, answer_from(sides[0], "chosen"), answer_from(sides[1], "rejected")
-        )
-    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
+        parts = conversations_from(prompt, answer_from(sides[0], "chosen"), answer_from(sides[1], "rejected"))
+    return {**dict(zip(_SIDES, parts, strict=True)), "info": info}
 
 
-def _read_unpaired(row: Json, origin: Origin, options: Options) -> Parts:
-    """Build the experience of an unpaired row, with its label as reward."""
-    info = small_fields(row, _READ)
+def _unpaired(row: Json) -> Json:
+    """Return the experience of an unpaired row, with its label as reward."""
+    info: Json = {}
     completion = row.get("completion")
     if isinstance(completion, str) and _is_raw_text(row, completion):
         prompt, answer = [Message(TEXT, text(row.get("prompt"), "prompt"))], [Message(TEXT, completion, generated=True)]
@@ -111,20 +106,17 @@ def _read_unpaired(row: Json, origin: Origin, options: Options) -> Parts:
         prompt, answer = _prompt(row), answer_from(completion, "completion")
         if isinstance(completion, str):
             info["form"] = "text"
-    return Parts(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=prompt,
-        completion=answer,
-        tools=tools_of(row),
-        reward=score(row.get("label")),
-        info=info,
-    )
+    return {
+        "prompt": prompt,
+        "completion": answer,
+        "reward": score(row.get("label")),
+        "reward_components": None,
+        "info": info,
+    }
 
 
-def _stepwise(row: Json, origin: Origin) -> Parts:
-    """Build the unscored experience of a stepwise row."""
+def _stepwise(row: Json) -> Json:
+    """Return the unscored experience of a stepwise row."""
     steps = [
         text(step, f"completions[{number}]") for number, step in enumerate(items(row["completions"], "completions"))
     ]
@@ -132,12 +124,19 @@ def _stepwise(row: Json, origin: Origin) -> Parts:
     if len(labels) != len(steps):
         raise BadRecord(f"labels: {len(labels)} for {len(steps)} steps")
     parts: list[Json] = [{"type": "text", "text": step} for step in steps]
-    info = {**small_fields(row, _READ), "step_labels": labels}
+    info: Json = {"step_labels": labels}
     if _is_raw_text(row, *steps):
         prompt, answer = [Message(TEXT, text(row.get("prompt"), "prompt"))], Message(TEXT, parts, generated=True)
     else:
         prompt, answer, info["form"] = _prompt(row), Message("assistant", parts), "text"
-    return Parts(NAME, origin, task=task_of(row), prompt=prompt, completion=[answer], info=info)
+    return {
+        "prompt": prompt,
+        "completion": [answer],
+        "reward": None,
+        "reward_components": None,
+        "tools": (),
+        "info": info,
+    }
 
 
 def _prompt(row: Json) -> list[Message]:
@@ -149,8 +148,7 @@ def _prompt(row: Json) -> list[Message]:
     # Alpaca rows: the instruction, and the input that it is about.
     if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
         value = f"{value}\n{row['input']}"
-    prompt = prompt_from(value, key)
-    return [*system_of(row, prompt), *prompt]
+    return prompt_from(value, key)
 
 
 def _is_prompt(value: Any) -> bool:
@@ -201,4 +199,4 @@ def _is_side(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
 
 
-FORMAT = Format(NAME, "record", matches, read, "TRL preference data")
+FORMAT = RowFormat("trl-preference", "TRL preference data", matches, _take, _READ).format

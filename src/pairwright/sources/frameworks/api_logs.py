@@ -12,29 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.datasets.declared_rows import history_format
+from pairwright.sources.fields import BadRecord, items
 from pairwright.sources.frameworks.batch_files import matches as is_batch_line
-from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_response_object, request_field
+from pairwright.sources.frameworks.requests_and_answers import is_response_object, records_of_call, request_field
 
 NAME = "api-log"
 _REQUESTS = ("request", "params", "req", "input_request", "kwargs")
 _ANSWERS = ("response", "message", "answer", "res", "output")
-_FIELDS = [
-    "input",
-    "input_items",
-    "contents",
-    "instructions",
-    "system",
-    "messages",
-    "tools",
-    "model",
-    "usage",
-    "object",
-    "text",
-]
-_READ = frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS})
+_FIELDS = "input input_items contents instructions system messages tools model usage object text"
 
 
 def matches(value: Any) -> bool:
@@ -48,8 +34,7 @@ def matches(value: Any) -> bool:
     return answer is not None and _request(value, answer) is not None
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    row = mapping(value, "row")
+def _take(row: Json) -> Iterator[Json]:
     answer = row if is_response_object(row) else _answer(row) or {}
     request: Json = _request(row, answer) or {}
     if is_response_object(row):
@@ -57,7 +42,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         if stored is None:
             raise BadRecord("a stored response without its input: fetch /input_items and put it under `input`")
         request = {**row, "input": _listed(stored) if isinstance(stored, dict) else stored}
-    yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
+    yield from records_of_call(request, answer)
 
 
 def _listed(page: Json) -> list[Any]:
@@ -84,4 +69,10 @@ def _request(row: Json, answer: Json) -> Json | None:
     return None
 
 
-FORMAT = Format(NAME, "record", matches, read, "Logs of the Responses, Messages and generateContent APIs")
+FORMAT = history_format(
+    NAME,
+    "Logs of the Responses, Messages and generateContent APIs",
+    matches,
+    _take,
+    frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS.split()}),
+)

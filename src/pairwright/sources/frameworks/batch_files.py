@@ -21,13 +21,12 @@ import msgspec
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.declared_rows import history_format
 from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_answer
+from pairwright.sources.frameworks.requests_and_answers import is_answer, records_of_call
 
-NAME = "batch"
 _REQUESTS = ("body", "params", "request")
-_READ = frozenset({"response", "result", "error", *_REQUESTS})
 _MAX_FILES = 200
 _MAX_BYTES = 2**30
 _MAX_LINE = 64 * 2**20
@@ -50,7 +49,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     for wrapper in _REQUESTS:
         request = request[wrapper] if isinstance(request.get(wrapper), dict) else request
     # The custom_id names the request: results that share it answer the same prompt.
-    yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
+    yield from _CALL.read({**row, "request": request, "response": answer}, origin, options)
 
 
 def _name(row: Json) -> str | None:
@@ -149,4 +148,12 @@ def _decode(line: bytes) -> Any:
         return None
 
 
-FORMAT = Format(NAME, "record", matches, read, "Results of the batch APIs of OpenAI, Anthropic and Google")
+_SUMMARY = "Results of the batch APIs of OpenAI, Anthropic and Google"
+_CALL = history_format(
+    "batch",
+    _SUMMARY,
+    matches,
+    lambda row: records_of_call(row["request"], row["response"]),
+    frozenset({"response", "result", "error", *_REQUESTS}),
+)
+FORMAT = Format("batch", "record", matches, read, _SUMMARY)

@@ -11,17 +11,11 @@ prompt here. DSPy keeps no scores with its calls: `--scores`, or a reward beside
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.messages import TEXT, Message
-from pairwright.sources.assemble import Parts
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.datasets.declared_rows import history, history_format
 from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, plain_numbers, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of
-
-NAME = "dspy"
-_MAX_OUTPUTS = 128
-_READ = frozenset({"prompt", "messages", "outputs", "response", "usage"})
 
 
 def matches(value: Any) -> bool:
@@ -30,9 +24,8 @@ def matches(value: Any) -> bool:
     return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield one experience per output of a call."""
-    row = mapping(value, "entry")
+def _take(row: Json) -> Iterator[Json]:
+    """Yield one record per output of a call."""
     kwargs = optional_mapping(row.get("kwargs"), "kwargs")
     if row.get("messages"):
         prompt = messages_from_chat(row["messages"], "messages")
@@ -47,16 +40,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     model = row.get("response_model") or row.get("model")
     for number, output in enumerate(outputs):
         answer = _answer(output, f"outputs[{number}]", is_text)
-        yield experience_of_history(
-            NAME,
-            origin,
-            options,
+        yield history(
             [*prompt, answer],
-            num_prompt=len(prompt),
-            row=row,
-            read_fields=_READ,
+            len(prompt),
             tools=tools_of(kwargs),
-            run=origin.ordinal * _MAX_OUTPUTS + number if len(outputs) > 1 else None,
             model_version=model if isinstance(model, str) else None,
             metrics=plain_numbers(row.get("usage")),
         )
@@ -76,4 +63,10 @@ def _answer(output: Any, where: str, is_text: bool) -> Message:
     )
 
 
-FORMAT = Format(NAME, "record", matches, read, "Calls in the history of DSPy")
+FORMAT = history_format(
+    "dspy",
+    "Calls in the history of DSPy",
+    matches,
+    _take,
+    frozenset({"prompt", "messages", "outputs", "response", "usage"}),
+)

@@ -14,15 +14,12 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.declared_rows import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
-from pairwright.sources.fields import BadRecord, mapping, score, small_fields, value_at
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.fields import BadRecord, score, value_at
 from pairwright.sources.frameworks.api_logs import NAME
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, tools_in
-from pairwright.sources.shapes.row_fields import reward_of, run_of, task_of
-
-_MAX_CHOICES = 128
+from pairwright.sources.shapes.row_fields import reward_of
 
 
 class _Layout(msgspec.Struct, frozen=True):
@@ -39,20 +36,7 @@ _LAYOUTS = (
     _Layout(frozenset({"schemaType", "modelId"}), "input.inputBodyJson", "output.outputBodyJson", "modelId"),
 )
 _CONVERSE = _Layout(frozenset(), "", "output", "modelId")
-_READ = frozenset(
-    {
-        "messages",
-        "tools",
-        *SYSTEMS,
-        "request_body",
-        "response_body",
-        "input",
-        "output",
-        "scores",
-        "request_model",
-        "modelId",
-    }
-)
+_FIELDS = "messages tools request_body response_body input output scores request_model modelId"
 
 
 def _layout_of(value: Any) -> _Layout | None:
@@ -68,9 +52,8 @@ def matches(value: Any) -> bool:
     return _layout_of(value) is not None
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def _take(row: Json) -> Iterator[Json]:
     """Yield one record per choice of a logged call."""
-    row = mapping(value, "row")
     layout = _layout_of(row)
     if layout is None:
         raise BadRecord("neither a log of Helicone nor of Amazon Bedrock")
@@ -90,21 +73,15 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     reward, components = reward_of(row)
     scores = {**(components or {}), **_scores(row.get("scores"))}
     model = value_at(row, layout.model)
-    for number, completion in enumerate(alternatives):
-        yield Parts(
-            NAME,
-            origin,
-            task=task_of(row),
-            # Choices need runs of their own: each line of the file has room for 128.
-            run=origin.ordinal * _MAX_CHOICES + number if len(alternatives) > 1 else run_of(row),
-            prompt=prompt,
-            completion=completion,
-            tools=tools_in(request),
-            reward=msgspec.UNSET if reward is None else reward,
-            reward_components=scores or None,
-            info=small_fields(row, _READ),
-            model_version=model if isinstance(model, str) else None,
-        )
+    for completion in alternatives:
+        yield {
+            "prompt": prompt,
+            "completion": completion,
+            "tools": tools_in(request),
+            "reward": msgspec.UNSET if reward is None else reward,
+            "reward_components": scores or None,
+            "model_version": model if isinstance(model, str) else None,
+        }
 
 
 def _scores(value: Any) -> Json:
@@ -114,4 +91,12 @@ def _scores(value: Any) -> Json:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-FORMAT = Format(NAME, "record", matches, read, "Logs of model gateways")
+FORMAT = RowFormat(
+    NAME,
+    "Logs of model gateways",
+    matches,
+    _take,
+    frozenset({*_FIELDS.split(), *SYSTEMS}),
+    has_system=False,
+    has_runs=True,
+).format

@@ -13,16 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.frameworks.message_history import experience_of_history, history_in
+from pairwright.sources.datasets.declared_rows import as_row, history, history_format, history_in
+from pairwright.sources.fields import items, mapping
 from pairwright.sources.shapes.langchain_messages import TYPES, messages_from_langchain
-from pairwright.sources.shapes.row_fields import tools_of
 
-NAME = "langchain"
 _KEYS = ("messages", "chat_history", "history")
-_READ = frozenset(_KEYS)
 
 
 def matches(value: Any) -> bool:
@@ -31,19 +26,10 @@ def matches(value: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    value = _unwrap(value)
-    row: Json = value if isinstance(value, dict) else {}
-    messages, where = history_in(value, _KEYS)
-    plain = (
-        [_plain(message, f"{where}[{number}]") for number, message in enumerate(messages)]
-        if isinstance(messages, list)
-        else messages
-    )
-    turns = messages_from_langchain(plain, where)
-    yield experience_of_history(
-        NAME, origin, options, turns, row=row, read_fields=frozenset({where}), tools=tools_of(row)
-    )
+def _take(row: Json) -> Iterator[Json]:
+    messages, where = history_in(row, _KEYS)
+    plain = [_plain(message, f"{where}[{number}]") for number, message in enumerate(items(messages, where))]
+    yield history(messages_from_langchain(plain, where), read_fields=frozenset({where}))
 
 
 def _is_message(value: Any) -> bool:
@@ -80,4 +66,10 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
-FORMAT = Format(NAME, "record", matches, read, "LangChain messages and graph states")
+FORMAT = history_format(
+    "langchain",
+    "LangChain messages and graph states",
+    matches,
+    _take,
+    begin=lambda value: as_row(_unwrap(value)),
+)

@@ -13,13 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.declared_rows import history, history_format, history_in
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.frameworks.message_history import experience_of_history, history_in
-from pairwright.sources.shapes.row_fields import tools_of
 
-NAME = "pydantic-ai"
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")
 _FAILED = ("failed", "denied", "retried", "interrupted")
 # Parts that say how the history was kept, and are no text for the model.
@@ -31,12 +27,11 @@ def matches(value: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    row: Json = value if isinstance(value, dict) else {}
-    history, where = history_in(value, _KEYS)
+def _take(row: Json) -> Iterator[Json]:
+    listed, where = history_in(row, _KEYS)
     messages: list[Message] = []
     model = reason = None
-    for number, item in enumerate(items(history, where)):
+    for number, item in enumerate(items(listed, where)):
         item, at = mapping(item, f"{where}[{number}]"), f"{where}[{number}]"
         parts = [mapping(part, f"{at}.parts") for part in optional_items(item.get("parts"), f"{at}.parts")]
         if item.get("kind") == "response":
@@ -49,14 +44,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             # After the system prompts, and before anything else.
             place = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
             messages.insert(place, Message("system", instructions))
-    yield experience_of_history(
-        NAME,
-        origin,
-        options,
+    yield history(
         messages,
-        row=row,
         read_fields=frozenset({where}),
-        tools=tools_of(row),
         model_version=model if isinstance(model, str) else None,
         truncate_status="response_truncated" if reason == "length" else None,
     )
@@ -141,4 +131,4 @@ def _answer(parts: list[Json], where: str) -> Message:
     )
 
 
-FORMAT = Format(NAME, "record", matches, read, "pydantic-ai message histories")
+FORMAT = history_format("pydantic-ai", "pydantic-ai message histories", matches, _take)

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.declared_rows import history
 from pairwright.sources.fields import BadRecord, items, mapping, plain_numbers, text
-from pairwright.sources.format import Options, Origin
-from pairwright.sources.frameworks.message_history import experience_of_history
 from pairwright.sources.rollouts.verifiers_results import tools_as_functions
 from pairwright.sources.shapes.anthropic import (
     is_anthropic_response,
@@ -30,7 +28,6 @@ from pairwright.sources.shapes.google_genai import answers_from_genai, request_f
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.row_fields import tools_of
 
-_MAX_CHOICES = 128
 # Reasons to stop that mean that the answer was cut off.
 _CUT = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
 _ELSEWHERE = ("previous_response_id", "conversation", "prompt")
@@ -55,17 +52,8 @@ def is_response_object(value: Any) -> bool:
     return isinstance(value, dict) and value.get("object") == "response" and isinstance(value.get("output"), list)
 
 
-def experiences_of_call(
-    name: str,
-    origin: Origin,
-    options: Options,
-    request: Json,
-    answer: Json,
-    *,
-    row: Json,
-    read_fields: frozenset[str],
-) -> Iterator[Parts]:
-    """Yield the experiences of a call, one per choice; `row` has task, run and reward, as everywhere."""
+def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
+    """Yield the records of a call, one per choice, as `RowFormat.take` does."""
     if is_response_object(answer):
         prompt, tools = _responses_request(request)
         candidates = [(messages_from_items(answer["output"], "output"), _response_end(answer))]
@@ -89,18 +77,11 @@ def experiences_of_call(
     if not prompt:
         raise BadRecord("the request has no messages, so what the model was given is not there")
     model = answer.get("model") or answer.get("modelVersion") or request.get("model")
-    for number, (completion, reason) in enumerate(candidates):
-        yield experience_of_history(
-            name,
-            origin,
-            options,
+    for completion, reason in candidates:
+        yield history(
             [*prompt, *completion],
-            num_prompt=len(prompt),
-            row=row,
-            read_fields=read_fields,
+            len(prompt),
             tools=tools,
-            # Choices need runs of their own: each unit has room for 128.
-            run=origin.ordinal * _MAX_CHOICES + number if len(candidates) > 1 else None,
             model_version=model if isinstance(model, str) else None,
             truncate_status="response_truncated" if reason in _CUT else None,
             metrics=plain_numbers(answer.get("usage")),

@@ -12,19 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.declared_rows import history, history_format, history_in
 from pairwright.sources.fields import BadRecord, items, mapping
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.frameworks.message_history import experience_of_history, history_in
 from pairwright.sources.identity import task_hash
 from pairwright.sources.shapes.chat_messages import message_from_chat
-from pairwright.sources.shapes.row_fields import task_of
+from pairwright.sources.shapes.row_fields import run_of, task_of
 from pairwright.sources.shapes.tool_errors import failure_kind
 
-NAME = "smolagents"
 _KEYS = ("steps", "messages", "full_steps")
 _ROLES = {"tool-call": "assistant", "tool-response": "user"}
-_READ = frozenset({"steps", "messages", "full_steps"})
 
 # A request and its answer.
 Call = tuple[list[Message], Message]
@@ -35,9 +31,8 @@ def matches(value: Any) -> bool:
     return isinstance(steps, list) and any(isinstance(step, dict) and "model_output_message" in step for step in steps)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    row: Json = value if isinstance(value, dict) else {}
-    steps, where = history_in(value, _KEYS)
+def _take(row: Json) -> Iterator[Json]:
+    steps, where = history_in(row, _KEYS)
     calls: list[Call] = []
     failures: list[str] = []
     for number, step in enumerate(items(steps, where)):
@@ -53,16 +48,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     task = task_of(row) or task_hash(tuple(calls[0][0]), (), None)
     for step_number, messages in enumerate(_conversations(calls)):
         num_prompt = next(n for n, message in enumerate(messages) if message.is_generated)
-        yield experience_of_history(
-            NAME,
-            origin,
-            options,
+        yield history(
             messages,
-            row=row,
-            read_fields=_READ,
-            num_prompt=num_prompt,
+            num_prompt,
             task=task,
+            run=run_of(row),
             step=step_number,
+            tools=(),
             errors=_failed_turns(messages, failures),
             info={"errors": failures} if failures else {},
         )
@@ -118,4 +110,4 @@ def _conversations(calls: list[Call]) -> Iterator[list[Message]]:
     yield current
 
 
-FORMAT = Format(NAME, "record", matches, read, "Memory of smolagents runs")
+FORMAT = history_format("smolagents", "Memory of smolagents runs", matches, _take, frozenset(_KEYS))

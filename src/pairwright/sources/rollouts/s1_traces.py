@@ -25,7 +25,6 @@ from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
     conversations_from,
-    preference_from,
     preference_of_row,
     prompt_from,
 )
@@ -96,9 +95,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             pair = mapping(value, where)
             state, chosen, rejected = read_pair(pair, where, prompt)
             details = {**info, **small_fields(pair, _PAIR)}
-            yield preference_from(
-                NAME, origin, prompt=state, chosen=chosen, rejected=rejected, tools=tools, info=details
-            )
+            yield Parts(NAME, origin, prompt=state, chosen=chosen, rejected=rejected, tools=tools, info=details)
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"{where}: {error}", NAME)
 

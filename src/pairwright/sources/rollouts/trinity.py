@@ -31,6 +31,7 @@ from pairwright.sources.datasets.preference_rows import (
     prompt_from,
     split_sides,
 )
+from pairwright.sources.datasets.row_names import PREFERENCES, plain_name
 from pairwright.sources.fields import (
     BadRecord,
     items,
@@ -333,7 +334,8 @@ def matches(value: Any) -> bool:
     messages = value.get("messages")
     if isinstance(messages, str):
         return messages.lstrip().startswith("[{")
-    return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str)
+    is_judged = any(plain_name(key) in PREFERENCES for key in value)  # rows of another table, which `rows` reads
+    return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str) and not is_judged
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Experience | Rejected]:

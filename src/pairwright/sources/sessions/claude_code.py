@@ -19,8 +19,8 @@ import msgspec
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.assemble import Parts, split_at_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
+from pairwright.sources.assemble import Parts, raw_text, split_at_answer
+from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
 from pairwright.sources.sessions.claude_session import (
@@ -302,11 +302,7 @@ def _is_message_line(line: Any) -> bool:
 
 
 def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
-    try:
-        raw = None if value is None else json_text(value)
-    except BadRecord:
-        raw = None
-    return Rejected(origin.file, number, reason, format=NAME, raw=raw)
+    return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
 
 
 FORMAT = Format(NAME, "file", matches, read, "Claude Code session files", decode=decode_line)

@@ -21,10 +21,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, canonical_arguments
-from pairwright.sources.assemble import Parts, split_at_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
+from pairwright.sources.assemble import Parts, raw_text, split_at_answer
+from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
 from pairwright.sources.shapes.chat_messages import as_context
@@ -182,11 +184,7 @@ def _compact_context(payload: Json) -> list[Message]:
     """Return the context messages after a compaction, marked as not generated."""
     history = payload.get("replacement_history")
     if isinstance(history, list) and history:
-        messages = messages_from_items(history, "replacement_history")
-        return [
-            Message(m.role, m.content, m.reasoning, m.tool_calls, m.tool_call_id, m.name, False, m.extra)
-            for m in messages
-        ]
+        return [replace(message, generated=False) for message in messages_from_items(history, "replacement_history")]
     summary = text(payload.get("message"), "compacted.message")
     return [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
 
@@ -318,11 +316,7 @@ def _is(value: Any, names: Collection[str]) -> bool:
 
 
 def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
-    try:
-        raw = None if value is None else json_text(value)
-    except BadRecord:
-        raw = None
-    return Rejected(origin.file, number, reason, format=NAME, raw=raw)
+    return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
 
 
 FORMAT = Format(NAME, "file", matches, read, "Codex CLI session files")
