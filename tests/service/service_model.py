@@ -39,7 +39,8 @@ class Handler(BaseHTTPRequestHandler):
                 wait_for_file(body["messages"][-1]["content"])
             self.wfile.write(b"data: [DONE]\n\n")
             return
-        message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        message = {"role": "assistant", "content": asked}
         self._answer(
             {
                 "id": "1",
