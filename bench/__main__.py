@@ -23,6 +23,11 @@ def main() -> None:
 
         faults.main()
         return
+    if sys.argv[1:2] == ["clients"]:
+        from bench import clients
+
+        clients.main()
+        return
     if sys.argv[1:2] == ["law"]:
         from bench import law  # needs transformers
 

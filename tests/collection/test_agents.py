@@ -1,7 +1,9 @@
 """Agents that talk to an OpenAI-compatible endpoint inside a collection: real SDK clients, a policy behind them."""
 
 import asyncio
+import contextlib
 import json
+import socket
 
 import httpx
 import pytest
@@ -12,6 +14,7 @@ from pairwright.collection.proxy import agent_endpoint
 from pairwright.collection.run_failures import PolicyError
 from pairwright.collection.tasks import Task
 from pairwright.config import Config
+from pairwright.engines import listening
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message, ToolCall
 
@@ -251,6 +254,27 @@ def test_requests_that_cannot_be_read_and_runs_that_ended_are_refused(tmp_path):
     assert collected.status.num_silent == 2
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{ADDRESSES[0]}/models")
+
+
+def send_half_a_head(task):
+    url = httpx.URL(task.base_url)
+    answers = []
+    for rest in (b"", b"x: " + b"y" * 100_000):
+        with socket.create_connection((url.host, url.port), timeout=120) as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /run/x/v1/models HTTP/1.1\r\nhost: x\r\n" + rest)
+            try:
+                answers.append(connection.recv(12))
+            except ConnectionResetError:
+                answers.append(b"")
+    assert answers[0] == b""
+    assert answers[1] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b"")
+    assert httpx.get(f"{task.base_url}/models").status_code == 200
+
+
+def test_connections_to_the_endpoint_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.2)
+    assert play_all(send_half_a_head, tmp_path).errors == []
 
 
 def test_outside_of_a_collection_a_task_has_no_endpoint():

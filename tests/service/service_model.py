@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -35,9 +36,11 @@ class Handler(BaseHTTPRequestHandler):
                     "choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}],
                 }
                 self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                wait_for_file(body["messages"][-1]["content"])
             self.wfile.write(b"data: [DONE]\n\n")
             return
-        message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        message = {"role": "assistant", "content": asked}
         self._answer(
             {
                 "id": "1",
@@ -58,6 +61,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_) -> None:
         pass
+
+
+def wait_for_file(question: str) -> None:
+    """A question `wait for PATH` stops the stream after each word until the file is there."""
+    path = question.removeprefix("wait for ")
+    deadline = time.monotonic() + 60
+    while path != question and not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

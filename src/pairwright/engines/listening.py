@@ -1,4 +1,4 @@
-"""Sockets and HTTP serving, shared by the recording proxy, the job service and the model server.
+"""Sockets and bounded HTTP serving, shared by all servers: jobs, models, the page, the proxy and agents' endpoint.
 
 The socket is bound before anything is loaded or announced: a port in use is an error at once, and clients that connect
 early wait for the server instead of being refused. Connections are bounded whichever HTTP parser uvicorn takes: the
@@ -15,10 +15,13 @@ import socket
 import time
 from collections.abc import Callable
 from ipaddress import ip_address, ip_network
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pairwright.errors import PairwrightError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEAD_BYTES = 65_536
@@ -74,12 +77,16 @@ def is_foreign(host: str, origin: str | None) -> bool:
     return _host(host) not in LOOPBACK or (origin is not None and _host(_netloc(origin)) not in LOOPBACK)
 
 
-def serve_app(app: Any, listener: socket.socket, *, http: str = "auto", **options: Any) -> None:
-    """Serve an ASGI application until a signal ends it.
+def serve_app(app: Any, listener: socket.socket, **options: Any) -> None:
+    """Serve an ASGI application until a signal ends it; options are those of `bounded_server`."""
+    bounded_server(app, **options).run(sockets=[listener])
+
+
+def bounded_server(app: Any, *, http: str = "auto", **options: Any) -> "uvicorn.Server":
+    """A uvicorn server whose connections are bounded.
 
     Args:
         app: the ASGI application.
-        listener: a listening socket.
         http: the HTTP parser: h11, httptools, or auto for httptools where it is installed.
         options: passed to uvicorn.
     """
@@ -91,11 +98,10 @@ def serve_app(app: Any, listener: socket.socket, *, http: str = "auto", **option
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         # How often asyncio accepts in one go, and so how often an accept may fail in one go.
         backlog=64,
-        **{"timeout_keep_alive": 30, **options},
+        **{"timeout_keep_alive": 30, "timeout_graceful_shutdown": 5, **options},
     )
 
     class Server(uvicorn.Server):
@@ -103,7 +109,7 @@ def serve_app(app: Any, listener: socket.socket, *, http: str = "auto", **option
             asyncio.get_running_loop().set_exception_handler(_AcceptErrors().handle)
             await super().serve(sockets)
 
-    Server(config).run(sockets=[listener])
+    return Server(config)
 
 
 def _checked_head(app: Any) -> Any:

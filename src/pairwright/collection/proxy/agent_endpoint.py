@@ -18,7 +18,7 @@ import msgspec
 from pairwright.collection.agent_calls import AgentCalls, BadRequest
 from pairwright.collection.proxy.openai_replies import chat_events, chat_reply, response_events, response_reply
 from pairwright.collection.run_failures import PolicyError
-from pairwright.engines.listening import listen, url_of
+from pairwright.engines.listening import bounded_server, listen, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json
 
@@ -70,7 +70,7 @@ class AgentEndpoint:
 
     def _start(self) -> None:
         try:
-            import uvicorn
+            import uvicorn  # noqa: F401
             from starlette.applications import Starlette
             from starlette.routing import Route
         except ImportError as error:
@@ -84,11 +84,7 @@ class AgentEndpoint:
         ]
         listener = listen("127.0.0.1", 0)
         self._url = url_of(listener)
-        config = uvicorn.Config(
-            Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
-        )
-        self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None  # signals belong to the collection
+        self._server = bounded_server(Starlette(routes=routes), lifespan="off", timeout_graceful_shutdown=2)
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._server.serve(sockets=[listener])), name="pairwright-agents", daemon=True
         )
