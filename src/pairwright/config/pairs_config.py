@@ -61,10 +61,6 @@ class Threshold:
         return f"{'q' if self.is_quantile else ''}{self.value!r}"
 
 
-def _as_written(threshold: Threshold) -> str | float:
-    return threshold.text if threshold.text is not None else str(threshold)
-
-
 def _megabytes(size: Any) -> Any:
     # text such as "512MB" or "2 GB" becomes a number of megabytes; plain numbers are left to pydantic
     if not isinstance(size, str) or size.strip().isdigit():
@@ -86,7 +82,7 @@ PlaceText = Annotated[str | Place, PlainValidator(_check_place), WithJsonSchema(
 RewardThreshold = Annotated[
     Threshold,
     PlainValidator(Threshold.parse),
-    PlainSerializer(_as_written),
+    PlainSerializer(lambda threshold: str(threshold) if threshold.text is None else threshold.text),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]}),
 ]
 

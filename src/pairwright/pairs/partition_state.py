@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Candidates, is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import Candidates, is_tied, is_tied_expression, reward_gaps
 from pairwright.pairs.funnel import NUM_EXAMPLES, Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
 from pairwright.records.json_text import from_json
@@ -46,6 +46,19 @@ class PartitionState:
             return drafts
         self.lost.append(gone.select("chosen_row", "rejected_row").with_columns(reason=pl.lit(reason.value)))
         return drafts.filter(~mask)
+
+    def drop_where(self, drafts: pl.DataFrame, checks: Iterable[tuple[Reason, pl.Expr]]) -> pl.DataFrame:
+        """Return drafts without those for which one of the conditions holds; each is counted under the first."""
+        for reason, bad in checks:
+            drafts = self.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+        return drafts
+
+    def gap_checks(self) -> list[tuple[Reason, pl.Expr]]:
+        """The conditions of drafts that are tied, or whose gap is out of bounds."""
+        gap, options = pl.col("gap"), self.options
+        most = float("inf") if options.max_gap is None else options.max_gap
+        tied = is_tied_expression(options.tie_tolerance)
+        return [(Reason.TIED, tied), (Reason.BELOW_GAP, gap < options.min_gap), (Reason.ABOVE_GAP, gap > most)]
 
 
 def pair_examples(drafts: pl.DataFrame) -> list[str]:
