@@ -100,8 +100,7 @@ _ADVICE = {
 class Clues:
     """Extreme values of a partition, from which the hint derives option values; None if there are none."""
 
-    # Candidates in the largest group; largest gap and reward; smallest gap between neighbours; smallest reward.
-    most_candidates: float | None = None
+    # Largest gap and reward; smallest gap between neighbours; smallest reward.
     largest_gap: float | None = None
     highest: float | None = None
     least_step: float | None = None
@@ -117,17 +116,16 @@ class Clues:
         return Clues(**values)
 
 
-def clues_of(candidates: Candidates | None, largest_group: int, options: PairOptions) -> Clues:
-    """Return the clues of a partition; `largest_group` is the size of its largest group, even if below the minimum."""
+def clues_of(candidates: Candidates | None, options: PairOptions) -> Clues:
+    """Return the clues of a partition."""
     if candidates is None or not candidates.frame.height:
-        return Clues(most_candidates=largest_group or None)
+        return Clues()
     rewards = candidates.rewards
     # Rows are sorted by descending reward within each group.
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     steps = reward_gaps(rewards[:-1], rewards[1:])
     inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
     return Clues(
-        most_candidates=largest_group,
         largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),
         highest=float(best.max()),
         least_step=float(steps[inside].min()) if inside.any() else None,
@@ -206,10 +204,8 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
     """Return the option behind a reason with a value that would let some through; None if there is none."""
-    most = None if clues.most_candidates is None else int(clues.most_candidates)
     # For each reason: the option, a value that lets some through, and the value now.
     bounds = {
-        Reason.TOO_FEW: ("--min-candidates", most, options.min_candidates),
         Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
         Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),
         Reason.NOT_HIGH: ("--high", clues.highest, options.high),
