@@ -62,7 +62,7 @@ def test_build_is_what_is_meant_when_no_command_is_named(folder, capsys):
 
 def test_every_option_reaches_the_build(folder, capsys):
     words = [
-        "--strategy", "stratified", "--high", "q0.9", "--low", "0.5", "--min-gap", "0.1", "--max-gap", "2", "--tie-tolerance", "0.001", "--min-candidates", "3",
+        "--strategy", "stratified", "--high", "q0.9", "--low", "0.5", "--min-gap", "0.1", "--max-gap", "2", "--tie-tolerance", "0.001",
         "--max-pairs-per-group", "2", "--max-pairs-per-task", "3", "--max-pairs", "9", "--weight", "gap", "--across-groups",
         "--max-per-chosen", "2", "--tree", "--environment-divergence", "--min-teachers", "2", "--teacher-choice", "best", "--no-dedupe",
         "--near-duplicates", "0.9", "--contradictions", "majority", "--drop-truncated", "--keep-masked", "--length-balance", "5",
@@ -73,7 +73,7 @@ def test_every_option_reaches_the_build(folder, capsys):
     code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json", *words)
     assert code == 0
     assert json.loads(out)["options"] == {
-        "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "tie_tolerance": 0.001, "within_run": False, "min_candidates": 3, "max_pairs_per_group": 2,
+        "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "tie_tolerance": 0.001, "within_run": False, "max_pairs_per_group": 2,
         "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
         "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "verbatim": False, "drop_truncated": True,
         "keep_masked": True, "length_balance": 5.0, "balance_by": "reweight", "validation": 0.5, "curriculum": "hard-first",

@@ -141,7 +141,7 @@ def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
 
 def test_pairs_begin_again(table, tmp_path):
     words = ("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all")
-    lines = lines_of(start(*words, program=PRESS.format(event="os.rename", pattern="/outcomes.parquet", number=1)))
+    lines = lines_of(start(*words, program=PRESS.format(event="os.rename", pattern="/pairs.parquet", number=1)))
     assert lines == ["pairwright: stopped; nothing was finished, and the same command begins again"]
     assert not (tmp_path / "pairs/pairs.parquet").exists()
     finish(*words)

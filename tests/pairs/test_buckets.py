@@ -1,6 +1,8 @@
 """What does not fit in memory is planned and written piece by piece, and nobody can tell from the files."""
 
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -159,16 +161,42 @@ def test_buckets_are_ranges_of_prompt_hashes():
 
 def test_a_table_that_changes_meanwhile_is_an_error_not_other_pairs(tmp_path, monkeypatch):
     table = made(tmp_path / "experience", many_groups(4))
-    finished = build._add_drafts
+    select = build.select_drafts
 
     def delete_first(*arguments):
         table.delete(pl.col("run") == 0)
-        return finished(*arguments)
+        return select(*arguments)
 
-    monkeypatch.setattr(build, "_add_drafts", delete_first)
+    monkeypatch.setattr(build, "select_drafts", delete_first)
     with pytest.raises(TableError, match="build them again"):
         build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs")
     assert not (tmp_path / "pairs" / "pairs.parquet").exists()
+
+
+@pytest.mark.parametrize("stopped_at", ["texts", "pairs.parquet", "outcomes.parquet", "funnel.json", "lineage.json"])
+def test_a_build_that_is_stopped_never_leaves_files_of_two_builds(tmp_path, monkeypatch, stopped_at):
+    made(tmp_path / "experience", many_groups(4))
+    contents = []
+    for options in (PairOptions(), PairOptions(strategy="best-worst")):
+        build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", options)
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / "pairs").iterdir() if path.is_file()})
+    replace = os.replace
+
+    def stop(source, target):
+        if Path(target).name == stopped_at:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stop)
+    if stopped_at == "texts":
+        monkeypatch.setattr(build, "write_pair_file", lambda *_: stop("", stopped_at))
+    with pytest.raises(KeyboardInterrupt):
+        build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs")
+    left = {path.name: path.read_bytes() for path in (tmp_path / "pairs").iterdir() if path.is_file()}
+    assert left["pairs.parquet"] in (contents[0]["pairs.parquet"], contents[1]["pairs.parquet"])
+    build_of = 0 if left["pairs.parquet"] == contents[0]["pairs.parquet"] else 1
+    assert left.items() <= contents[build_of].items()
+    assert stopped_at != "texts" or left == contents[1], "nothing has changed before all files are made"
 
 
 def test_what_dead_builds_left_behind_goes_and_living_ones_stay(tmp_path):

@@ -151,12 +151,6 @@ def test_gaps_above_the_maximum_are_left_out(tmp_path):
     assert dropped(summary) == {Reason.ABOVE_GAP: 1, Reason.GROUP_CAP: 1}
 
 
-def test_a_group_below_the_minimum_of_candidates_is_left_out(tmp_path):
-    pairs, summary = built(tmp_path, several(1.0, 0.0), min_candidates=3)
-    assert (pairs, dropped(summary)) == ([], {Reason.TOO_FEW: 2})
-    assert "--min-candidates 2 would let some through" in summary["hint"]
-
-
 @pytest.mark.parametrize(("weight", "expected"), [("one", 1.0), ("gap", 0.4), ("chosen", 0.9)])
 def test_the_weight_is_one_or_the_gap_or_the_chosen_reward(tmp_path, weight, expected):
     (pair,), _ = built(tmp_path, several(0.9, 0.5), weight=weight)
@@ -215,7 +209,7 @@ def test_verbatim_keeps_every_preference_in_the_order_of_the_table(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [{"strategy": "best"}, {"min_gap": -1}, {"min_gap": float("nan")}, {"max_gap": 0.1, "min_gap": 0.2}, {"max_pairs": 0},
-     {"validation": 1.5}, {"across_groups": True}, {"strategy": "teachers"}, {"min_candidates": 1}, {"verbatim": True}],
+     {"validation": 1.5}, {"across_groups": True}, {"strategy": "teachers"}, {"verbatim": True}],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigError):

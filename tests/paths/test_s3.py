@@ -250,13 +250,13 @@ def test_a_put_that_fails_leaves_nothing_to_see_and_says_where(both, s3):
     for engine in (None, Pool(1)):
         with pytest.raises(PlaceError, match=rf"^{bucket.url('pairs/pairs.parquet')}: access denied"):
             build_pairs([table], place(bucket.url("pairs")), OPTIONS, engine=engine)
+    assert {key: bucket.get(key) for key in bucket.objects()} == before, "no file of the build that failed"
     s3.failing = lambda method, path: "AccessDenied" if method in ("PUT", "POST") and ".tmp" in path else None
     more = folder / "more.jsonl"
     more.write_bytes(trace_lines(50, 60))
     with pytest.raises(PlaceError, match=r"\.tmp: access denied"):
         import_files([str(more)], Table(bucket.url("experience")))
     s3.failing = None
-    assert bucket.get("pairs/pairs.parquet") == before["pairs/pairs.parquet"]
     assert set(bucket.objects()) == set(before), "nothing was added, hidden folders are gone"
 
 
@@ -344,3 +344,19 @@ def test_a_damaged_part_and_what_is_no_pairs_table_are_named(bucket, tmp_path):
     make_tokenizer(tmp_path)
     with pytest.raises(TableError, match="neither an experience table nor pairs"):
         encode_source(place(bucket.url("nothing")), place(bucket.url("tokens")), TokensConfig(tokenizer=str(tmp_path)))
+
+
+def test_files_of_two_builds_are_never_together_on_s3(both, s3):
+    _, bucket = both
+    table = Table(bucket.url("experience"), create=False)
+    build_pairs([table], place(bucket.url("pairs")))
+    before = bucket.get("pairs/outcomes.parquet")
+    s3.failing = lambda method, path: (
+        "AccessDenied" if method in ("PUT", "POST") and "outcomes.parquet" in path else None
+    )
+    with pytest.raises(PlaceError, match=r"outcomes\.parquet: access denied"):
+        build_pairs([table], place(bucket.url("pairs")), OPTIONS)
+    s3.failing = None
+    assert "pairs/outcomes.parquet" not in bucket.objects(), "the old outcomes are not those of the new pairs"
+    build_pairs([table], place(bucket.url("pairs")), OPTIONS)
+    assert bucket.get("pairs/outcomes.parquet") != before

@@ -235,3 +235,26 @@ def test_kill_loses_at_most_what_was_not_written(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert read_score_log(tmp_path / "experience", "rate").height == 1000
+
+
+@pytest.mark.stress
+def test_a_second_process_with_the_same_scorer_is_refused_and_another_scorer_is_not(table, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\ndef rate(run):\n    pathlib.Path('begun').touch()\n"
+        "    while not pathlib.Path('end').exists():\n        time.sleep(0.01)\n    return 1.0\n"
+    )
+    code = f"import pairwright as pw; pw.Table({str(table.path)!r}).score('slow.py:rate')"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    try:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        with pytest.raises(PairwrightError, match=f"in use by process {process.pid}, so no scoring here"):
+            table.score(length, name="rate")
+        assert table.score(length, name="other").scored == 12
+    finally:
+        (tmp_path / "end").touch()
+        assert process.wait(60) == 0
+    assert read_score_log(table.path, "rate").height == 12
+    assert set(read_score_log(table.path, "rate")["score"]) == {1.0}
+    assert table.score(length, name="rate").scored == 12, "the lock is gone with the process"

@@ -21,7 +21,7 @@ import pydantic
 from pairwright.config.config_tree import Config, explain_unknown, is_top_key
 from pairwright.config.nat_keys import COMPONENTS
 from pairwright.config.pairs_names import own_names
-from pairwright.config.plain_yaml import parse_yaml, read_yaml
+from pairwright.config.plain_yaml import merge_trees, parse_yaml, read_yaml
 from pairwright.config.problems import describe_problems
 from pairwright.errors import ConfigError
 from pairwright.paths import is_address, place
@@ -216,22 +216,13 @@ def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **val
     if all(value == {} for value in values.values()):
         return base  # exactly as it is, for those who compare configurations
     # exclude_unset: a value that was never set stays a default, and validators see only what was written
-    return validate_tree(_merge(base.model_dump(exclude_unset=True), values), "options")
-
-
-def _merge(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for key, value in values.items():
-        before = merged.get(key)
-        if isinstance(value, Mapping):
-            merged[key] = _merge(before if isinstance(before, Mapping) else {}, value)
-        else:
-            merged[key] = _plain(value)
-    return merged
+    return validate_tree(merge_trees(base.model_dump(exclude_unset=True), _plain(values)), "options")
 
 
 def _plain(value: Any) -> Any:
-    """Paths as text, also in lists, since a configuration is what a YAML file can say."""
+    """Paths as text, also in lists and sections, since a configuration is what a YAML file can say."""
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

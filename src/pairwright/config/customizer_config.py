@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from pairwright.config.sections import Section
+from pairwright.config.sections import Section, ServiceToken, ServiceUrl
 
 # Names that are safe in URLs and paths
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -103,13 +103,13 @@ class NemoCustomizerConfig(Section):
     """A service that speaks NeMo Customizer's protocol: NVIDIA's, or `pairwright serve jobs`."""
 
     # addresses and secrets
-    entity_host: str | None = Field(default=None, pattern=r"^https?://")
+    entity_host: ServiceUrl = Field(default=None, pattern=r"^https?://")
     """Address of namespaces, datasets, jobs and deployments."""
-    datastore_host: str | None = Field(default=None, pattern=r"^https?://")
+    datastore_host: ServiceUrl = Field(default=None, pattern=r"^https?://")
     """Address of the data store; the entity host if not set."""
-    hf_token: SecretStr | None = None
+    hf_token: ServiceToken = None
     """Token of the data store, sent to the entity host too where that is the same host."""
-    api_token: SecretStr | None = None
+    api_token: ServiceToken = None
     """Token of the entity host, where it wants one of its own."""
     # names on the service
     namespace: str = Field(default="default", pattern=_NAME)
@@ -159,16 +159,6 @@ class NemoCustomizerConfig(Section):
             raise ValueError(f"max_consecutive_status_failures: got {theirs!r}, expected a number of at least 1")
         own = {name: value for name, value in data.items() if name != "max_consecutive_status_failures"}
         return {**own, "max_status_failures": theirs - 1}
-
-    @field_validator("entity_host", "datastore_host")
-    @classmethod
-    def _no_slash(cls, value: str | None) -> str | None:
-        return value.rstrip("/") if value else None
-
-    @field_validator("hf_token", "api_token", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: Any) -> Any:
-        return None if value == "" else value
 
     @property
     def has_anchor(self) -> bool:

@@ -12,12 +12,13 @@ written out. `${VAR}` stays a reference. Secrets are never copied.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import pydantic
-from pydantic import BaseModel
 
-from pairwright.config.config_tree import Config
+from pairwright.config.config_tree import Config, field_of, section_of
 from pairwright.config.nat_keys import (
     API_KEY,
     BELOW,
@@ -236,14 +237,16 @@ class _Conversion:
         # each turn drops the values that our configuration refuses, so the loop ends
         while True:
             # references are text whatever the field's type is, so they cannot be validated here
-            checked = {path: value for path, value in self.values.items() if not _is_reference(value)}
+            checked = {path: value for path, value in self.values.items() if "${" not in str(value)}
             try:
                 values = Config.model_validate(_tree(checked)).model_dump(mode="json")
                 break
             except pydantic.ValidationError as error:
                 for problem in error.errors(include_url=False, include_input=False):
                     self._refuse(tuple(map(str, problem["loc"])), problem["msg"])
-        own_values = {path: _at(values, path) if path in checked else value for path, value in self.values.items()}
+        own_values = {
+            path: reduce(getitem, path, values) if path in checked else value for path, value in self.values.items()
+        }
         # sections in the order of the flow, plain keys before nested ones
         order = list(Config.model_fields)
         tree = _tree(dict(sorted(own_values.items(), key=lambda item: (order.index(item[0][0]), len(item[0])))))
@@ -342,20 +345,11 @@ def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
         yield from _leaves((*key, str(name)), value[name])
 
 
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value
-
-
 def _is_ours(dotted: str) -> bool:
-    model: Any = Config
-    for part in dotted.split("."):
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
-            return False
-        annotation = model.model_fields[part].annotation
-        # `Section | None`: look for the section among the members of the union
-        inner = [kind for kind in getattr(annotation, "__args__", ()) if isinstance(kind, type)]
-        model = next((kind for kind in inner if issubclass(kind, BaseModel)), annotation)
-    return not (isinstance(model, type) and issubclass(model, BaseModel))
+    try:
+        return section_of(field_of(dotted).annotation) is None
+    except KeyError:
+        return False
 
 
 def _tree(values: Mapping[Key, Any]) -> dict[str, Any]:
@@ -365,10 +359,4 @@ def _tree(values: Mapping[Key, Any]) -> dict[str, Any]:
         for parent in parents:
             section = section.setdefault(parent, {})
         section[last] = value
-    return tree
-
-
-def _at(tree: Any, path: Key) -> Any:
-    for part in path:
-        tree = tree[part]
     return tree

@@ -38,7 +38,7 @@ def list_keys(section: type[BaseModel]) -> Iterator[Key]:
             name=name,
             default=default,
             choices=tuple(dict.fromkeys(_choices_in(field.annotation))),
-            comment=field.description or (_first_line(classes[0]) if classes else ""),
+            comment=field.description or ((classes[0].__doc__ or "").partition("\n\n")[0] if classes else ""),
             section=classes[0] if classes else None,
             is_section=isinstance(field.annotation, type) and bool(classes),
         )
@@ -132,7 +132,3 @@ def _choices_in(annotation: Any) -> Iterator[str]:
         return
     for part in typing.get_args(annotation):
         yield from _choices_in(part)
-
-
-def _first_line(section: type[BaseModel]) -> str:
-    return (section.__doc__ or "").partition("\n\n")[0]

@@ -10,7 +10,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
-from pairwright.config.plain_yaml import read_yaml
+from pairwright.config.plain_yaml import merge_trees, read_yaml
 from pairwright.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         return tree
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: got {base!r}, expected the path of a file")
-    return _merge(_read(path.parent / base, (*above, path.resolve())), tree)
+    return merge_trees(_read(path.parent / base, (*above, path.resolve())), tree)
 
 
 class _Resolver(VersionedResolver):
@@ -51,11 +51,3 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
     return value
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged

@@ -3,6 +3,7 @@
 A few hundred bytes of nested aliases stand for billions of values, and whoever walks the tree visits them all.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def parse_yaml(text: str, where: str, yaml: YAML | None = None) -> Any:
     if num_values > MAX_VALUES:
         raise ConfigError(f"{where}: its aliases expand to more than {MAX_VALUES:,} values")
     return value
+
+
+def merge_trees(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay a tree of keys and values over another, section by section.
+
+    >>> merge_trees({"train": {"epochs": 2}, "seed": 1}, {"train": {"batch_size": 4}})
+    {'train': {'epochs': 2, 'batch_size': 4}, 'seed': 1}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge_trees(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _num_values(value: Any, known: dict[int, int]) -> int:

@@ -1,32 +1,30 @@
 """`backend.nemo_platform`: the open successor of NeMo Customizer."""
 
 import re
-from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field
 
-from pairwright.config.sections import Section
+from pairwright.config.sections import Section, ServiceToken, ServiceUrl
 
 
-def _check_name(name: str, pattern: str) -> str:
+def _check_name(name: str) -> str:
     # With `re`: pydantic's own patterns cannot look ahead.
-    if not re.fullmatch(pattern, name):
+    if not re.fullmatch(r"[a-z](?!.*--)[a-z0-9\-@.+_]{1,62}(?<!-)", name):
         raise ValueError("expected a lowercase letter, then lowercase letters, digits and single hyphens")
     return name
 
 
 # Names of workspaces, filesets and models.
-_PLATFORM_NAME = r"^[a-z](?!.*--)[a-z0-9\-@.+_]{1,62}(?<!-)$"
-_PlatformName = Annotated[str, Field(max_length=63), AfterValidator(partial(_check_name, pattern=_PLATFORM_NAME))]
+_PlatformName = Annotated[str, Field(max_length=63), AfterValidator(_check_name)]
 
 
 class NemoPlatformConfig(Section):
     """NeMo Platform: workspaces, filesets and DPO jobs over HTTP."""
 
-    base_url: str | None = None
+    base_url: ServiceUrl = None
     """Address of the platform."""
-    api_token: SecretStr | None = None
+    api_token: ServiceToken = None
     """Token for the platform."""
     workspace: _PlatformName = "default"
     """Workspace of filesets, jobs and models."""
@@ -49,16 +47,6 @@ class NemoPlatformConfig(Section):
     """How long a job is waited for; null: for ever."""
     wait_for_completion: bool = True
     """Wait for the job after submitting it."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _no_slash(cls, value: str | None) -> str | None:
-        return value.rstrip("/") if value else None
-
-    @field_validator("api_token", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: Any) -> Any:
-        return None if value == "" else value
 
     @property
     def has_anchor(self) -> bool:

@@ -98,6 +98,7 @@ def _expectation(message: str) -> str:
 
 # Keys of earlier versions, and what happens without them.
 _REMOVED = {
+    "pairs.min_candidates": "two candidates of a prompt are compared",
     "policy.retry_seconds": "the first wait is 0.5 s and doubles",
     "policy.max_retry_seconds": "the longest wait is 60 s",
     "train.dpo.margin_scale": "a margin is the reward gap itself",

@@ -9,7 +9,16 @@ import json
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 
 class Section(BaseModel):
@@ -30,6 +39,11 @@ def _parse_object(value: Any) -> Any:
 
 
 TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_parse_object)]  # of chat templates, by name
+
+
+# Of a service: an address without a slash at its end, and a token; an empty variable of the environment is no token.
+ServiceUrl = Annotated[str | None, AfterValidator(lambda url: url.rstrip("/") if url else None)]
+ServiceToken = Annotated[SecretStr | None, BeforeValidator(lambda token: None if token == "" else token)]
 
 
 class EngineConfig(Section):

@@ -82,7 +82,10 @@ def evaluate(
     if workflow is None and config is None:  # files of scores: nothing is run
         if tasks is not None:
             raise ConfigError("workflow: expected the async function that plays and scores a task")
-        result = _compare_scores(before, after, adjust_config(**values), names)
+        adjusted = adjust_config(**values)
+        sides = [_scores(side, adjusted.evaluate.reduce) for side in (before, after)]
+        measures = evaluate_settings(adjusted.evaluate, seed=adjusted.seed)
+        result = evaluation.evaluate(*sides, **measures, names=names)
         if output is not None:
             write_evaluation(Path(output), result)
         return result
@@ -103,11 +106,6 @@ def evaluate(
         if output is not None:
             write_evaluation(folder, result)
     return result
-
-
-def _compare_scores(before: Any, after: Any, config: Config, names: tuple[str, str] | None) -> Evaluation:
-    sides = [_scores(side, config.evaluate.reduce) for side in (before, after)]
-    return evaluation.evaluate(*sides, **evaluate_settings(config.evaluate, seed=config.seed), names=names)
 
 
 def _model(model: Any) -> str:

@@ -91,21 +91,24 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
     """The evaluation as JSON, with the worst regressions only; the CSV file has every task."""
-    options = evaluation.options.model_dump()
+    options, verdict = evaluation.options.model_dump(), evaluation.verdict
+    gate = None
+    if verdict is not None:
+        gate = {
+            "passed": verdict.passed,
+            "reason": verdict.reason,
+            "metric": verdict.metric,
+            **verdict.gate.model_dump(),
+        }
     return {
         "before": evaluation.before,
         "after": evaluation.after,
         "passed": evaluation.passed,
-        "gate": None if evaluation.verdict is None else _verdict_json(evaluation.verdict),
+        "gate": gate,
         "method": f"paired bootstrap over tasks, {options.pop('method')}",
         "options": options,
         "metrics": [_comparison_json(comparison) for comparison in evaluation.comparisons],
     }
-
-
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    result = {"passed": verdict.passed, "reason": verdict.reason, "metric": verdict.metric}
-    return result | verdict.gate.model_dump()
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:

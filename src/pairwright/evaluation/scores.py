@@ -61,7 +61,8 @@ def read_scores(path: Path, *, where: pl.Expr | None = None, reduce: Reduce = "r
     if path.suffix not in readers:
         raise ConfigError(f"{path}: unknown ending {path.suffix!r}, expected an experience table, {', '.join(readers)}")
     try:
-        return scores_of(_number_rows(readers[path.suffix](path)), source=str(path), reduce=reduce)
+        rows = ((f"row {number}", row) for number, row in enumerate(readers[path.suffix](path), 1))
+        return scores_of(rows, source=str(path), reduce=reduce)
     except FileNotFoundError:
         raise SourceError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -96,11 +97,6 @@ def _flat(text: str | None) -> dict[str, Any]:
     """The numbers and booleans of a JSON object; other values are not metrics."""
     value = from_json(text) if text else {}
     return {name: item for name, item in value.items() if isinstance(item, int | float)} if type(value) is dict else {}
-
-
-def _number_rows(rows: Iterator[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, row in enumerate(rows, 1):
-        yield f"row {number}", row
 
 
 def _csv_rows(path: Path) -> Iterator[Any]:

@@ -8,7 +8,7 @@ Messages are decoded and encoded once for all pairs of a batch that share them, 
 Tool call arguments are JSON text, or objects with `arguments="object"`. Content parts that are all text are joined.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -144,7 +144,12 @@ def read_contents(texts: Iterable[bytes | None], arguments: str) -> list[Content
 def _read_rich(stored: bytes, arguments: str) -> Content:
     """Read messages of which one has more than a role and a text."""
     messages = _decode_messages(stored)
-    text = _only_text(messages[0]) if len(messages) == 1 else None
+    text = None
+    if len(messages) == 1 and isinstance(messages[0].content, str):
+        only = messages[0]
+        # Anything beside plain text has to go through `chat_message`.
+        has_more = only.tool_calls or only.reasoning or only.extra or only.generated is not None
+        text = None if has_more else encode(only.content)
     return Content(stored, arguments, tuple(message.role for message in messages), False, text, messages)
 
 
@@ -181,21 +186,48 @@ def call_value(call: ToolCall) -> Json:
     return value
 
 
-# Checks of prompts and sides: each returns the notes, and raises Unfit. Of plain messages they look at the roles only.
+# A check of prompts, sides or tools: returns the notes, or raises Unfit. Of plain messages it looks at the roles only.
+Checker = Callable[..., tuple[str, ...]]
 
 
-def check_prompt_is_chat(prompt: Content) -> tuple[str, ...]:
-    """Refuse a pair without a prompt, or of raw text, to which the target would apply a chat template."""
-    if not prompt.roles:
-        raise Unfit("no_prompt")
-    return check_is_chat(prompt)
+def refuse_if(holds: Callable[..., object], reason: str) -> Checker:
+    """Return a check that refuses a pair for which a condition holds."""
+
+    def check(*values: Content | str | None) -> tuple[str, ...]:
+        if holds(*values):
+            raise Unfit(reason)
+        return ()
+
+    return check
 
 
-def check_is_chat(content: Content) -> tuple[str, ...]:
-    """Refuse raw text."""
-    if content.has_raw_text:
-        raise Unfit(TEXT_IS_NO_CHAT)
-    return ()
+def note_if(holds: Callable[..., object], reason: str) -> Checker:
+    """Return a check that notes a pair for which a condition holds."""
+    return lambda *values: (reason,) if holds(*values) else ()
+
+
+def any_message(content: Content, holds: Callable[[Message], object]) -> bool:
+    """Whether a condition holds for a message; never for plain ones, which have a role and a text alone."""
+    return not content.is_plain and any(holds(message) for message in content.messages)
+
+
+check_has_prompt = refuse_if(lambda prompt: not prompt.roles, "no_prompt")
+# The target would apply a chat template to raw text.
+check_is_chat = refuse_if(lambda content: content.has_raw_text, TEXT_IS_NO_CHAT)
+refuse_tools = refuse_if(lambda tools: tools, "tools")
+note_tools = note_if(lambda tools: tools, "tools_not_rendered")
+note_extra = note_if(lambda content: any_message(content, lambda message: message.extra), "extra_left_out")
+_note_reasoning = note_if(lambda content: any_message(content, lambda message: message.reasoning), "reasoning_left_out")
+# Some chat templates encode JSON text a second time.
+note_arguments = note_if(
+    lambda content: content.arguments == "text" and any_message(content, lambda message: message.tool_calls),
+    "arguments_as_text",
+)
+
+
+def note_extra_and_reasoning(content: Content) -> tuple[str, ...]:
+    """Note that the target leaves `extra` and the reasoning out."""
+    return note_extra(content) + _note_reasoning(content)
 
 
 def check_side(side: Content) -> tuple[str, ...]:
@@ -209,35 +241,6 @@ def check_side(side: Content) -> tuple[str, ...]:
     notes: tuple[str, ...] = ("several_messages_a_side",) if len(side.roles) > 1 else ()
     notes += ("a_side_begins_in_the_environment",) if side.roles[0] != "assistant" else ()
     return notes + note_extra(side)
-
-
-def note_extra(content: Content) -> tuple[str, ...]:
-    """Note that the target leaves `extra` out."""
-    has_extra = not content.is_plain and any(message.extra for message in content.messages)
-    return ("extra_left_out",) if has_extra else ()
-
-
-def note_arguments(content: Content) -> tuple[str, ...]:
-    """Note calls whose arguments are JSON text, which some chat templates encode a second time."""
-    has_calls = not content.is_plain and any(message.tool_calls for message in content.messages)
-    return ("arguments_as_text",) if has_calls and content.arguments == "text" else ()
-
-
-def note_extra_and_reasoning(content: Content) -> tuple[str, ...]:
-    """Note that the target leaves `extra` and the reasoning out."""
-    has_reasoning = not content.is_plain and any(message.reasoning for message in content.messages)
-    return (*note_extra(content), "reasoning_left_out") if has_reasoning else note_extra(content)
-
-
-def note_tools(tools: str | None) -> tuple[str, ...]:
-    """Note that the target does not render tools."""
-    return ("tools_not_rendered",) if tools else ()
-
-
-def refuse_tools(tools: str | None) -> tuple[str, ...]:
-    if tools:
-        raise Unfit("tools")
-    return ()
 
 
 def write_chat(content: Content) -> bytes:
@@ -270,9 +273,3 @@ def write_side_text(side: Content) -> bytes:
     if side.text and side.text != b'""':  # most sides: nothing to decode
         return side.text
     return encode(side_text(side.messages[0]))
-
-
-def _only_text(message: Message) -> bytes | None:
-    # Anything beside plain text has to go through `chat_message`.
-    has_more = message.tool_calls or message.reasoning or message.extra or message.generated is not None
-    return None if has_more or not isinstance(message.content, str) else encode(message.content)

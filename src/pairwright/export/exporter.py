@@ -20,8 +20,8 @@ from pairwright.export.chat_lines import (
     Content,
     Context,
     Unfit,
+    check_has_prompt,
     check_is_chat,
-    check_prompt_is_chat,
     check_side,
     note_extra,
     read_contents,
@@ -80,7 +80,8 @@ Layout = Sequence[bytes | Part | Check | Cut]
 Fields = dict[str, Part | Layout]  # of a JSON object
 # For targets that apply a chat template.
 CHAT_CHECKS: Layout = (
-    Check(check_prompt_is_chat, "prompt"),
+    Check(check_has_prompt, "prompt"),
+    Check(check_is_chat, "prompt"),
     Check(check_is_chat, "chosen"),
     Check(check_is_chat, "rejected"),
 )

@@ -18,9 +18,11 @@ from pairwright.export.chat_lines import (
     Content,
     Context,
     Unfit,
+    any_message,
     call_value,
     note_extra,
     note_extra_and_reasoning,
+    note_if,
     text_of,
 )
 from pairwright.export.exporter import CHAT_CHECKS, CUT_AT_DIVERGENCE, Check, Fields, Layout, Part, json_line
@@ -32,6 +34,7 @@ _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
 
 _COLUMNS = ("prompt", "chosen", "rejected")
+_note_names = note_if(lambda content: any_message(content, lambda message: message.name is not None), "names_left_out")
 
 
 def sharegpt_lines(context: Context) -> Layout:
@@ -144,8 +147,3 @@ def _check_results(*contents: Content) -> tuple[str, ...]:
             if message.tool_call_id not in (None, expected):
                 raise Unfit("tool_results_out_of_order")
     return ()
-
-
-def _note_names(content: Content) -> tuple[str, ...]:
-    has_names = not content.is_plain and any(message.name is not None for message in content.messages)
-    return ("names_left_out",) if has_names else ()

@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from pairwright.export.chat_lines import (
     Content,
     Context,
-    Unfit,
+    any_message,
     note_extra,
     note_extra_and_reasoning,
+    note_if,
     note_tools,
+    refuse_if,
     refuse_tools,
     side_text,
     text_of,
@@ -141,23 +143,14 @@ def _check_text(side: Content) -> bytes:
     return b""
 
 
-def _refuse_calls(prompt: Content) -> tuple[str, ...]:
-    if _uses_tools(prompt):
-        raise Unfit("tool_calls_in_the_prompt")
-    return ()
-
-
-def _note_tools_as_text(tools: str | None) -> tuple[str, ...]:
-    return ("tools_as_text",) if tools and decode(tools) else ()
-
-
-def _note_calls_as_text(content: Content) -> tuple[str, ...]:
-    return ("tools_as_text",) if _uses_tools(content) else ()
-
-
 def _uses_tools(content: Content) -> bool:
-    has_calls = not content.is_plain and any(message.tool_calls for message in content.messages)
+    has_calls = any_message(content, lambda message: message.tool_calls)
     return has_calls or "tool" in content.roles or "function" in content.roles
+
+
+_refuse_calls = refuse_if(_uses_tools, "tool_calls_in_the_prompt")
+_note_tools_as_text = note_if(lambda tools: tools and decode(tools), "tools_as_text")
+_note_calls_as_text = note_if(_uses_tools, "tools_as_text")
 
 
 def _write_roles_and_texts(prompt: Content) -> bytes:

@@ -13,6 +13,7 @@ from pairwright.export.chat_lines import (
     Content,
     Context,
     note_extra_and_reasoning,
+    note_if,
     note_tools,
     system_and_prompt_text,
     write_chat,
@@ -30,6 +31,8 @@ from pairwright.export.exporter import (
     json_line,
 )
 from pairwright.records.json_text import encode
+
+_note_system = note_if(lambda prompt: len(prompt.roles) == 2, "system_beside_prompt")
 
 
 def plaintext_lines(context: Context) -> Layout:
@@ -54,7 +57,3 @@ def _write_prompt(prompt: Content, tools: str | None) -> bytes:
     system, text = system_and_prompt_text(prompt.messages, tools)
     start = b"" if system is None else b'"system":%b,' % encode(system)
     return b'%b"prompt":%b' % (start, encode(text))
-
-
-def _note_system(prompt: Content) -> tuple[str, ...]:
-    return ("system_beside_prompt",) if len(prompt.roles) == 2 else ()

@@ -19,9 +19,10 @@ from pairwright.export.chat_lines import (
     TEXT_IS_NO_CHAT,
     Content,
     Context,
-    Unfit,
+    check_has_prompt,
     note_arguments,
     note_extra_and_reasoning,
+    refuse_if,
     refuse_tools,
     text_of,
     write_chat,
@@ -90,12 +91,12 @@ def _checks(context: Context) -> tuple[Layout, Callable[[Content], bytes]]:
     A file has one format, which its first pair decided.
     """
     if context.is_text:
-        checks = [Check(_check_has_text, *_COLUMNS), Check(_check_has_prompt, "prompt")]
+        checks = [Check(_check_has_text, *_COLUMNS), Check(check_has_prompt, "prompt")]
         checks += [Check(_check_is_text, name) for name in _COLUMNS]
         checks += [Check(refuse_tools, "tools"), *(Check(note_extra_and_reasoning, name) for name in _COLUMNS)]
         return checks, _write_text
     checks = [Check(_check_has_no_text, name) for name in _COLUMNS]
-    return [*checks, Check(_check_has_prompt, "prompt")], write_chat
+    return [*checks, Check(check_has_prompt, "prompt")], write_chat
 
 
 def _side_checks(context: Context) -> Layout:
@@ -111,35 +112,11 @@ def _tools(context: Context) -> Fields:
     return {"tools": Part(write_tools, "tools")} if context.has_tools and not context.is_text else {}
 
 
-def _check_has_text(*contents: Content) -> tuple[str, ...]:
-    if not any(content.has_raw_text for content in contents):
-        raise Unfit("chat_among_texts")
-    return ()
-
-
-def _check_has_no_text(content: Content) -> tuple[str, ...]:
-    if content.has_raw_text:
-        raise Unfit("text_among_chats")
-    return ()
-
-
-def _check_has_prompt(prompt: Content) -> tuple[str, ...]:
-    if not prompt.roles:
-        raise Unfit("no_prompt")
-    return ()
-
-
-def _check_is_text(content: Content) -> tuple[str, ...]:
-    """Refuse chat messages, which cannot be written as standard rows."""
-    if any(role != TEXT for role in content.roles):
-        raise Unfit(TEXT_IS_NO_CHAT)
-    return ()
-
-
-def _check_end(prompt: Content) -> tuple[str, ...]:
-    if prompt.roles[-1] in ("system", "developer"):
-        raise Unfit("prompt_ends_with_system_message")
-    return ()
+_check_has_text = refuse_if(lambda *contents: not any(one.has_raw_text for one in contents), "chat_among_texts")
+_check_has_no_text = refuse_if(lambda content: content.has_raw_text, "text_among_chats")
+# Chat messages cannot be written as standard rows.
+_check_is_text = refuse_if(lambda content: any(role != TEXT for role in content.roles), TEXT_IS_NO_CHAT)
+_check_end = refuse_if(lambda prompt: prompt.roles[-1] in ("system", "developer"), "prompt_ends_with_system_message")
 
 
 def _write_text(content: Content) -> bytes:

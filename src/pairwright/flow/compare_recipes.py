@@ -11,8 +11,8 @@ its reason.
 
 import gc
 import shutil
-import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import Metric, compare
 from pairwright.evaluation.evaluate_options import evaluate_settings
 from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
-from pairwright.evaluation.paired_statistics import Interval, seed_interval
+from pairwright.evaluation.paired_statistics import seed_interval
 from pairwright.evaluation.scores import Scores
-from pairwright.flow.example import run_script
+from pairwright.flow.example import run_preparation
 from pairwright.flow.manifest import Meter
 from pairwright.flow.recipes import BASE, Recipe, Recipes, flatten, recipe_config
 from pairwright.flow.stages import View, collect_stage, import_stage, pairs_stage, train_stage
@@ -83,13 +83,7 @@ class Comparer:
         start = place / "start"
         if self.recipes.prepare is not None and not start.exists():
             self.view.say(f"seed {seed}: {self.recipes.prepare}")
-            place.mkdir(parents=True, exist_ok=True)
-            # atomic: an interrupted preparation leaves no folder that a later run would take for complete
-            with write_atomic(start) as temporary:
-                script = self.base / self.recipes.prepare
-                done = run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], self.view)
-                if done.returncode:
-                    raise PairwrightError(f"{script}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+            run_preparation(self.base / self.recipes.prepare, start, seed=seed, view=self.view)
         places = [(key, str((start / name).resolve())) for key, name in self.recipes.places.items()]
         return [("seed", str(seed)), *places, *self._overrides]
 
@@ -224,7 +218,7 @@ class Comparer:
             # several seeds: over seeds, which are independent; one seed: over its tasks
             means = [comparison.mean for comparison in comparisons]
             over_seeds = seed_interval(means, confidence=config.evaluate.confidence)
-            difference = _interval_json(over_seeds if len(both) > 1 else comparisons[0]) | {"by_seed": means}
+            difference = asdict(over_seeds if len(both) > 1 else comparisons[0]) | {"by_seed": means}
         return {
             "exam": exam,
             "metric": metric.name,
@@ -260,7 +254,3 @@ def _numbers(scores: Scores, metric: Metric) -> list[float]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _interval_json(interval: Interval) -> dict[str, Any]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}

@@ -73,14 +73,17 @@ def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
     if start.exists():
         return start
     view.say(f"start: {example.preparation}")
-    # atomic: an interrupted preparation leaves no folder that a later run would take for complete
-    with lock_folder(folder, work="run"), write_atomic(start) as temporary:
-        script = example_folder(example.folder) / "prepare.py"
+    with lock_folder(folder, work="run"):
+        run_preparation(example_folder(example.folder) / "prepare.py", start, seed=seed, view=view)
+    return start
+
+
+def run_preparation(script: Path, start: Path, *, seed: int, view: View) -> None:
+    """Let a script make what a seed starts from, in a folder that appears when it is complete."""
+    with write_atomic(start) as temporary:
         done = run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], view)
         if done.returncode:
-            reason = " ".join(done.stderr.strip().splitlines()[-1:])
-            raise PairwrightError(f"the example could not be prepared: {reason}")
-    return start
+            raise PairwrightError(f"{script}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
 
 
 _STEP = re.compile(r"step (\d+) of (\d+)")  # what a script prints while it works

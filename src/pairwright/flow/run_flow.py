@@ -100,12 +100,18 @@ class Flow:
             return self._run()
 
     def _run(self) -> Json:
-        if self.initial is not None and self.config.backend.name == "local" and is_hub_id(self.initial):
+        from pairwright.report import write_report
+
+        if self.config.backend.name == "local" and is_hub_id(self.initial):
             self.initial = find_model(self.initial)
         result = self._walk(self.do)
         if "evaluation" in result:
-            self._copy_evaluation(self.config.loop.rounds)
-        self._report()
+            last = self.folder / f"round-{self.config.loop.rounds}"
+            for name in ("evaluation.json", "evaluation.tasks.csv"):
+                if (last / name).exists():
+                    shutil.copyfile(last / name, self.folder / name)
+        write_report(self.folder, self.folder / "report.html")
+        self.view.say(f"report: {self.folder / 'report.html'}")
         self._check_gate(result)
         if self._deploys:
             result["deployment"] = self.do(self.deployment())
@@ -114,7 +120,7 @@ class Flow:
     def plan(self) -> Plan:
         """What `run` would do with each stage now, by the same keys. Has no side effects."""
         plan = Plan()
-        if self.initial is not None and self.config.backend.name == "local" and is_hub_id(self.initial):
+        if self.config.backend.name == "local" and is_hub_id(self.initial):
             find_model(self.initial, download=False)  # raises: it is not in the cache
         try:
             result = self._walk(lambda stage: self._predict(stage, plan))
@@ -149,11 +155,13 @@ class Flow:
             for stage in self.derive_stages(number, place, model, experiences, upstream):
                 result = do(stage)
                 upstream = self._train_key = stage.key  # of the last one, which is training
-            model = Path(result["model"]) if result.get("model") else None
-            if model is None and number < config.loop.rounds:
-                raise PairwrightError(f"round {number}: the backend left no model on this machine: rounds need one")
             is_last = number == config.loop.rounds
-            if model is not None and (config.loop.evaluate == "each" or (is_last and config.loop.evaluate == "last")):
+            if not result.get("model"):
+                if not is_last:
+                    raise PairwrightError(f"round {number}: the backend left no model on this machine: rounds need one")
+                break
+            model = Path(result["model"])
+            if config.loop.evaluate == "each" or (is_last and config.loop.evaluate == "last"):
                 result = {**result, "evaluation": do(self.proof(number, place, model, first))}
         return result
 
@@ -205,7 +213,7 @@ class Flow:
         self.view.say(f"{stage.name}: done in {record.seconds:.0f} s ({counts})")
         return record.result
 
-    def gather(self, number: int, place: Path, model: Path | None, upstream: str) -> PlannedStage:
+    def gather(self, number: int, place: Path, model: Path, upstream: str) -> PlannedStage:
         """The stage that provides the experience of a round: collected by a workflow, or imported from files."""
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
@@ -240,14 +248,13 @@ class Flow:
         )
 
     def derive_stages(
-        self, number: int, place: Path, model: Path | None, experiences: list[tuple[Path, str]], upstream: str
+        self, number: int, place: Path, model: Path, experiences: list[tuple[Path, str]], upstream: str
     ) -> list[PlannedStage]:
         """The stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
         # pairs from the experience of all rounds, or of this one
         used = experiences if config.loop.accumulate else experiences[-1:]
         tables = [path for path, _ in used]
-        start = self._require_model(model)
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
         decisions = _decisions_key(tables, config.pairs.votes, config.pairs.score)
         pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used], *decisions)
@@ -283,13 +290,13 @@ class Flow:
                 f"{name}/tokens",
                 tokens_key,
                 (place / "tokens",),
-                lambda: tokens_stage(config, place / "pairs", start, place / "tokens", self.view),
+                lambda: tokens_stage(config, place / "pairs", model, place / "tokens", self.view),
             ),
             PlannedStage(
                 f"{name}/train",
                 train_key,
                 (place / "train",),
-                lambda: train_stage(config, start, place / "train", inputs, self.view),
+                lambda: train_stage(config, model, place / "train", inputs, self.view),
             ),
         ]
 
@@ -298,13 +305,12 @@ class Flow:
         config = self.config
         settings = config.evaluate.model_dump(mode="json")
         key = content_hash("evaluate", settings, config.seed, first, self._train_key)
-        initial = self._require_model(self.initial)
         folders = (place / "evaluation", place / "evaluation.json")
         return PlannedStage(
             f"round-{number}/evaluate",
             key,
             folders,
-            lambda: evaluate_stage(config, place, initial, model, self.base, self.view),
+            lambda: evaluate_stage(config, place, self.initial, model, self.base, self.view),
         )
 
     def deployment(self) -> PlannedStage:
@@ -312,10 +318,10 @@ class Flow:
         config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
         return PlannedStage("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
 
-    def policy_config(self, model: Path | None, number: int) -> Config:
+    def policy_config(self, model: Path, number: int) -> Config:
         """The configuration with the previous round's model as policy; in the first round the endpoint, if any."""
         policy = self.config.policy
-        if model is not None and (number > 1 or policy.base_url is None):
+        if number > 1 or policy.base_url is None:
             policy = policy.model_copy(update={"model": str(model), "base_url": None})
         # the round is the batch of its experience, so that ids of different rounds differ
         collect = self.config.collect.model_copy(update={"batch": number})
@@ -343,7 +349,7 @@ class Flow:
     def _gathering(self) -> str:
         return "import" if self.config.collect.workflow is None else "collect"
 
-    def _initial_model(self) -> Path | None:
+    def _initial_model(self) -> Path:
         """The folder of the model to train; a policy at an endpoint needs it, too."""
         config = self.config
         name = config.model or (config.policy.model if config.policy.base_url is None else None)
@@ -358,11 +364,6 @@ class Flow:
             with contextlib.suppress(ModelFolderError):  # downloaded when the run begins, not for a plan
                 path = find_model(name, download=False)
         return path
-
-    def _require_model(self, model: Path | None) -> Path:
-        if model is None:
-            raise ConfigError("model: expected the folder of the model that is trained")
-        return model
 
     def _round_config(self) -> Config:
         """The configuration of a round. The reference model is the round's start, or the initial model if configured;
@@ -419,19 +420,6 @@ class Flow:
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
         return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
 
-    def _copy_evaluation(self, number: int) -> None:
-        """Copy the evaluation of the last round to the run's folder."""
-        for name in ("evaluation.json", "evaluation.tasks.csv"):
-            source = self.folder / f"round-{number}" / name
-            if source.exists():
-                shutil.copyfile(source, self.folder / name)
-
-    def _report(self) -> None:
-        from pairwright.report import write_report
-
-        write_report(self.folder, self.folder / "report.html")
-        self.view.say(f"report: {self.folder / 'report.html'}")
-
 
 def write_config(folder: Path, config: Json) -> None:
     """Write the configuration to the run's folder; values from the environment stay references."""
@@ -442,12 +430,10 @@ def write_config(folder: Path, config: Json) -> None:
         YAML().dump(config, file)
 
 
-def _model_key(model: Path | None) -> str:
-    """The key of a model: the hash of its weights, or "endpoint"."""
+def _model_key(model: Path) -> str:
+    """The key of a model: the hash of its weights."""
     from pairwright.training.model.load_model import model_hash
 
-    if model is None:
-        return "endpoint"
     if not (model / "config.json").exists():
         raise ConfigError(f"model: {model} is not the folder of a model (no config.json)")
     return model_hash(model)

@@ -39,24 +39,21 @@ def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts:
         tables: The experience tables that it was built from.
         compares_prompts: Whether the sides of a pair may have different prompts, and so different system prompts.
     """
-    pairs = pl.concat(
-        [pl.DataFrame(batch) for batch in pair_batches(folder, ["chosen_uid", "rejected_uid"])] or [_EMPTY]
-    )
-    pairs = pairs.filter(
-        pl.col("chosen_uid") != pl.col("rejected_uid")
-    )  # a preference that was imported has one record
+    frames = [pl.DataFrame(batch) for batch in pair_batches(folder, ["chosen_uid", "rejected_uid"])]
+    if not frames:
+        return {}
+    # A preference that was imported has one record.
+    pairs = pl.concat(frames).filter(pl.col("chosen_uid") != pl.col("rejected_uid"))
     wanted = pl.concat([pairs["chosen_uid"], pairs["rejected_uid"]]).unique()
     found, ranges = [], []
+    system = [pl.col("prompt").map_elements(_system_of, return_dtype=pl.String).alias("system")]
     for table in tables if pairs.height else ():
-        columns = [*_READ, *(["prompt"] if compares_prompts else [])]
-        for batch in table.scan(columns=columns):
+        for batch in table.scan(columns=[*_READ, *(["prompt"] if compares_prompts else [])]):
             rows = pl.DataFrame(pa.Table.from_batches([batch]))
             scored = rows.filter(pl.col("reward").is_finite())
             ranges.append(_ranges(scored.select("source", least="reward", most="reward")))
-            used = rows.filter(pl.col("uid").is_in(wanted.implode())).select(
-                "uid", "source", "model_version", *([_system_column()] if compares_prompts else [])
-            )
-            found.append(used)
+            used = rows.filter(pl.col("uid").is_in(wanted.implode()))
+            found.append(used.select("uid", "source", "model_version", *(system if compares_prompts else [])))
     if not found:
         return {}
     sides = pl.concat(found).unique("uid", keep="first")
@@ -76,19 +73,12 @@ def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts:
     return {name: int(count) for name, count in counts.items() if count}
 
 
-_EMPTY = pl.DataFrame(schema={"chosen_uid": pl.String, "rejected_uid": pl.String})
-
-
 def _ranges(rewards: pl.DataFrame) -> pl.DataFrame:
     return rewards.group_by("source").agg(pl.col("least").min(), pl.col("most").max())
 
 
 def _differ(name: str) -> pl.Expr:
     return pl.col(f"chosen_{name}").ne_missing(pl.col(f"rejected_{name}"))
-
-
-def _system_column() -> pl.Expr:
-    return pl.col("prompt").map_elements(_system_of, return_dtype=pl.String).alias("system")
 
 
 def _system_of(prompt: Any) -> str | None:

@@ -36,7 +36,6 @@ class Reason(StrEnum):
     REPEATED_CANDIDATE = "the same completion with the same reward again"
     DIFFERENT_PROMPTS = "no other candidate with an equal prompt"
     SINGLE = "single candidate"
-    TOO_FEW = "fewer candidates than the minimum"
     # Of a group that gave no pair, or of a pair that a strategy left out.
     TIED = "tied rewards"
     BELOW_GAP = "below the minimum gap"

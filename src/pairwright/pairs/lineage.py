@@ -14,14 +14,12 @@ LINEAGE_FILE = "lineage.json"
 
 def table_references(tables: Sequence[Table], pairs: Place) -> list[str]:
     """Return the sorted paths of tables as lineage.json stores them: relative to `pairs` if both are local."""
-    return sorted(_reference(table.path, pairs) for table in tables)
-
-
-def _reference(table: Place, pairs: Place) -> str:
-    # Relative where both are local, so that a run folder can be moved as a whole.
-    if is_address(table) or is_address(pairs):
-        return str(table.absolute())
-    return os.path.relpath(str(table.absolute()), str(pairs.absolute()))
+    paths = [table.path.absolute() for table in tables]
+    # Relative, so that a run folder can be moved as a whole.
+    return sorted(
+        str(path) if is_address(path) or is_address(pairs) else os.path.relpath(str(path), str(pairs.absolute()))
+        for path in paths
+    )
 
 
 def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:

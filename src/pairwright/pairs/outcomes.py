@@ -1,7 +1,7 @@
 """Outcomes of a build (number of pairs of each experience, or why it is in none)."""
 
-from contextlib import ExitStack
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -11,7 +11,7 @@ from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.pairs.row_groups import ROWS_PER_GROUP
-from pairwright.paths import Place, write_atomic
+from pairwright.paths import Place
 from pairwright.paths.parquet_files import scan_parquet
 
 FILE_NAME = "outcomes.parquet"
@@ -49,31 +49,24 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
 
 
 class OutcomesWriter:
-    """Writes `folder/outcomes.parquet`; the file appears when the writer is closed without an error."""
+    """Writes outcomes to a Parquet file, in row groups that do not depend on how experiences were partitioned."""
 
-    def __init__(self, folder: Place) -> None:
-        self._stack = ExitStack()
-        temporary = self._stack.enter_context(write_atomic(folder / FILE_NAME, error=PairwrightError))
-        self._writer = self._stack.enter_context(
-            pq.ParquetWriter(temporary, _SCHEMA, compression="lz4", use_dictionary=["reason"])
-        )
+    def __init__(self, path: Path) -> None:
+        self._writer = pq.ParquetWriter(path, _SCHEMA, compression="lz4", use_dictionary=["reason"])
         self._pending = _SCHEMA.empty_table()
 
     def write(self, frame: pl.DataFrame) -> None:
-        """Add the outcomes of a partition. Row groups do not depend on how experiences were partitioned."""
+        """Add the outcomes of a partition."""
         rows = pa.concat_tables([self._pending, frame.to_arrow().cast(_SCHEMA)])
         num_whole = rows.num_rows - rows.num_rows % ROWS_PER_GROUP
         if num_whole:
             self._writer.write_table(rows.slice(0, num_whole).combine_chunks(), row_group_size=ROWS_PER_GROUP)
         self._pending = rows.slice(num_whole)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None and self._pending.num_rows:
+    def close(self) -> None:
+        if self._pending.num_rows:
             self._writer.write_table(self._pending.combine_chunks())
-        self._stack.__exit__(*error)
+        self._writer.close()
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:

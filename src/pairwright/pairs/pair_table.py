@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pairwright.errors import RecordError, TableError
 from pairwright.pairs.candidates.pair_ids import pair_key
-from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
+from pairwright.pairs.row_groups import BYTES_PER_GROUP, row_groups, with_dictionaries
 from pairwright.paths import Place, write_atomic
 from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import EID, Pair
@@ -78,11 +78,10 @@ def pair_id(
 def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
     """Write or replace `folder/pairs.parquet` atomically; returns the number of pairs.
 
-    Memory is bounded by one row group. The file is renamed into place when it is complete and synced; on failure an
-    existing file is unchanged and the temporary file is removed.
+    On failure an existing file is unchanged.
     """
     with write_atomic(folder / FILE_NAME, error=TableError) as temporary:
-        return _write(temporary, batches)
+        return write_pair_file(temporary, batches)
 
 
 def pair_batches(
@@ -167,7 +166,7 @@ def _row(pair: Pair) -> dict[str, Any]:
         "num_chosen_characters": num_characters(pair.chosen),
         "num_rejected_characters": num_characters(pair.rejected),
         "label_noise": noise if type(noise := pair.info.get("label_noise")) is float else None,
-        **{name: _json_or_null(getattr(pair, name)) for name in PAIR_CONTENT},
+        **{name: encode(value).decode() if (value := getattr(pair, name)) else None for name in PAIR_CONTENT},
     }
 
 
@@ -175,6 +174,9 @@ def _pair(row: dict[str, Any]) -> Pair:
     """Convert a row of the table to a pair; raises TableError if it is invalid."""
     try:
         info = from_json(row["info"]) if row["info"] else {}
+        # Entries that are stored in columns of their own.
+        info |= {"across_groups": True} if row["across_groups"] else {}
+        info |= {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
         return Pair(
             id=row["id"],
             prompt=_messages_of(row["prompt"] or "[]"),
@@ -189,20 +191,10 @@ def _pair(row: dict[str, Any]) -> Pair:
             strategy=row["strategy"],
             weight=row["weight"],
             split=row["split"],
-            info={**info, **_marks(row)},
+            info=info,
         )
     except (msgspec.MsgspecError, RecordError, TypeError) as error:
         raise TableError(f"pair {row.get('id')!r}: a row that is no valid pair: {error}") from error
-
-
-def _marks(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of `info` that are stored in columns of their own."""
-    marks: dict[str, Any] = {"across_groups": True} if row["across_groups"] else {}
-    return marks | {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
-
-
-def _json_or_null(value: Any) -> str | None:
-    return encode(value).decode() if value else None
 
 
 @contextlib.contextmanager
@@ -229,15 +221,17 @@ def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[p
         yield file
 
 
-def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write batches to a Parquet file in row groups; returns the number of rows."""
+def write_pair_file(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write pairs to a Parquet file in row groups; returns their number. Memory is bounded by one row group."""
     num_rows = 0
-    schema = with_dictionaries(pa.schema([(field.name, _wide(field.type)) for field in PAIR_SCHEMA]), PAIR_CONTENT)
+    # large_string for string: Polars uses it, so no copy is needed. In Parquet both are the same type.
+    wide = [(field.name, _LONG if field.type == _TEXT else field.type) for field in PAIR_SCHEMA]
+    schema = with_dictionaries(pa.schema(wide), PAIR_CONTENT)
     schema = schema.with_metadata(PAIR_SCHEMA.metadata)
     # Without the stored Arrow schema readers get plain strings, not dictionary arrays. Ids are hashes, which do not
     # compress. A dictionary page above its limit would make the writer fall back to plain pages, and repeat texts.
     with pq.ParquetWriter(
-        hidden,
+        path,
         schema,
         compression={name: "none" if name == "id" else "snappy" for name in schema.names},
         use_dictionary=_DICTIONARY,
@@ -249,27 +243,3 @@ def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
             writer.write_table(group, row_group_size=group.num_rows)
             num_rows += group.num_rows
     return num_rows
-
-
-def _wide(kind: pa.DataType) -> pa.DataType:
-    """Return large_string for string: Polars uses it, so no copy is needed. In Parquet both are the same type."""
-    return _LONG if kind == _TEXT else kind
-
-
-__all__ = [
-    "BYTES_PER_GROUP",
-    "FILE_NAME",
-    "NARROW_PAIR_TYPES",
-    "PAIR_CONTENT",
-    "PAIR_SCHEMA",
-    "ROWS_PER_GROUP",
-    "count_pairs",
-    "has_tools",
-    "num_characters",
-    "pair_batches",
-    "pair_id",
-    "pairs_of_batch",
-    "pairs_to_batch",
-    "read_pairs",
-    "write_pairs",
-]

@@ -31,7 +31,7 @@ from pairwright.pairs.strategies.votes import Votes, plan_votes
 from pairwright.store.table import Table
 
 # Rows that stand in a group: candidates, and what only the size of the group or a duplicate keeps out.
-_COMPARABLE = (None, Reason.SINGLE.value, Reason.TOO_FEW.value, Reason.REPEATED_CANDIDATE.value)
+_COMPARABLE = (None, Reason.SINGLE.value, Reason.REPEATED_CANDIDATE.value)
 _LOST = {"row": pl.Int64, "lost": pl.String}
 
 
@@ -69,7 +69,7 @@ def plan_partition(
     drafts = find_strategy(options.strategy)(state) if votes is None else plan_votes(state, votes)
     drafts = filter_drafts(drafts, state)
     comparable = state.rows.filter(pl.col("reason").is_in(_COMPARABLE, nulls_equal=True))
-    groups = comparable.group_by(group_keys(options)).len()
+    groups = comparable.select(group_keys(options)).unique()
     tasks = state.rows.filter(pl.col("reason").is_null()).select("tid", "reward")
     single = pl.col("reason") == Reason.SINGLE.value
     return PartitionPlan(
@@ -81,7 +81,7 @@ def plan_partition(
         tasks=tasks if options.has_curriculum else tasks.clear(),
         funnel=state.funnel,
         scales=scales_of(state.rows),
-        clues=clues_of(state.candidates, groups.select(pl.col("len").max()).item() or 0, options),
+        clues=clues_of(state.candidates, options),
     )
 
 

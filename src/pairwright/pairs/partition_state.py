@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Candidates, is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import Candidates, is_tied, is_tied_expression, reward_gaps
 from pairwright.pairs.funnel import NUM_EXAMPLES, Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
 from pairwright.records.json_text import from_json
@@ -46,6 +46,19 @@ class PartitionState:
             return drafts
         self.lost.append(gone.select("chosen_row", "rejected_row").with_columns(reason=pl.lit(reason.value)))
         return drafts.filter(~mask)
+
+    def drop_where(self, drafts: pl.DataFrame, checks: Iterable[tuple[Reason, pl.Expr]]) -> pl.DataFrame:
+        """Return drafts without those for which one of the conditions holds; each is counted under the first."""
+        for reason, bad in checks:
+            drafts = self.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+        return drafts
+
+    def gap_checks(self) -> list[tuple[Reason, pl.Expr]]:
+        """The conditions of drafts that are tied, or whose gap is out of bounds."""
+        gap, options = pl.col("gap"), self.options
+        most = float("inf") if options.max_gap is None else options.max_gap
+        tied = is_tied_expression(options.tie_tolerance)
+        return [(Reason.TIED, tied), (Reason.BELOW_GAP, gap < options.min_gap), (Reason.ABOVE_GAP, gap > most)]
 
 
 def pair_examples(drafts: pl.DataFrame) -> list[str]:
@@ -87,8 +100,7 @@ _ADVICE = {
 class Clues:
     """Extreme values of a partition, from which the hint derives option values; None if there are none."""
 
-    # Candidates in the largest group; largest gap and reward; smallest gap between neighbours; smallest reward.
-    most_candidates: float | None = None
+    # Largest gap and reward; smallest gap between neighbours; smallest reward.
     largest_gap: float | None = None
     highest: float | None = None
     least_step: float | None = None
@@ -104,17 +116,16 @@ class Clues:
         return Clues(**values)
 
 
-def clues_of(candidates: Candidates | None, largest_group: int, options: PairOptions) -> Clues:
-    """Return the clues of a partition; `largest_group` is the size of its largest group, even if below the minimum."""
+def clues_of(candidates: Candidates | None, options: PairOptions) -> Clues:
+    """Return the clues of a partition."""
     if candidates is None or not candidates.frame.height:
-        return Clues(most_candidates=largest_group or None)
+        return Clues()
     rewards = candidates.rewards
     # Rows are sorted by descending reward within each group.
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     steps = reward_gaps(rewards[:-1], rewards[1:])
     inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
     return Clues(
-        most_candidates=largest_group,
         largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),
         highest=float(best.max()),
         least_step=float(steps[inside].min()) if inside.any() else None,
@@ -193,10 +204,8 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
     """Return the option behind a reason with a value that would let some through; None if there is none."""
-    most = None if clues.most_candidates is None else int(clues.most_candidates)
     # For each reason: the option, a value that lets some through, and the value now.
     bounds = {
-        Reason.TOO_FEW: ("--min-candidates", most, options.min_candidates),
         Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
         Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),
         Reason.NOT_HIGH: ("--high", clues.highest, options.high),

@@ -43,14 +43,6 @@ class Selection:
     """Probability that the chosen side is the better one, by a calibrated score."""
 
 
-@dataclass(frozen=True)
-class _Ranks:
-    """The curriculum rank of each draft's task, and the number of tasks."""
-
-    of_drafts: Indices
-    num_tasks: int
-
-
 def narrow_columns(drafts: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     """Select the columns of drafts that `select_drafts` needs."""
     difference = pl.col("num_chosen_characters") - pl.col("num_rejected_characters")
@@ -87,61 +79,52 @@ def select_drafts(
         tables: Tables with the texts, read only for near-duplicates.
         slope: Of a calibrated score: the probability of a pair is 1 / (1 + exp(-slope · gap)).
     """
-    likely = None if slope is None else 1 / (1 + np.exp(-np.minimum(slope * narrow["gap"].to_numpy(), 500)))
-    ranks = _rank_tasks(narrow, tasks, options)
     reasons = np.zeros(narrow.height, np.uint8)
     # The numbers of the drafts that no reason has dropped so far.
     left = np.arange(narrow.height)
-    for number, reason in enumerate(REASONS, 1):
-        if reason is Reason.UNRELIABLE:
-            bad = None if likely is None else likely[left] < options.min_probability
-        else:
-            bad = _bad(reason, narrow if len(left) == narrow.height else narrow[left], ranks, left, options, tables)
-        if bad is not None:
-            reasons[left[bad]] = number
-            left = left[~bad]
+
+    def drop(reason: Reason, bad: Flags) -> None:
+        nonlocal left
+        reasons[left[bad]] = 1 + REASONS.index(reason)
+        left = left[~bad]
+
+    likely: Floats | None = None
+    ranks: Indices | None = None
+    if slope is not None:
+        likely = 1 / (1 + np.exp(-np.minimum(slope * narrow["gap"].to_numpy(), 500)))
+        drop(Reason.UNRELIABLE, likely < options.min_probability)
+    if options.has_curriculum and narrow.height:
+        by_task = task_ranks(tasks, options)
+        ranked = narrow.select("tid").join(by_task, on="tid", how="left", maintain_order="left")
+        ranks = ranked["rank"].fill_null(0).cast(pl.Int64).to_numpy()
+        if options.curriculum_share is not None:
+            drop(Reason.CURRICULUM, ranks[left] >= max(1, round(options.curriculum_share * by_task.height)))
+    if options.max_pairs_per_task is not None and len(left):
+        drop(Reason.TASK_CAP, _beyond_tasks(narrow[left], options.max_pairs_per_task))
+    if options.max_pairs is not None and len(left) > options.max_pairs:
+        bad = np.ones(len(left), np.bool_)
+        bad[np.argsort(narrow["draw"].to_numpy()[left], kind="stable")[: options.max_pairs]] = False
+        drop(Reason.SAMPLED, bad)
+    if options.near_duplicates is not None and len(left):
+        drop(Reason.NEAR_DUPLICATE, near_drafts(narrow[left], tables, options.near_duplicates))
+    if options.length_balance is not None and options.balance_by == "drop" and len(left):
+        drop(Reason.LENGTH, one_sided(narrow["difference"].to_numpy()[left], options.length_balance))
     remaining = narrow if len(left) == narrow.height else narrow[left]
     in_order = None
     if ranks is not None and options.curriculum != "none":
         in_order = np.empty(len(left), np.int64)
         # The inverse of the sorting permutation: for each kept draft the place at which it is written.
-        in_order[np.argsort(ranks.of_drafts[left], kind="stable")] = np.arange(len(left))
+        in_order[np.argsort(ranks[left], kind="stable")] = np.arange(len(left))
     differences = remaining["difference"].to_numpy()
     return Selection(
         reasons=reasons,
         weights=_weights(remaining, differences, options, None if likely is None else likely[left]),
         splits=splits(remaining, validation=options.validation, seed=options.seed),
-        stages=None if ranks is None or options.curriculum_start is None else stages(ranks.of_drafts[left], options),
+        stages=None if ranks is None or options.curriculum_start is None else stages(ranks[left], options),
         places=in_order,
         differences=differences,
         probabilities=None if likely is None else likely[left],
     )
-
-
-def _bad(
-    reason: Reason,
-    narrow: pl.DataFrame,
-    ranks: _Ranks | None,
-    left: Indices,
-    options: PairOptions,
-    tables: Sequence[Table],
-) -> Flags | None:
-    """Mask of the remaining drafts that a reason drops; None if its option is not set."""
-    if not narrow.height:
-        return None
-    if reason is Reason.CURRICULUM and options.curriculum_share is not None and ranks is not None:
-        return ranks.of_drafts[left] >= max(1, round(options.curriculum_share * ranks.num_tasks))
-    if reason is Reason.TASK_CAP and options.max_pairs_per_task is not None:
-        return _beyond_tasks(narrow, options.max_pairs_per_task)
-    if reason is Reason.SAMPLED and options.max_pairs is not None and narrow.height > options.max_pairs:
-        bad = np.ones(narrow.height, np.bool_)
-        bad[np.argsort(narrow["draw"].to_numpy(), kind="stable")[: options.max_pairs]] = False
-        return bad
-    if reason is Reason.NEAR_DUPLICATE and options.near_duplicates is not None:
-        return near_drafts(narrow, tables, options.near_duplicates)
-    if reason is Reason.LENGTH and options.length_balance is not None and options.balance_by == "drop":
-        return one_sided(narrow["difference"].to_numpy(), options.length_balance)
-    return None
 
 
 def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
@@ -156,14 +139,6 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
     bad = np.zeros(narrow.height, np.bool_)
     bad[order] = rank >= most
     return bad
-
-
-def _rank_tasks(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions) -> _Ranks | None:
-    if not options.has_curriculum or not narrow.height:
-        return None
-    ranks = task_ranks(tasks, options)
-    rank_column = narrow.select("tid").join(ranks, on="tid", how="left", maintain_order="left")["rank"]
-    return _Ranks(rank_column.fill_null(0).cast(pl.Int64).to_numpy(), ranks.height)
 
 
 def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, likely: Floats | None) -> Floats:

@@ -75,17 +75,11 @@ def find_credit(run: Experience, options: CreditConfig, votes: Mapping[int, Verd
     for source in options.sources:
         for turn, credit in readers[source]().items():
             if turn in turns:
-                found[turn] = _join(found[turn], credit) if turn in found else credit
+                first = found.get(turn, credit)  # what an earlier source said, completed by this one
+                judge = credit if first.verdict == "unknown" else first
+                value = credit.value if first.value is None else first.value
+                found[turn] = TurnCredit(turn, judge.verdict, value, judge.source or first.source)
     return dict(sorted(found.items()))
-
-
-def _join(first: TurnCredit, later: TurnCredit) -> TurnCredit:
-    """What an earlier source said, completed by a later one."""
-    verdict, source = (first.verdict, first.source) if first.verdict != "unknown" else (later.verdict, later.source)
-    return TurnCredit(first.turn, verdict, later.value if first.value is None else first.value, source or first.source)
-
-
-# Error sites: which turn made the call that failed.
 
 
 def _read_errors(run: Experience, turns: Sequence[int], kinds: Sequence[str]) -> Credits:
@@ -130,9 +124,6 @@ def _is_answered(messages: Sequence[Message], turn: int) -> bool:
     return bool(calls) and results >= len(calls)
 
 
-# Recorded step rewards.
-
-
 def _read_rewards(run: Experience, turns: Sequence[int], threshold: float) -> Credits:
     prompt, completion = conversation_of(run)
     messages = [*prompt, *completion]
@@ -165,9 +156,6 @@ def _of_value(turn: int, value: float, threshold: float, source: str) -> TurnCre
     """Above the threshold a turn is ok, below it failed, at it unknown."""
     verdict: Verdict = "ok" if value > threshold else "failed" if value < threshold else "unknown"
     return TurnCredit(turn, verdict, value, source)
-
-
-# The user's function.
 
 
 def load_credit(name: str) -> Function:
@@ -203,9 +191,6 @@ def _read_answer(turn: int, answer: Any, options: CreditConfig) -> TurnCredit:
             "False, a verdict (ok, failed, unknown), a finite number, or (verdict, number)"
         )
     return TurnCredit(turn, verdict, None if value is None else float(value), "function")
-
-
-# Whole tables.
 
 
 def count_credit(table: Table, options: CreditConfig, where: pl.Expr | None = None) -> dict[str, Any]:

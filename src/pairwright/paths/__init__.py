@@ -25,7 +25,6 @@ from pairwright.paths.paths import (
 )
 from pairwright.paths.temporary_folders import build_folder, scratch, stage_file, workspace_of
 from pairwright.paths.writing import (
-    append_line,
     append_lines,
     append_synced,
     lock_folder,
@@ -35,12 +34,12 @@ from pairwright.paths.writing import (
     write_atomic,
     write_bytes,
     write_json,
+    write_together,
 )
 
 __all__ = [
     "ModelFolderError",
     "Place",
-    "append_line",
     "append_lines",
     "append_synced",
     "arrow_input",
@@ -72,4 +71,5 @@ __all__ = [
     "write_atomic",
     "write_bytes",
     "write_json",
+    "write_together",
 ]

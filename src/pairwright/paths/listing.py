@@ -6,12 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pairwright.paths.addresses import Place, Remote
-
-if TYPE_CHECKING:
-    pass
 from pairwright.paths.paths import is_address, place
 
 # Characters that start a wildcard, the same set as `glob.has_magic`

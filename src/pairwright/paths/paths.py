@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -13,9 +13,6 @@ import pyarrow as pa
 from pairwright.errors import PlaceError
 from pairwright.paths.addresses import Place, Remote
 from pairwright.paths.temporary_folders import scratch
-
-if TYPE_CHECKING:
-    pass
 
 # The scheme has two characters at least: `C://` would be a Windows drive
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.S)

@@ -11,14 +11,9 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pairwright.errors import PairwrightError, PlaceError
-from pairwright.paths.addresses import Remote
-
-if TYPE_CHECKING:
-    pass
-
+from pairwright.paths.addresses import Place, Remote
 
 _PREFIX = ".build."
 
@@ -36,7 +31,7 @@ def scratch(within: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def stage_file(target: "Path | Remote") -> Iterator[Path]:
+def stage_file(target: Place) -> Iterator[Path]:
     """Yield a local path to write, and upload it to the target afterwards. A local target is written directly.
 
     If anything fails, nothing is uploaded, and a previous file at the address stays.
@@ -53,7 +48,7 @@ def stage_file(target: "Path | Remote") -> Iterator[Path]:
         target.put(written)
 
 
-def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
+def workspace_of(folder: Place, *, owner: object) -> Path:
     """The folder itself, or for an address a temporary local folder, removed when `owner` is garbage-collected."""
     if isinstance(folder, Path):
         return folder
@@ -64,7 +59,7 @@ def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
 
 
 @contextmanager
-def build_folder(output: "Path | Remote", *, shared: bool = False) -> "Iterator[Path | Remote]":
+def build_folder(output: Place, *, shared: bool = False) -> Iterator[Place]:
     """A temporary hidden folder in `output`; folders left by builds that died are removed, too.
 
     For an output at an address it is a local folder, unless it is `shared` with workers on other machines.

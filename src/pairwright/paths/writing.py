@@ -4,6 +4,12 @@ Readers see the old content or the complete new one, also after a power failure.
 
 A local file is written under a temporary name beside the target, synced, and renamed, and then the folder is synced. A
 remote file is written to a temporary folder and uploaded at once. After an exception no temporary file is left.
+
+Lines are appended whole, under a lock of the kernel, and synced. A crash can leave a part of a line at the end, of
+which nobody was told that it is saved: `repair_tail` removes it, and the next append does, too.
+
+The lock of a folder is held by the kernel for the process (flock) and released when the process ends, however that
+happens: what a dead process leaves behind is an unlocked file, which is no obstacle.
 """
 
 import contextlib
@@ -21,6 +27,10 @@ import msgspec
 from pairwright.errors import PairwrightError
 from pairwright.paths.addresses import Place, Remote
 from pairwright.paths.temporary_folders import stage_file
+
+LOCK_NAME = ".lock"
+MAX_LINE = 2**16  # bytes of an appended line
+IsWhole = Callable[[bytes], bool]
 
 
 @contextmanager
@@ -48,6 +58,33 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
         if error is None:
             raise
         raise error(f"{target}: {failure.strerror or failure}; nothing was written") from failure
+
+
+@contextmanager
+def write_together(folder: Place, names: Sequence[str], *, error: type[PairwrightError]) -> Iterator[list[Path]]:
+    """Yield a temporary path for each of several files of a folder that belong together; all are written at the end.
+
+    At no moment does the folder have files of two writes: the old others go when the first file is replaced, and the
+    new ones follow. If the first file cannot be written, the folder stays as it was.
+
+    folder: the folder of the files.
+    names: their names; the first is the file without which the others mean nothing.
+    error: the class that an OSError is translated to.
+    """
+    first, *others = (folder / name for name in names)
+    with contextlib.ExitStack() as stack:
+        temporary = [stack.enter_context(write_atomic(file, error=error)) for file in others]
+        with write_atomic(first, error=error) as temporary_first:
+            yield [temporary_first, *temporary]
+            if isinstance(folder, Path):
+                _remove_all(others)
+        if isinstance(folder, Remote):  # an upload may fail, which a rename does not: the old files go after it
+            _remove_all(others)
+
+
+def _remove_all(files: Sequence[Place]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def write_bytes(
@@ -127,13 +164,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# A lock on a folder: one process at a time writes there.
-#
-# The kernel holds the lock for the process (flock) and releases it when the process ends, however that happens: what
-# a dead process leaves behind is an unlocked file, which is no obstacle.
-
-
-FILE_NAME = ".lock"
 _held: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())  # folders that the caller has locked
 
 
@@ -154,7 +184,7 @@ def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
     if key in held:
         yield
         return
-    with _locked(folder / FILE_NAME, folder, work):
+    with _locked(folder / LOCK_NAME, folder, work):
         token = _held.set(held | {key})
         try:
             yield
@@ -168,7 +198,7 @@ def lock_file(file: Path, *, work: str) -> Iterator[None]:
 
     The lock is a hidden file beside it, which is removed.
     """
-    lock = file.with_name(f".{file.name}{FILE_NAME}")
+    lock = file.with_name(f".{file.name}{LOCK_NAME}")
     with _locked(lock, file, work):
         try:
             yield
@@ -210,28 +240,13 @@ def _describe_owner(fd: int, what: Path, work: str) -> str:
     return f"{what}: in use by another process, so no {work} here: wait for it, end it, or give another -o"
 
 
-# Local text files that several processes append lines to; what `append_line` has written survives a crash.
-#
-# Lines are written whole, under a lock of the kernel, and synced. A crash can leave a part of a line at the end, of
-# which nobody was told that it is saved: `repair_tail` removes it, and the next append does, too.
-
-
-MAX_LINE = 2**16
-IsWhole = Callable[[bytes], bool]
-
-
-def append_line(path: Path, line: bytes, *, header: bytes, is_whole: IsWhole) -> None:
-    """Append one line and sync it: `append_lines` with one."""
-    append_lines(path, [line], header=header, is_whole=is_whole)
-
-
-def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole: IsWhole) -> None:
+def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole: IsWhole = lambda line: False) -> None:
     """Append lines and sync them once; the file is created with its header if it is missing.
 
     path: the file; its folder is created if it is missing.
     lines: without line breaks, at most `MAX_LINE` bytes each.
     header: the first line that the file must have.
-    is_whole: whether a last line without line break is complete, such as one that an editor left.
+    is_whole: whether a last line without line break is complete, such as one that an editor left; by default none is.
 
     Raises PairwrightError if the file begins with another line, or cannot be written; then nothing was written.
     """
@@ -257,8 +272,8 @@ def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole:
         raise PairwrightError(f"{path}: {error.strerror or error}; nothing was written") from error
 
 
-def repair_tail(path: Path, *, header: bytes, is_whole: IsWhole) -> bytes:
-    """Remove an unfinished last line and return it; end a whole one with its line break. See `append_line`."""
+def repair_tail(path: Path, *, header: bytes, is_whole: IsWhole = lambda line: False) -> bytes:
+    """Remove an unfinished last line and return it; end a whole one with its line break. See `append_lines`."""
     try:
         with _open_locked(path, os.O_RDWR | os.O_APPEND) as fd:
             return _repair(fd, path, header, is_whole)

@@ -6,8 +6,6 @@ construction, and `pairs --strategy imported` passes them through.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -46,7 +44,8 @@ def add_corrections(table: Table, name: str, output: Table) -> Counter[str]:
 
 
 def _correct(run: Experience, name: str) -> tuple[str, Experience | None]:
-    text = next((value for value in _values(run, name) if isinstance(value, str) and value.strip()), None)
+    named = (run.reward_components.get(name), find_field(run.info, name))
+    text = next((value for value in named if isinstance(value, str) and value.strip()), None)
     if text is None:
         return "no correction", None
     places = [place for place, message in enumerate(run.completion) if message.is_generated]
@@ -70,8 +69,3 @@ def _correct(run: Experience, name: str) -> tuple[str, Experience | None]:
         info={"corrects": run.eid.uid},
     )
     return "corrected", preference
-
-
-def _values(run: Experience, name: str) -> Iterator[Any]:
-    yield run.reward_components.get(name)
-    yield find_field(run.info, name)

@@ -20,15 +20,11 @@ from pairwright.collection.policies import Ask, Completion
 from pairwright.collection.run_failures import PolicyError
 from pairwright.config import PolicyConfig
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.paths import append_line, append_lines, repair_tail
+from pairwright.paths import append_lines, repair_tail
 from pairwright.records.messages import Json
 
 _HEADER = b'{"pairwright.answers":1}'
 _COMPARED = b'{"pairwright.compared":1}'
-
-
-def _never(line: bytes) -> bool:
-    return False
 
 
 class AnswerFile:
@@ -36,7 +32,7 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        repair_tail(path, header=_HEADER, is_whole=_never)
+        repair_tail(path, header=_HEADER)
         self._offsets: dict[str, int] = {}
         for offset, answer in self._read():
             self._offsets[answer.key] = offset
@@ -62,7 +58,7 @@ class AnswerFile:
 
     def put(self, answer: Answer) -> None:
         line = msgspec.json.encode(answer)
-        append_line(self.path, line, header=_HEADER, is_whole=_never)
+        append_lines(self.path, [line], header=_HEADER)
         self._offsets[answer.key] = self.path.stat().st_size - len(line) - 1
 
 
@@ -75,7 +71,7 @@ def _decode(line: bytes) -> Answer | None:
 
 def append_comparisons(path: Path, comparisons: list[Comparison]) -> None:
     lines = [msgspec.json.encode(comparison) for comparison in comparisons]
-    append_lines(path, lines, header=_COMPARED, is_whole=_never)
+    append_lines(path, lines, header=_COMPARED)
 
 
 def read_comparisons(path: Path) -> list[Comparison]:

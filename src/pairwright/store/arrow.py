@@ -70,7 +70,8 @@ def to_batch(
                 odd.setdefault(row, []).append((path, [0], [array]))
     arrays += [list_column(name, rows, len(experiences)) for name, rows in native.items()]
     arrays.append(column_array(_dtypes_column(native, len(experiences)), pa.string()))
-    arrays.append(_blobs_column(odd, len(experiences)))
+    blobs = [_blob(odd[row]) if row in odd else None for row in range(len(experiences))] if odd else None
+    arrays.append(pa.array(blobs, pa.large_binary()) if blobs else pa.nulls(len(experiences), pa.large_binary()))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -205,12 +206,6 @@ def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[s
             if (dtype := dtype_name(array)) != ARRAY_TYPES[name][0]:
                 names[row][name] = dtype
     return [msgspec.json.encode(row).decode() if row else None for row in names]
-
-
-def _blobs_column(odd: dict[int, list[Field]], num_rows: int) -> pa.Array:
-    if not odd:
-        return pa.nulls(num_rows, pa.large_binary())
-    return pa.array([_blob(odd[row]) if row in odd else None for row in range(num_rows)], pa.large_binary())
 
 
 def _blob(fields: list[Field]) -> bytes:

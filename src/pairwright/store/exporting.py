@@ -1,6 +1,7 @@
 """Export of experiences (JSON Lines, Parquet, HF dataset, pairwright bytes) and filtering."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.paths import Place, claim_folder, is_address, write_atomic
 from pairwright.records.json_text import encode
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
-from pairwright.store.arrow import from_batch
+from pairwright.store.arrow import from_batch, import_datasets
 from pairwright.store.codec import dumps_many
 from pairwright.store.columns import SCHEMA
 from pairwright.store.file_labels import copy_labels
@@ -31,12 +32,15 @@ def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
 
 def export_parquet(table: Table, output: Place, where: pl.Expr | None) -> int:
     """Write one Parquet file with the columns of the table; returns the number of rows."""
+    with write_atomic(output, error=PairwrightError) as temporary:
+        return write_parquet(temporary, table.scan(where), SCHEMA)
+
+
+def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write batches to a Parquet file, each as its own row groups; returns the number of rows."""
     num_rows = 0
-    with (
-        write_atomic(output, error=PairwrightError) as temporary,
-        pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer,
-    ):
-        for batch in table.scan(where):
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches:
             writer.write_batch(batch)
             num_rows += batch.num_rows
     return num_rows
@@ -54,16 +58,33 @@ def export_bytes(table: Table, output: Place, where: pl.Expr | None) -> int:
 
 def export_hf(table: Table, output: Place, where: pl.Expr | None) -> int:
     """Write a folder for `datasets.load_from_disk`; returns the number of rows."""
-    from pairwright.store.arrow import import_datasets
+    check_is_local(output)
+    with write_atomic(output, error=PairwrightError) as temporary:
+        return write_hf(temporary, table.scan(where), SCHEMA)
 
+
+def check_is_local(output: Place) -> None:
+    """Raise ConfigError for an address."""
     if is_address(output):
         raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
-    datasets = import_datasets()
-    with write_atomic(output, error=PairwrightError) as temporary:
-        rows = pa.Table.from_batches(table.scan(where), schema=SCHEMA)
-        dataset = datasets.Dataset(rows)
-        dataset.save_to_disk(str(temporary))
-    return int(rows.num_rows)
+
+
+def write_hf(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write batches to a folder for `datasets.load_from_disk`; returns the number of rows.
+
+    They go through an Arrow file beside it, which `datasets` maps into memory.
+    """
+    datasets, num_rows = import_datasets(), 0
+    stream = folder.with_suffix(".arrow")
+    try:
+        with pa.OSFile(str(stream), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        datasets.Dataset.from_file(str(stream)).save_to_disk(str(folder))
+    finally:
+        stream.unlink(missing_ok=True)
+    return num_rows
 
 
 EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {

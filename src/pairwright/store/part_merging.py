@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -23,9 +22,6 @@ from pairwright.errors import TableError
 from pairwright.paths import Place, publish, write_bytes
 from pairwright.paths.parquet_files import parquet_batches
 from pairwright.store.columns import SCHEMA
-
-if TYPE_CHECKING:
-    pass
 from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
 
 MERGED = ".merged"

@@ -63,13 +63,13 @@ class ScoreLog:
         if local is None:
             raise TableError(f"{folder}: scores are written on this machine only: copy the table here")
         self.path: Path = local / FOLDER / f"{check_scorer_name(name)}.jsonl"
-        repair_tail(self.path, header=_HEADER, is_whole=_never)
+        repair_tail(self.path, header=_HEADER)
 
     def append(self, rows: Sequence[ScoreRow]) -> None:
         """Add rows; on return they are on the disk."""
         if rows:
             lines = [msgspec.json.encode(row) for row in rows]
-            append_lines(self.path, lines, header=_HEADER, is_whole=_never)
+            append_lines(self.path, lines, header=_HEADER)
 
     def rows(self) -> Iterator[ScoreRow]:
         """All rows in the order of the file, older versions and failures included."""
@@ -116,11 +116,6 @@ def stored_scores(folder: Place, uid: str | None = None) -> dict[str, dict[str, 
         for run, criterion, score in (rows if uid is None else rows.filter(uid=uid)).iter_rows():
             found.setdefault(run, {})[name if criterion == OVERALL else f"{name}.{criterion}"] = score
     return found
-
-
-def _never(line: bytes) -> bool:
-    """Every line is written with its break, so one without it is unfinished."""
-    return False
 
 
 def list_scorers(folder: Place) -> list[str]:

@@ -1,16 +1,12 @@
 """The marker `table.json`: identifies an experience table and its version."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from pairwright.errors import TableError
 from pairwright.paths import Place, list_names, write_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 MARKER = "table.json"
 _VERSION = 1

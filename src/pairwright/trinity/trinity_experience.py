@@ -117,7 +117,7 @@ class CustomField:
         return cls(str(value.get("source_field")), str(value.get("destination_field")), getattr(torch, name))
 
 
-@dataclass(init=False, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Experience:
     """Trinity's Experience. The type is told by the fields, as Trinity does: an `action_mask` makes it multi_turn,
     `chosen` and `rejected` make it dpo; and it stays what it is through bytes and datasets.
@@ -127,7 +127,8 @@ class Experience:
     ('single_turn', [True, True], True)
     """
 
-    eid: EID
+    # The defaults are those of Trinity's signature; `__post_init__` puts an id and empty values in the place of None.
+    eid: EID = None  # type: ignore[assignment]
     tokens: Tensor
     prompt_length: int = 1
     logprobs: Tensor | None = None
@@ -136,8 +137,8 @@ class Experience:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     truncate_status: str | None = None
-    info: Json = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    info: Json = None  # type: ignore[assignment]
+    metrics: dict[str, float] = None  # type: ignore[assignment]
     response_text: str | None = None
     prompt_text: str | None = None
     action_mask: Tensor | None = None
@@ -150,58 +151,24 @@ class Experience:
     multi_modal_inputs: dict[str, Tensor] | None = None
     teacher_logprobs: Tensor | None = None
     routed_experts: Tensor | None = None
-    custom_fields: list[CustomField] = field(default_factory=list)
+    custom_fields: list[CustomField] = None  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        *,
-        tokens: Any,
-        eid: EID | Json | None = None,
-        logprobs: Any = None,
-        reward: float | None = None,
-        token_level_reward: Any = None,
-        advantages: Any = None,
-        returns: Any = None,
-        truncate_status: str | None = None,
-        info: Json | None = None,
-        metrics: dict[str, float] | None = None,
-        prompt_length: int = 1,
-        response_text: str | None = None,
-        prompt_text: str | None = None,
-        action_mask: Any = None,
-        messages: list[Json] | None = None,
-        tools: list[Json] | None = None,
-        chosen: Any = None,
-        rejected: Any = None,
-        chosen_messages: list[Json] | None = None,
-        rejected_messages: list[Json] | None = None,
-        multi_modal_inputs: dict[str, Any] | None = None,
-        teacher_logprobs: Any = None,
-        routed_experts: Any = None,
-        custom_fields: list[CustomField] | None = None,
-    ) -> None:
-        values = locals()
+    def __post_init__(self) -> None:
         for name, dtype in TENSORS.items():
-            setattr(self, name, _as_tensor(values[name], name, dtype))
-        self.eid = EID() if eid is None else EID(**eid) if isinstance(eid, dict) else eid
-        self.reward, self.truncate_status = reward, truncate_status
-        self.response_text, self.prompt_text = response_text, prompt_text
-        self.messages, self.tools = messages, tools
-        self.chosen_messages, self.rejected_messages = chosen_messages, rejected_messages
-        self.info, self.metrics, self.custom_fields = info or {}, metrics or {}, custom_fields or []
-        self.multi_modal_inputs = None
-        if multi_modal_inputs is not None:
+            setattr(self, name, _as_tensor(getattr(self, name), name, dtype))
+        self.eid = EID(**self.eid) if isinstance(self.eid, dict) else self.eid or EID()
+        self.info, self.metrics, self.custom_fields = self.info or {}, self.metrics or {}, self.custom_fields or []
+        if self.multi_modal_inputs is not None:
             self.multi_modal_inputs = {
                 key: value if isinstance(value, Tensor) else torch.tensor(value)
-                for key, value in multi_modal_inputs.items()
+                for key, value in self.multi_modal_inputs.items()
             }
         self.experience_type: ExperienceType = "single_turn"
         if self.action_mask is not None:
             self.experience_type = "multi_turn"
         elif self.chosen is not None and self.rejected is not None:
             self.experience_type = "dpo"
-            prompt_length = len(self.tokens)
-        self.prompt_length = prompt_length
+            self.prompt_length = len(self.tokens)
         if self.experience_type == "single_turn":
             self._mask_single_turn()
         self.check()

@@ -285,8 +285,7 @@ def assign_groups(
     sizes = np.repeat(np.diff(starts), np.diff(starts))
     # Equal candidates are neighbours after sorting; the first of them stays.
     repeated = ~_is_new(free_rows, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
-    names = [(Reason.SINGLE, sizes == 1), (Reason.TOO_FEW, sizes < options.min_candidates)]
-    names += [(Reason.REPEATED_CANDIDATE, repeated)]
+    names = [(Reason.SINGLE, sizes == 1), (Reason.REPEATED_CANDIDATE, repeated)]
     reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
     free_rows = free_rows.with_columns(reason=reason) if free_rows.height else free_rows
     frame = free_rows.filter(free).drop("reason")

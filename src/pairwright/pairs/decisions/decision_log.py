@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.paths import Place, append_line, repair_tail
+from pairwright.paths import Place, append_lines, repair_tail
 
 # Also the end of a whole line: no prefix of a time is a time.
 _TIME = re.compile(rb"(^|,)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\r?$")
@@ -56,7 +56,7 @@ class DecisionLog:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         text = io.StringIO()
         csv.writer(text, lineterminator="").writerow([{**cells, "time": now}[name] for name in self._columns])
-        append_line(self.path, text.getvalue().encode(), header=self._header, is_whole=has_time)
+        append_lines(self.path, [text.getvalue().encode()], header=self._header, is_whole=has_time)
 
     def read(self) -> list[Line]:
         """All lines of the file, also those that other processes have added since."""
@@ -107,19 +107,24 @@ def read_csv(path: Place, content: bytes, first: int = 1) -> Iterator[tuple[int,
         raise SourceError(f"{path}:{number}: cannot be read: {error}") from error
 
 
-def read_lines(path: Place, content: bytes, columns: Sequence[str]) -> tuple[list[Line], int]:
-    """Return the lines of a file by column names, and how many unfinished ones (0 or 1) were left out.
+def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
+    """Read the whole lines of a file, which may be at an address; empty if there is no file. Nothing is repaired.
 
-    Raises SourceError if a column is missing.
+    Raises SourceError if the file cannot be read, or a column is missing.
     """
+    if not path.exists():
+        return []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
     end = content.rfind(b"\n") + 1
     is_torn = bool(content[end:]) and not has_time(content[end:])
     rows = read_csv(path, content[:end] if is_torn else content)
     header = next(rows, (1, []))[1]
     if not set(columns) <= set(header):
         raise SourceError(f"{path}:1: got columns {header}, expected {','.join(columns)}")
-    lines = [Line(number, dict(zip(header, row, strict=False))) for number, row in rows if row]
-    return lines, int(is_torn)
+    return [Line(number, dict(zip(header, row, strict=False))) for number, row in rows if row]
 
 
 def check_name(name: str) -> str:

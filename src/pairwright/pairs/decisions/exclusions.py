@@ -75,16 +75,8 @@ class ExclusionFile:
 
 
 def read_exclusions(folder: Place) -> dict[str, Exclusion]:
-    """Read the exclusions of a table, which may be at an address; empty if there is no file. Nothing is repaired."""
-    path = folder / FILE_NAME
-    # Most tables have none; the file comes with the first exclusion.
-    if not path.exists():
-        return {}
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return _replay(path, read_lines(path, content, COLUMNS)[0])
+    """Read the exclusions of a table, which may be at an address; most tables have none."""
+    return _replay(folder / FILE_NAME, read_lines(folder / FILE_NAME, COLUMNS))
 
 
 def check_exclusions(tables: Sequence[Table]) -> None:

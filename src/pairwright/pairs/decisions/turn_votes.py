@@ -61,14 +61,7 @@ class TurnVoteFile:
 
 def read_turn_votes(folder: Place) -> TurnVotes:
     """Read the votes on turns of a table, which may be at an address; empty if there is no file."""
-    path = folder / FILE_NAME
-    if not path.exists():
-        return {}
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return _replay(path, read_lines(path, content, COLUMNS)[0])
+    return _replay(folder / FILE_NAME, read_lines(folder / FILE_NAME, COLUMNS))
 
 
 def _replay(path: Place, lines: Sequence[Line]) -> TurnVotes:

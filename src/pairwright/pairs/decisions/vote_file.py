@@ -137,7 +137,55 @@ def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) ->
     return Replay(sorted(standing, key=lambda one: one.line), sorted(history, key=lambda one: one.line), num_undone)
 
 
-class VoteFile:
+class _DecisionFile(Generic[D]):
+    """Votes or ratings in a CSV file that may be shared by several processes.
+
+    Args:
+        path: The file, which is created with the first decision.
+
+    Raises:
+        PairwrightError: The file is something else.
+    """
+
+    _columns: tuple[str, ...]
+    _undo_column: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = DecisionLog(path, self._columns)
+
+    @property
+    def unfinished(self) -> str:
+        """The unfinished line that opening removed from the end of the file; "" if there was none."""
+        return self._log.unfinished
+
+    def _parse(self, line: Line) -> D:
+        raise NotImplementedError
+
+    def undo(self, voter: str) -> D | None:
+        """Take back the last decision of a person and return it; None if there is none."""
+        # Replayed each time: another process may have added decisions.
+        own = [decision for decision in self.replay().history if decision.voter == check_name(voter)]
+        if not own:
+            return None
+        # Appended, not removed: the file only grows, which lets several processes share it.
+        cells = {name: str(getattr(own[-1], name)) for name in self._columns if name != "time"}
+        self._log.append(**{**cells, self._undo_column: UNDO})
+        return own[-1]
+
+    def voters(self) -> list[str]:
+        """Names of the people with decisions, sorted."""
+        return sorted({decision.voter for decision in self.replay().decisions})
+
+    def replay(self) -> Replay[D]:
+        """Read the file, also what other processes have added."""
+        return replay(self._log.read(), self._parse, column=self._undo_column)
+
+    def _standing(self, voter: str | None) -> list[D]:
+        return [one for one in self.replay().decisions if voter is None or one.voter == check_name(voter)]
+
+
+class VoteFile(_DecisionFile[Vote]):
     """Votes on pairs of experiences, in a CSV file that may be shared by several processes.
 
     Args:
@@ -147,14 +195,7 @@ class VoteFile:
         PairwrightError: The file is something else than votes with voters.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._log = DecisionLog(path, VOTE_COLUMNS)
-
-    @property
-    def unfinished(self) -> str:
-        """The unfinished line that opening removed from the end of the file; "" if there was none."""
-        return self._log.unfinished
+    _columns, _undo_column = VOTE_COLUMNS, "verdict"
 
     def vote(self, voter: str, a: str, b: str, verdict: str) -> Vote:
         """Save a vote; on return it is on the disk.
@@ -174,40 +215,18 @@ class VoteFile:
         self._log.append(voter=vote.voter, a=a, b=b, verdict=verdict)
         return vote
 
-    def undo(self, voter: str) -> Vote | None:
-        """Take back the last vote of a person and return it; None if there is none."""
-        # Replayed each time: another process may have added votes.
-        own = [vote for vote in self.replay().history if vote.voter == check_name(voter)]
-        if not own:
-            return None
-        # Appended, not removed: the file only grows, which lets several processes share it.
-        self._log.append(voter=own[-1].voter, a=own[-1].a, b=own[-1].b, verdict=UNDO)
-        return own[-1]
-
     def votes(self, voter: str | None = None) -> list[Vote]:
         """The votes that stand: the last of each person on each pair, oldest first; of one person if named."""
-        return [vote for vote in self.replay().decisions if voter is None or vote.voter == check_name(voter)]
+        return self._standing(voter)
 
-    def voters(self) -> list[str]:
-        """Names of the people with votes, sorted."""
-        return sorted({vote.voter for vote in self.replay().decisions})
-
-    def replay(self) -> Replay[Vote]:
-        """Read the file, also what other processes have added."""
-        return replay(self._log.read(), lambda line: parse_vote(self.path, line), column="verdict")
+    def _parse(self, line: Line) -> Vote:
+        return parse_vote(self.path, line)
 
 
-class RatingFile:
+class RatingFile(_DecisionFile[Rating]):
     """Ratings of single experiences, in a CSV file that may be shared by several processes; see `VoteFile`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._log = DecisionLog(path, RATING_COLUMNS)
-
-    @property
-    def unfinished(self) -> str:
-        """The unfinished line that opening removed from the end of the file; "" if there was none."""
-        return self._log.unfinished
+    _columns, _undo_column = RATING_COLUMNS, "rating"
 
     def rate(self, voter: str, uid: str, rating: float | None) -> Rating:
         """Save a rating, or a skip if it is None; on return it is on the disk."""
@@ -218,25 +237,12 @@ class RatingFile:
         self._log.append(voter=own.voter, uid=uid, rating=SKIP if rating is None else repr(float(rating)))
         return own
 
-    def undo(self, voter: str) -> Rating | None:
-        """Take back the last rating of a person and return it; None if there is none."""
-        own = [rating for rating in self.replay().history if rating.voter == check_name(voter)]
-        if not own:
-            return None
-        self._log.append(voter=own[-1].voter, uid=own[-1].uid, rating=UNDO)
-        return own[-1]
-
     def ratings(self, voter: str | None = None) -> list[Rating]:
         """The ratings that stand: the last of each person on each experience, oldest first; of one person if named."""
-        return [one for one in self.replay().decisions if voter is None or one.voter == check_name(voter)]
+        return self._standing(voter)
 
-    def voters(self) -> list[str]:
-        """Names of the people with ratings, sorted."""
-        return sorted({rating.voter for rating in self.replay().decisions})
-
-    def replay(self) -> Replay[Rating]:
-        """Read the file, also what other processes have added."""
-        return replay(self._log.read(), lambda line: parse_rating(self.path, line), column="rating")
+    def _parse(self, line: Line) -> Rating:
+        return parse_rating(self.path, line)
 
 
 def parse_vote(path: Path, line: Line) -> Vote:

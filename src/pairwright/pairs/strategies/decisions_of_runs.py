@@ -11,7 +11,7 @@ import pyarrow as pa
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices
 from pairwright.pairs.candidates.trajectories import messages_of, prompt_messages
 from pairwright.pairs.pair_table import num_characters
-from pairwright.records.messages import Message, canonical_messages, content_hash
+from pairwright.records.messages import canonical_messages, content_hash
 from pairwright.store.table import Table
 
 _CONTENT = ("prompt", "tools", "completion", "prompt_text")
@@ -89,8 +89,5 @@ def _decisions(row: int, text: dict[str, Any]) -> Iterator[tuple[int, int, int, 
         if message.is_generated:
             at = len(prompt) + decision
             state, action = content_hash(forms[:at], tools), content_hash(canonical_messages([message]))
-            yield row, at, decision, _is_empty(message), state, action, num_characters([message])
-
-
-def _is_empty(message: Message) -> bool:
-    return not (message.tool_calls or message.text or message.reasoning)
+            is_empty = not (message.tool_calls or message.text or message.reasoning)
+            yield row, at, decision, is_empty, state, action, num_characters([message])

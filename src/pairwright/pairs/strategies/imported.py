@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import decimal_gap, is_tied_expression
+from pairwright.pairs.candidates.candidates import decimal_gap
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
@@ -89,15 +88,12 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
 
 
 def _drop_incomparable(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
-    options: PairOptions = state.options
+    tied, *bounds = state.gap_checks()
     checks = [
         (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, is_tied_expression(options.tie_tolerance)),
+        tied,
         (Reason.OPPOSITE, pl.col("gap") < 0),
-        (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
-        (Reason.ABOVE_GAP, pl.col("gap") > (math.inf if options.max_gap is None else options.max_gap)),
+        *bounds,
     ]
-    for reason, bad in checks:
-        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
-    return drafts
+    return state.drop_where(drafts, checks)

@@ -394,7 +394,6 @@ DRAFT_SCHEMA: dict[str, Any] = {
 }
 # The order of drafts, with gaps descending.
 ORDER = ("prompt_hash", "tid", "step", "gap", "key", "chosen_uid", "rejected_uid")
-_DESCENDING = [name == "gap" for name in ORDER]
 _OF_PAIR = ("tid", "task", "step", "prompt_hash")
 _OF_SIDE = ("completion_hash", "num_characters", "uid", "row", "reward")
 HASHES = ("prompt_hash", "chosen_hash", "rejected_hash")

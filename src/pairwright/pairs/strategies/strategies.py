@@ -20,10 +20,9 @@ from pairwright.pairs.candidates.candidates import (
     Indices,
     assign_groups,
     candidates_of,
-    is_tied_expression,
     reward_gaps,
 )
-from pairwright.pairs.candidates.pair_ids import Words, seeded_draws, words_of
+from pairwright.pairs.candidates.pair_ids import seeded_draws, words_of
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions, Threshold
 from pairwright.pairs.partition_state import PartitionState
@@ -31,8 +30,6 @@ from pairwright.pairs.strategies.divergence import plan_divergence
 from pairwright.pairs.strategies.imported import plan_imported
 from pairwright.pairs.strategies.pairing import RowPairs, count_group_pairs, count_groups, drafts_of, group_pairs
 from pairwright.pairs.strategies.teachers import plan_teachers
-
-# Strategy `stratified`: rewards at or above a high threshold against rewards at or below a low one
 
 
 def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
@@ -54,7 +51,8 @@ def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPair
         options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash"))
     )
     # Row numbers in the order of their seeded draws.
-    highs, lows = (_by(order, np.flatnonzero(rows)) for rows in (rewards >= high, rewards <= low))
+    by_draw = np.argsort(order, kind="stable")
+    highs, lows = by_draw[rewards[by_draw] >= high], by_draw[rewards[by_draw] <= low]
     num_each = min(options.max_per_chosen, len(lows))
     chosen = np.repeat(highs, num_each)
     # Low rows are dealt round robin, so that each is used about equally often.
@@ -84,12 +82,6 @@ def _count(candidates: Candidates, rows: npt.NDArray[np.bool_]) -> Indices:
     totals = np.concatenate([[0], np.cumsum(rows)])
     return np.asarray(totals[candidates.starts[1:]] - totals[candidates.starts[:-1]], np.int64)
 
-
-def _by(order: Words, rows: Indices) -> Indices:
-    return rows[np.argsort(order[rows], kind="stable")]
-
-
-# Strategies by name
 
 Planner = Callable[[PartitionState], pl.DataFrame]
 
@@ -130,15 +122,8 @@ def plan_stratified(state: PartitionState) -> pl.DataFrame:
     state.funnel.stage("pairs", len(dealt.chosen))
     drafts = drafts_of(candidates, dealt)
     # Across groups nothing was checked before, so all reasons are counted on drafts.
-    gap, options = pl.col("gap"), state.options
-    for reason, bad in (
-        (Reason.TIED, is_tied_expression(options.tie_tolerance) | (gap <= 0)),
-        (Reason.BELOW_GAP, gap < options.min_gap),
-        (Reason.ABOVE_GAP, gap > (float("inf") if options.max_gap is None else options.max_gap)),
-        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-    ):
-        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
-    return drafts
+    checks = [(Reason.TIED, pl.col("gap") <= 0), *state.gap_checks()]
+    return state.drop_where(drafts, [*checks, (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash"))])
 
 
 @dataclass(frozen=True)

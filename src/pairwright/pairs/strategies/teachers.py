@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import is_tied_expression, read_candidate_rows, with_reasons
+from pairwright.pairs.candidates.candidates import read_candidate_rows, with_reasons
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition_state import PartitionState
@@ -129,10 +129,7 @@ def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, state: Partit
     checks = [
         (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
         (Reason.TEACHERS_DISAGREE, ~enough),
-        (Reason.TIED, (pl.col("gap") <= 0) | is_tied_expression(options.tie_tolerance)),
-        (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
-        (Reason.ABOVE_GAP, pl.col("gap") > (float("inf") if options.max_gap is None else options.max_gap)),
+        (Reason.TIED, pl.col("gap") <= 0),
+        *state.gap_checks(),
     ]
-    for reason, bad in checks:
-        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
-    return drafts.drop("num_votes", "num_teachers")
+    return state.drop_where(drafts, checks).drop("num_votes", "num_teachers")

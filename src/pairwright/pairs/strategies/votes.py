@@ -20,7 +20,6 @@ from typing import Any
 import polars as pl
 
 from pairwright.errors import SourceError
-from pairwright.pairs.candidates.candidates import is_tied_expression
 from pairwright.pairs.decisions.agreement import rating_agreement, vote_agreement
 from pairwright.pairs.decisions.decision_log import Line, has_time, read_csv
 from pairwright.pairs.decisions.vote_file import (
@@ -188,17 +187,13 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, state: PartitionState)
 
 
 def _drop_incomparable(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
-    most = math.inf if state.options.max_gap is None else state.options.max_gap
-    for reason, bad in (
+    checks = [
         (Reason.UNUSABLE_VOTE, pl.col("unusable")),
         (Reason.DIFFERENT_PROMPTS, pl.col("apart")),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, is_tied_expression(state.options.tie_tolerance)),
-        (Reason.BELOW_GAP, pl.col("gap") < state.options.min_gap),
-        (Reason.ABOVE_GAP, pl.col("gap") > most),
-    ):
-        drafts = state.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
-    return drafts.drop("unusable", "apart")
+        *state.gap_checks(),
+    ]
+    return state.drop_where(drafts, checks).drop("unusable", "apart")
 
 
 def _ratings(path: Path, lines: Sequence[Line], ids: Container[str]) -> dict[str, float]:
