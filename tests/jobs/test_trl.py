@@ -7,10 +7,12 @@ import polars as pl
 import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from generate.tiny_models import save_model
 from handover.tool_runs import make_runs, make_tool_pairs, our_update, their_update
 from jobs.made_pairs import pair_with_tool_results, pairs_table
+from pairwright.cli.main import app
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jobs import BACKENDS, JobRequest, JobState
@@ -63,6 +65,7 @@ def test_trls_own_arguments_take_what_was_asked_for(tmp_path, model):
         ({"channels": {"dpo": 1, "sft": 0.5}}, {}, "train.channels"),
         ({"finetuning_type": "lora_merged"}, {}, "lora_merged"),
         ({"reference": "none"}, {}, "train.reference"),
+        ({"dpo": {"anchor_weight": 0.1}}, {}, "train.dpo.anchor_weight"),
         ({"channels": {"dpo": 0, "kto": 1}}, {}, "--experience"),
         ({}, {"options": {"output_dir": "other"}}, "folder of the job"),
     ],
@@ -134,3 +137,67 @@ def test_trl_really_trains_it(kind, tmp_path, model, monkeypatch):
     assert json.loads((tmp_path / "run" / "model" / "adapter_config.json").read_text())["r"] == 4
     assert any(value.abs().max() > 0 for name, value in load_file(
         tmp_path / "run" / "model" / "adapter_model.safetensors").items() if "lora_B" in name)  # fmt: skip
+
+
+def train(*words, config):
+    result = CliRunner().invoke(app, ["train", "--config", str(config), *map(str, words)])
+    if isinstance(result.exception, PairwrightError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.mark.parametrize(
+    "kind", ["dpo", pytest.param("sft", marks=pytest.mark.slow), pytest.param("kto", marks=pytest.mark.slow)]
+)
+def test_train_with_backend_trl_ends_at_the_weights_of_our_loop(kind, tmp_path, model, monkeypatch):
+    """Two updates of 3 + 3 + 2 pairs of tool runs with recorded ids and weights; reference values come with the rows."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data = make_tool_pairs(tmp_path, model)
+    # All rows in each update, and an epsilon that makes a step proportional to its gradient: a difference shows.
+    num_rows, passes = (16, 6) if kind == "kto" else (8, 3)
+    tree = {
+        "train": {"channels": {"dpo": 0, kind: 1}, "batch_size": num_rows, "micro_batch_size": 3,
+                  "max_steps": 2, "epochs": 2, "learning_rate": 0.1, "schedule": "constant", "adam_epsilon": 1.0,
+                  "max_grad_norm": 0.0, "device": "cpu", "threads": 1,
+                  "dpo": {"beta": 0.3, "sft_loss_weight": 0.5}, "kto": {"beta": 0.3, "sft_loss_weight": 0}},
+        "tokens": {"experience": [str(tmp_path / "runs")]},
+        "backend": {"trl": {"validation": 0, "options": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": passes}},
+                    "local": {"poll_interval_seconds": 0.2}},
+    }  # fmt: skip
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(tree))
+    source = ("--experience", tmp_path / "runs") if kind == "kto" else ("--tokens", data.path)
+    train("--model", model, *source, "-o", tmp_path / "ours", config=config)
+    train("--model", model, *source, "-o", tmp_path / "theirs", "--backend", "trl", config=config)
+    start, ours, theirs = (
+        load_file(folder / "model.safetensors")
+        for folder in (model, tmp_path / "ours" / "model", tmp_path / "theirs" / "model")
+    )
+    moved = max(float((ours[name] - start[name]).abs().max()) for name in start)
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in start) < 1e-5 < moved / 100
+    rows = pl.read_parquet(tmp_path / "theirs" / "exports" / "trl" / "train.parquet")
+    assert kind == "sft" or rows["ref_model"].null_count() == 0
+    if kind == "dpo":
+        sides = [side for pair in data for side in (pair.chosen, pair.rejected)]
+        written = rows["chosen_ids"].to_list() + rows["rejected_ids"].to_list()
+        assert sorted(written) == sorted(side.ids.tolist() for side in sides)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--backend", "nemo-rl"), "use pairwright jobs submit --backend nemo-rl"),
+        (("--backend", "trl", "--resume"), "--resume: the backend trl does not have it"),
+        (("--backend", "trl", "--engine", "ray"), "--engine ray: the backend trl does not have it"),
+        (("--backend", "trl", "train.dropout=true"), "TRL cannot do what these ask for: train.dropout"),
+    ],
+)
+def test_train_refuses_what_another_backend_does_not_have(words, message, tmp_path, model):
+    config = tmp_path / "config.yaml"
+    config.write_text("{}")
+    pairs = pairs_table(tmp_path / "pairs")
+    with pytest.raises(ConfigError, match=message):
+        train("--model", model, "--pairs", pairs, "-o", tmp_path / "run", *words, config=config)
+    assert not (tmp_path / "run" / "model").exists()

@@ -55,9 +55,10 @@ def tiny_engine(*, context: int = 256, template: str | None = None) -> Engine:
     return Engine(llama(tokenizer, context=context), tokenizer, name="tiny")
 
 
-def taught_engine(says: dict[str, str], *, template: str, tools=(), context: int = 1024) -> Engine:
-    """A model that has learnt by heart what to answer to each question."""
+def taught_engine(says: dict[str, str], *, template: str, tools=(), context: int = 1024, special=()) -> Engine:
+    """A model that has learnt by heart what to answer to each question; `special` are more special tokens."""
     tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": list(special)})
     tokenizer.chat_template = template
     model = llama(tokenizer, context=context)
     rows = []

@@ -79,6 +79,17 @@ def client():
         yield made
 
 
+def test_calls_between_special_tokens_are_seen():
+    special = ("<tool_call>", "</tool_call>")
+    engine = taught_engine({"time?": HERMES_CALL}, template=HERMES_TEMPLATE, tools=TOOLS, special=special)
+    with served(engine) as place, openai.OpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0) as client:
+        (choice,) = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "time?"}], tools=TOOLS, temperature=0, max_tokens=100
+        ).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.name == "clock"
+
+
 def test_a_model_that_calls_a_tool_is_seen_to_call_it(client):
     made = client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "time?"}], tools=TOOLS, temperature=0, max_tokens=100

@@ -91,7 +91,7 @@ def test_training_without_an_sft_term_has_to_be_asked_for_and_is_warned_of(chann
 
 
 def test_kto_does_not_start_without_a_weight_of_its_sft_term(model, tmp_path):
-    with pytest.raises(PairwrightError, match=r"train.kto.sft_loss_weight: expected a weight.*77% with 10"):
+    with pytest.raises(PairwrightError, match=r"train.kto.sft_loss_weight: not set.*set train.kto.sft_loss_weight=10"):
         trained(model, tmp_path / "run", experience=make_runs(tmp_path / "runs"), channels={"dpo": 0, "kto": 1})
 
 

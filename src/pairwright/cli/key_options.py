@@ -140,9 +140,8 @@ def _build_params(keys: list[str]) -> list[Any]:
 
     options = {key: _describe(key) for key in keys}
     parameters = [
-        inspect.Parameter(
-            key.rpartition(".")[2], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-        )
+        # whole keys: engine.name and backend.name are both options of `train`
+        inspect.Parameter(key.replace(".", "_"), inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for key, (annotation, default) in options.items()
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

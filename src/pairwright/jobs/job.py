@@ -218,11 +218,15 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """Inputs of a training job. With `launch=False`, backends with launch files write them and start nothing."""
+    """Inputs of a training job. With `launch=False`, backends with launch files write them and start nothing.
+
+    tokens: the encoded sequences of `pairs` or `experience`, where they are ready; only the backend trl reads them.
+    """
 
     model: str
     pairs: Path | None = None
     experience: Path | None = None
+    tokens: Path | None = None
     launch: bool = True
     resume: bool = False
 

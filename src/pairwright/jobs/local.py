@@ -60,6 +60,7 @@ def _submit(backend: str, folder: Path, request: JobRequest, config: Config, say
         raise ConfigError("nothing to train on: give --pairs DIR or --experience DIR")
     process.refuse_running(folder / PROCESS)
     command = [*COMMAND, "train", "--model", request.model, "-o", str(folder), "--config", str(folder / CONFIG)]
+    command += ["--backend", "local"]  # whatever the environment names
     for option, path in (("--pairs", request.pairs), ("--experience", request.experience)):
         command += [] if path is None else [option, str(path)]
     command += ["--resume"] if request.resume else []

@@ -44,6 +44,8 @@ from pairwright.tokens.stage.stage import encode_source
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
 FILE = "trl.yaml"
 _KINDS = ("dpo", "sft", "kto")
+# Keys of the section train that decide about rows and their values.
+_ROW_OPTIONS = {"where", "score", "run_weight", "kto", "dpo", "credit", "precision", "device"}
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
@@ -82,19 +84,24 @@ def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, mod
     if is_pairs:
         has_curriculum_order(source, trainer="TRL")
         model_folder(str(model), trainer="TRL", needs_template=not begins_with_text(source))
-        source = with_split(source, files / "pairs", validation=config.backend.trl.validation, seed=config.seed)
+        if request.tokens is None:
+            source = with_split(source, files / "pairs", validation=config.backend.trl.validation, seed=config.seed)
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
-    manifest = encode_source(source, folder / "tokens", options)
-    train = config.train.model_dump(exclude_unset=True, include={"where", "run_weight", "kto", "dpo"})
+    if request.tokens is None:
+        encode_source(source, folder / "tokens", options)
     from pairwright.training.token_rows import TokenRows  # needs torch
 
-    rows = TokenRows(folder / "tokens", Path(str(options.tokenizer)), kind, **train)
+    train = config.train.model_dump(exclude_unset=True, include=_ROW_OPTIONS)
+    # One process that trains here compares the model of the values with its own; models in shards cannot be compared.
+    reference = model if request.launch and not config.backend.trl.command else None
+    tokens = request.tokens or folder / "tokens"
+    rows = TokenRows(tokens, Path(str(options.tokenizer)), kind, reference=reference, **train)
     num_training, num_validation = rows.count("train"), rows.count("validation")
     training, validation = files / "train.parquet", files / "validation.parquet"
     rows.write_parquet(training, "train")
     if num_validation:
         rows.write_parquet(validation, "validation")
-    elif is_pairs and config.backend.trl.validation > 0:
+    elif is_pairs and request.tokens is None and config.backend.trl.validation > 0:
         raise BackendError(
             f"{source}: none of the pairs held out for validation was encoded: bring more tasks, or set "
             "backend.trl.validation: 0"
@@ -104,7 +111,7 @@ def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, mod
         validation=validation if num_validation else None,
         num_training=num_training,
         num_validation=num_validation,
-        refused=manifest["refused"],
+        refused=rows.refused,
         noted={},
     )
 
@@ -135,6 +142,7 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "max_grad_norm": train.max_grad_norm,
         "max_length": None,  # nothing is cut here: sequences are cut or refused when they are encoded
         "bf16": train.precision == "bf16",
+        "use_cpu": train.device == "cpu",
         "gradient_checkpointing": train.gradient_checkpointing,
         "seed": seed,
         "data_seed": seed,
@@ -193,6 +201,9 @@ def _check(train: TrainConfig, options: Json) -> str:
             "train.min_learning_rate": train.min_learning_rate > 0,
             "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
             "train.dropout": train.dropout,
+            "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
+            "train.early_stop": train.early_stop,
+            "train.sharding": train.sharding != "none",
         },
         trainer="TRL",
     )

@@ -29,7 +29,9 @@ def chat_request(engine: Engine, asked: ChatAsked, limits: WorkLimits) -> Reques
             raise Refused(f"{where}: expected {{type: 'function', function: {{name, ...}}}}", param=where)
     try:
         prompt = engine.prompt_ids(messages, tools, variables=asked.chat_template_kwargs)
-        sampling = _sampling(asked, asked.limit, top=(asked.top_logprobs or 0) if asked.logprobs else 0)
+        top = (asked.top_logprobs or 0) if asked.logprobs else 0
+        # Special tokens delimit tool calls in many templates, so they stay in the text that is parsed.
+        sampling = _sampling(asked, asked.limit, top=top, skip_special_tokens=not tools)
         return _check_request(engine, Request(prompt.tolist(), sampling))
     except GenerateError as error:
         raise _refusal_of(error) from None
@@ -70,7 +72,9 @@ def _message(value: Json, where: str) -> Message:
         raise Refused(str(error), param=where) from None
 
 
-def _sampling(asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int) -> Sampling:
+def _sampling(
+    asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int, skip_special_tokens: bool = True
+) -> Sampling:
     """Build the sampling parameters. `temperature` and `top_p` default to 1, the seed is random."""
     # The engine takes an unsigned 64-bit seed; negative ones wrap around.
     seed = int.from_bytes(os.urandom(8)) if asked.seed is None else asked.seed % 2**64
@@ -84,6 +88,7 @@ def _sampling(asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int
         seed=seed,
         stop=tuple(asked.stop),
         top_logprobs=top,
+        skip_special_tokens=skip_special_tokens,
     )
 
 

@@ -151,9 +151,8 @@ def train(
     check_reporters(config.train.report_to)
     if config.train.channels.kto and config.train.kto.sft_loss_weight is None:
         raise ConfigError(
-            "train.kto.sft_loss_weight: expected a weight. Without an SFT term kto can ruin a model. With every "
-            "weight that was measured, fewer reports were honest at temperature 1 than before (95%): 3% with 0.1, "
-            "20% with 1, 77% with 10. Set 10 and examine the model, or train sft or dpo"
+            "train.kto.sft_loss_weight: not set, and no default was safe: set train.kto.sft_loss_weight=10 and examine "
+            "the model, or train dpo or sft; see docs/explanation/evidence.md"
         )
     if tokens is not None:
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)

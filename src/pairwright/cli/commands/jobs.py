@@ -48,7 +48,7 @@ def submit(
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     name = settings.backend.name
-    _refuse_other_job(output, is_forgotten=overwrite or resume)
+    refuse_other_job(output, is_forgotten=overwrite or resume)
     # nemo-rl and trl write files for another machine, unless they are told to start
     is_launched = launch if launch is not None else name in ("local", "nemo-customizer", "nemo-platform")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
@@ -60,7 +60,7 @@ def submit(
     # Services have a switch of their own in the configuration; other jobs are followed by default
     is_followed = wait if wait is not None else settings.backend.is_followed
     if is_followed:
-        _follow(output, settings, as_json=as_json)
+        follow_job(output, settings, as_json=as_json)
     else:
         _report(job, output, as_json=as_json)
         say(f"{job.id} is {job.state}. Next: pairwright jobs attach {output}")
@@ -108,7 +108,7 @@ def attach(
     """Follow a job to its end, from wherever it is; exit code 1 if it fails."""
     from pairwright.jobs import job_folder
 
-    _follow(job_folder(name, root), _load(config, override), as_json=as_json)
+    follow_job(job_folder(name, root), _load(config, override), as_json=as_json)
 
 
 @app.command(cls=ConfigCommand)
@@ -167,7 +167,7 @@ def deploy(
     say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
 
 
-def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
+def follow_job(folder: Path, config: "Config", *, as_json: bool) -> None:
     from pairwright.jobs import backend_of, read_job
 
     job = read_job(folder)
@@ -237,7 +237,7 @@ def _line(status: "Status") -> str:
     return ", ".join([*parts, *([status.message] if status.message else [])])
 
 
-def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
+def refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     from pairwright.jobs import is_submitted, read_job
     from pairwright.jobs.job import FILE_NAME, FINAL
 

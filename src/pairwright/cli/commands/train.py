@@ -37,7 +37,7 @@ TRAIN_KEYS = (
     "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
     "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images", "tokens.chat_template",
     "tokens.chat_template_kwargs", "tokens.train_turns", "tokens.tools_as_text", "train.run_weight", "engine.name",
-    "engine.address", "engine.workers", "train.device",
+    "engine.address", "engine.workers", "train.device", "backend.name",
 )  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def train_model(
         tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
         for line in _list_unused(settings.train, named_tables, has_pairs=tables["pairs"] is not None):
             say(f"note: {line}")
-        _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
+        train = _run if settings.backend.name == "local" else _hand_over
+        train(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
 
 
 def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
@@ -120,6 +121,27 @@ def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Pat
     if is_address(source):
         say(f"fetching {source} to this machine")
     return stack.enter_context(local_folder(source, output if config.engine.name == "ray" else None))
+
+
+def _hand_over(config: Any, *, as_json: bool, resume: bool, model: Path, output: Path, **sources: Any) -> None:
+    """Train with TRL's trainers on our rows, in a process of its own."""
+    from pairwright.cli.commands.jobs import follow_job, refuse_other_job
+    from pairwright.jobs import JobRequest, find_backend
+
+    name = config.backend.name
+    if name != "trl":
+        raise ConfigError(
+            f"--backend {name}: `train` trains here or with TRL: use pairwright jobs submit --backend {name}, or give "
+            "--backend local"
+        )
+    for option, is_given in (("--resume", resume), ("--validation", sources.pop("validation")),
+                             ("--engine ray", config.engine.name == "ray")):  # fmt: skip
+        if is_given:
+            raise ConfigError(f"{option}: the backend trl does not have it: leave it out, or give --backend local")
+    refuse_other_job(output, is_forgotten=False)
+    request = JobRequest(model=str(model), **sources)
+    find_backend(name).submit(output, request, config, say)
+    follow_job(output, config, as_json=as_json)
 
 
 def _run(config: Any, *, as_json: bool, model: Path, output: Path, **sources: Any) -> None:
