@@ -292,17 +292,14 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value if type(value) is Owned or isinstance(value, str) else self.texts.text_of(value)
 
     def _concat(self, parts: Iterable[str]) -> str:
-        if isinstance(parts, list):
-            self.limits.charge(sum(map(len, parts)))
-            return join(parts) if self.tracking else "".join(parts)
-        # A generator: checked every 1024 chunks, since a template may print without end.
+        # Checked every 1024 chunks, since a template may print without end.
         collected: list[str] = []
         chunks = iter(parts)
         while chunk := list(itertools.islice(chunks, 1024)):
             self.limits.check_time()
-            self.limits.charge(1024 + sum(map(len, chunk)))
+            self.limits.charge(len(chunk) + sum(map(len, chunk)))
             collected += chunk
-        return join(collected)
+        return join(collected) if self.tracking else "".join(collected)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As the sandbox does, without the detour for a key of a plain mapping and for methods that change nothing."""
