@@ -23,7 +23,14 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, TemplateError
 from pairwright.tokens.spans.control_tokens import control_pattern
 from pairwright.tokens.spans.dropped import describe_dropped, find_dropped_fields
-from pairwright.tokens.spans.grammar import Grammar, Thought, learn_grammar, reasoning_of, without_reasoning
+from pairwright.tokens.spans.grammar import (
+    Grammar,
+    Thought,
+    count_common,
+    learn_grammar,
+    reasoning_of,
+    without_reasoning,
+)
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_str import CALL_ID, CONTENT, REASONING, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
@@ -567,7 +574,7 @@ def _missing_end(case: Case) -> tuple[str, str | None]:
     stop = case.declared_end or next((name for name in names if name in case.tokenizer.added), None)
     closing = _tail_of(case, case.last)
     if case.next is not None:
-        closing = _common(closing, _tail_of(case, case.next))
+        closing = closing[: count_common(closing, _tail_of(case, case.next))]
     if case.grammar.opener:
         closing = closing.partition(case.grammar.opener)[0]
     return closing.rstrip(), stop
@@ -592,11 +599,6 @@ def _tail_of(case: Case, rendered: Rendered) -> str:
     return rendered.text[rendered.pieces[block[-1]].end : limit] if block else ""
 
 
-def _common(left: str, right: str) -> str:
-    pairs = zip(left, right, strict=False)
-    return left[: next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))]
-
-
 # Refusals.
 
 _ORDER: tuple[Reason, ...] = ("no_reasoning", "dropped", "template_error", "two_forms", "no_stop")
@@ -618,6 +620,6 @@ def _worst(case: Case, *faults: Shown | Fault | Verdict | None) -> Fault:
 
 
 def _describe_difference(prompt: str, last: str) -> str:
-    position = len(_common(prompt, last))
+    position = count_common(prompt, last)
     low = max(position - 10, 0)
     return f"the prompt has {prompt[low : position + 30]!r}, the turn has {last[low : position + 30]!r}"

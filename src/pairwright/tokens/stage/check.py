@@ -12,7 +12,7 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.message_dialect import find_call_forms
+from pairwright.tokens.message_dialect import Forms, find_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular
 from pairwright.tokens.stage.template_cases import (
@@ -63,8 +63,8 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
     """Try a tokenizer's template, with `try_variables` also under every setting of the variables that it reads."""
     ready = chat_tokenizer(tokenizer)
     renderer = ready.renderer(None)
-    arguments, empty = find_call_forms(ready, renderer)
-    call = _call(arguments, empty)
+    forms = find_forms(ready, renderer)
+    call = _call(forms)
     cases = try_cases(ready)
     num_exact, num_single = count_exact(cases)
     # One sequence for each case is the best there is: no setting can be better.
@@ -85,7 +85,7 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
         is_supported=by_name["one answer"].num_sequences > 0,
         supports_tools=supports_tools,
         stops=tuple(sorted({stop for case in cases for stop in case.stops})),
-        arguments=arguments,
+        arguments=forms.arguments,
         cases=cases,
         num_exact=num_exact,
         num_single=num_single,
@@ -105,13 +105,12 @@ def _assistant(text: str) -> Json:
     return {"role": "assistant", "content": text}
 
 
-def _call(arguments: str, empty: str | None) -> Json:
-    # An object or JSON text, as `find_call_forms` found out.
-    value: object = {"word": "zebra"} if arguments == "object" else '{"word": "zebra"}'
+def _call(forms: Forms) -> Json:
+    value: object = {"word": "zebra"} if forms.arguments == "object" else '{"word": "zebra"}'
     function = {"name": "zq_lookup", "arguments": value}
     # Ids of nine characters: some templates accept no other length.
     call = {"id": "zq0000000", "type": "function", "function": function}
-    return {"role": "assistant", "content": empty, "tool_calls": [call]}
+    return {"role": "assistant", "content": forms.empty, "tool_calls": [call]}
 
 
 def _result() -> Json:

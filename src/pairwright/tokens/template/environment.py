@@ -22,6 +22,7 @@ import jinja2.sandbox
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import SandboxedFormatter
 
+from pairwright.tokens.clock import FIXED
 from pairwright.tokens.refusals import Limits, TemplateLimit
 from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_str import Owned, OwnedDict, PlainDict, join, join_with, replace, track
@@ -231,8 +232,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
     intercepted_binops = frozenset({"*", "**", "%"})  # operators that go through `call_binop`
 
-    def __init__(self, *, clock: Clock, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, *, clock: Clock = lambda: FIXED, limits: Limits | None = None) -> None:
+        self.limits = limits = limits or Limits()
         self.texts = TextBuilder(self, limits)
         super().__init__(
             trim_blocks=True,
