@@ -96,18 +96,11 @@ def test_engine_options_replace_the_short_form_and_the_address_of_another_engine
 
 
 def test_options_of_functions_are_those_of_the_configuration():
-    """Losses, comparison and collator inherit their options: there is no second declaration to compare."""
-    from pairwright.config.sections import CompareTerms, EvaluateConfig, SequenceTerms, TokensConfig
+    """Losses and comparison inherit their options: there is no second declaration to compare."""
+    from pairwright.config.sections import CompareTerms, EvaluateConfig
     from pairwright.evaluation import CompareOptions
-    from pairwright.tokens import CombineOptions
 
-    for options, section, terms in (
-        (CompareOptions, EvaluateConfig, CompareTerms),
-        (CombineOptions, TokensConfig, SequenceTerms),
-    ):
-        assert issubclass(options, terms)
-        assert issubclass(section, terms)
+    assert issubclass(CompareOptions, CompareTerms)
+    assert issubclass(EvaluateConfig, CompareTerms)
     with pytest.raises(ConfigError, match=r"^confidence: got 2, expected below 1$"):
         CompareOptions(confidence=2)
-    with pytest.raises(ConfigError, match=r"^unknown key 'max_len'; did you mean 'max_length.\?$"):
-        CombineOptions(max_len=2)

@@ -1,6 +1,5 @@
-"""Batches: attention from lengths, masks as the sequences have them, channels filled from traces."""
+"""Batches: attention from lengths, masks as the sequences have them, rows that say what they are of."""
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,21 +7,22 @@ from hypothesis import strategies as st
 from token_families import small_tokenizer
 
 from pairwright.errors import ConfigError
-from pairwright.records.experience import EID, Experience, Pair
+from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.tokens.batch.bins import buckets, packing
 from pairwright.tokens.batch.collate import (
     as_torch,
+    collate_distill,
     collate_policy,
     collate_preference,
     collate_trees,
-    pack,
 )
-from pairwright.tokens.batch.combine import Collator, CombinedBatch, CombineOptions, Trace
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
-from pairwright.tokens.hints import Hint, HintCounts
+from pairwright.tokens.hints import find_hints
+from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Origin, Sequence, name_record, truncate
+from pairwright.tokens.teacher_sequences import distill_experience
 
 
 def sequence(ids: list[int], mask: list[int], turns: list[int] | None = None, **more: object) -> Sequence:
@@ -59,20 +59,6 @@ def test_buckets_hold_each_sequence_once_within_the_limit(lengths: list[int]) ->
     result = buckets(lengths, max_tokens=60)
     assert sorted(position for bucket in result for position in bucket) == list(range(len(lengths)))
     assert all(len(bucket) * max(lengths[position] for position in bucket) <= 60 for bucket in result)
-
-
-@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=12))
-def test_packed_rows_give_every_sequence_back(items: list[list[int]]) -> None:
-    masks = [np.arange(len(item)) % 2 == 0 for item in items]
-    packed = pack([np.array(item) for item in items], masks, row_length=10, pad_id=0)
-    for number, item in enumerate(items):
-        here = packed.sequence_ids == number
-        assert packed.input_ids[here].tolist() == item
-        assert packed.position_ids[here].tolist() == list(range(len(item)))
-        assert packed.response_mask[here].tolist() == masks[number].tolist()
-        assert packed.labels[here].tolist()[0] == -100
-    assert packed.attention_mask.sum() == sum(map(len, items))
-    assert ((packed.sequence_ids >= 0) == packed.attention_mask.astype(bool)).all()
 
 
 PAIR = EncodedPair(
@@ -145,73 +131,46 @@ DONE = (
 SITE = ErrorSite(index=2, kind="not_found", tool="look")
 
 
-def trace(**fields: object) -> Trace:
-    pair = Pair(
-        id="p", prompt=PROMPT, chosen=DONE, rejected=(Message("assistant", "no"),), chosen_reward=1.0,
-        rejected_reward=0.0, chosen_eid=EID(), rejected_eid=EID(), gap=1.0, strategy="all",
-    )  # fmt: skip
-    options: dict = {"reward": 0.5, "errors": (SITE,), "reward_components": {"style": 2}, **fields}
-    return Trace(Experience(kind="multi_turn", prompt=PROMPT, completion=DONE, **options), (pair,))  # type: ignore[arg-type]
+def run(eid: EID) -> Experience:
+    return Experience(eid=eid, kind="multi_turn", prompt=PROMPT, completion=DONE, reward=0.5, errors=(SITE,))
 
 
-def test_the_combined_collator_fills_three_channels() -> None:
+def test_student_and_teacher_of_a_row_are_aligned() -> None:
     tokenizer = small_tokenizer("chatml with calls")
-    collate = Collator(tokenizer, pad_id=0)
-    batch = collate([trace(), trace(reward=None)])
-    assert isinstance(batch, CombinedBatch)
-    assert batch.policy is not None
-    assert batch.distill is not None
-    assert batch.preference is not None
-    assert batch.policy.rewards.tolist() == [0.5]
-    assert collate.counts["policy: unscored"] == 1
-    assert batch.preference.chosen_ids.shape[0] == batch.distill.student_ids.shape[0] == 2
+    experience = run(EID())
+    items = distill_experience(tokenizer, experience, find_hints(experience.messages, experience.errors)[0])
+    batch = collate_distill([*items, *items], pad_id=0)
     rows = np.arange(2)[:, None]
-    student = batch.distill.student_ids[rows, batch.distill.student_index]
-    teacher = batch.distill.teacher_ids[rows, batch.distill.teacher_index]
-    assert (student == teacher)[batch.distill.index_valid].all()
-    assert batch.distill.sdpo_mask.sum() == batch.distill.index_valid.sum()
-    assert tokenizer.decode(batch.distill.student_ids[0][batch.distill.sdpo_mask[0]]) == "I see<|im_end|>"
-
-
-def test_channels_can_be_switched_off_and_capped() -> None:
-    tokenizer = small_tokenizer("chatml with calls")
-    off = CombineOptions(use_policy=False, use_distill=False, use_preference=False)
-    empty = Collator(tokenizer, pad_id=0, options=off)([trace()])
-    assert (empty.policy, empty.distill, empty.preference) == (None, None, None)  # type: ignore[union-attr]
-    small = Collator(tokenizer, pad_id=0, options=CombineOptions(max_length=12, max_pair_length=12))
-    batch = small([trace()])
-    assert batch.policy.input_ids.shape[1] <= 12  # type: ignore[union-attr]
-    assert batch.distill is None  # type: ignore[union-attr]
-    assert small.counts["distill: too_long"] == 1
-    assert small.counts["preference: too_long"] == 1
-    assert small.counts["policy: truncated"] == 1
-    keyed = Collator(tokenizer, pad_id=0, options=CombineOptions(reward_key="style"))([trace()])
-    assert keyed.policy.rewards.tolist() == [2.0]  # type: ignore[union-attr]
+    student = batch.student_ids[rows, batch.student_index]
+    teacher = batch.teacher_ids[rows, batch.teacher_index]
+    assert (student == teacher)[batch.index_valid].all()
+    assert batch.sdpo_mask.sum() == batch.index_valid.sum()
+    assert tokenizer.decode(batch.student_ids[0][batch.sdpo_mask[0]]) == "I see<|im_end|>"
 
 
 def test_torch_tensors_on_request() -> None:
     torch = pytest.importorskip("torch")
-    batch = Collator(small_tokenizer("chatml with calls"), pad_id=0, tensors="torch")([trace()])
-    assert isinstance(batch, dict)
-    assert batch["policy"]["input_ids"].dtype == torch.int64
-    assert batch["preference"]["chosen_mask"].dtype == torch.bool
-    assert "logprobs" not in as_torch(collate_policy([sequence([1], [1])], [1.0], pad_id=0))
+    assert as_torch(collate_preference([PAIR], pad_id=0))["chosen_mask"].dtype == torch.bool
+    batch = as_torch(collate_policy([sequence([1], [1])], [1.0], pad_id=0))
+    assert batch["input_ids"].dtype == torch.int64
+    assert "logprobs" not in batch
 
 
 def test_every_row_says_which_trace_and_turns_it_is_of() -> None:
-    first, named = trace(eid=EID("batch", "task", 1)), trace(eid=EID("batch", "task", 3, 0, "x"))
-    uid = named.experience.eid.uid
-    pair = named.pairs[0]
-    for tensors in ("numpy", "torch"):
-        batch = Collator(small_tokenizer("chatml with calls"), pad_id=0, tensors=tensors)([first, named])  # type: ignore[arg-type]
-        if not isinstance(batch, dict):
-            channels = ("policy", "distill", "preference")
-            batch = {channel: msgspec.structs.asdict(getattr(batch, channel)) for channel in channels}
-        assert [row.uid for row in batch["policy"]["rows"]] == [first.experience.eid.uid, uid]
-        assert batch["policy"]["rows"][1].turns == (1, 3)  # the call and the answer
-        assert batch["distill"]["rows"][1] == Origin(uid, (3,))  # only the turn with a hint
-        assert batch["preference"]["chosen_rows"][1] == Origin(pair.chosen_eid.uid, (1, 3))
-        assert batch["preference"]["rejected_rows"][1] == Origin(pair.rejected_eid.uid, (1,))
+    tokenizer = small_tokenizer("chatml with calls")
+    experience = run(EID("batch", "task", 3, 0, "x"))
+    uid = experience.eid.uid
+    policy = collate_policy(encode_experience(tokenizer, experience), [0.5], pad_id=0)
+    assert policy.rows == (Origin(uid, (1, 3)),)  # the call and the answer
+    hints, _ = find_hints(experience.messages, experience.errors)
+    distill = collate_distill(distill_experience(tokenizer, experience, hints), pad_id=0)
+    assert distill.rows == (Origin(uid, (3,)),)  # only the turn with a hint
+    pair = encode_pair(tokenizer, PROMPT, DONE, [Message("assistant", "no")])
+    sides = name_record(pair.chosen, "good"), name_record(pair.rejected, "bad")
+    named = EncodedPair(chosen=sides[0], rejected=sides[1], prompt_length=pair.prompt_length)
+    batch = as_torch(collate_preference([named], pad_id=0))
+    assert batch["chosen_rows"] == (Origin("good", (1, 3)),)
+    assert batch["rejected_rows"] == (Origin("bad", (1,)),)
 
 
 def test_trees_say_which_trace_each_branch_is_of_in_every_layout() -> None:
@@ -222,41 +181,3 @@ def test_trees_say_which_trace_each_branch_is_of_in_every_layout() -> None:
         batch = collate_trees([pair, alone], layout, row_length=8)
         assert [row.uid for row in batch.rows] == ["good", "bad", "run"]
         assert batch.rows[2].turns == (1,)
-
-
-def test_what_is_too_long_to_distil_is_cut_and_counted() -> None:
-    tokenizer = small_tokenizer("chatml with calls")
-    whole = Collator(tokenizer, pad_id=0)([trace()])
-    longest = whole.distill.teacher_ids.shape[1]  # type: ignore[union-attr]
-    collate = Collator(tokenizer, pad_id=0, options=CombineOptions(max_length=longest - 1, use_policy=False))
-    cut = collate([trace()])
-    assert cut.distill.teacher_ids.shape[1] <= longest - 1  # type: ignore[union-attr]
-    assert cut.distill.sdpo_mask.sum() == whole.distill.sdpo_mask.sum()  # type: ignore[union-attr]
-    assert collate.counts["distill: truncated"] == 1
-    dropping = Collator(tokenizer, pad_id=0, options=CombineOptions(max_length=longest - 1, truncation="drop"))
-    assert dropping([trace()]).distill is None  # type: ignore[union-attr]
-    assert dropping.counts["distill: too_long"] == 1
-
-
-def test_a_template_that_rewrites_history_fills_all_channels() -> None:
-    collate = Collator(small_tokenizer("channels, return becomes end"), pad_id=0)
-    more = (*DONE, Message("user", "and?"), Message("assistant", "done"))
-    long = Experience(kind="multi_turn", prompt=PROMPT, completion=more, reward=1.0, errors=(SITE,))
-    batch = collate([Trace(long, trace().pairs)])
-    assert batch.policy.input_ids.shape[0] == 2  # type: ignore[union-attr]
-    assert batch.distill.student_ids.shape[0] == 1  # type: ignore[union-attr]
-    assert batch.preference is not None  # type: ignore[union-attr]
-    assert batch.distill.student_ids.shape[1] < batch.policy.input_ids.shape[1]  # type: ignore[union-attr]
-
-
-def test_hints_come_from_a_function_and_channels_can_be_left_out() -> None:
-    options = CombineOptions(max_length=99, ignore_index=-1, use_preference=False)
-    tokenizer = small_tokenizer("chatml with calls")
-
-    def hints(messages: object, sites: object) -> tuple[list[Hint], HintCounts]:
-        return [Hint(SITE, 3, "look twice", "judge")], HintCounts(hinted=1)
-
-    batch = Collator(tokenizer, pad_id=0, options=options, hints=hints)([trace()])
-    assert batch.preference is None  # type: ignore[union-attr]
-    assert batch.policy.labels.min() == -1  # type: ignore[union-attr]
-    assert "[Hint: look twice]" in tokenizer.decode(batch.distill.teacher_ids[0])  # type: ignore[union-attr]

@@ -11,7 +11,6 @@ from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.teacher_sequences import (
     Distillation,
-    encode_distillation,
     encode_distillations,
     truncate_distillation,
 )
@@ -50,8 +49,6 @@ def test_old_reasoning_that_is_dropped_gives_one_item_for_each_question() -> Non
     assert told(tokenizer, first) == ["<think>\nwhy\n</think>\n\nSorry, I mean ok 0.<|im_end|>"] * 2
     assert told(tokenizer, second) == ["<think>\nhow\n</think>\n\nSorry, I mean ok 1.<|im_end|>"] * 2
     assert "why" not in tokenizer.decode(second.student.ids)
-    with pytest.raises(Refusal, match="use encode_distillations"):
-        encode_distillation(tokenizer, CHAT, HINTS)
 
 
 def test_every_student_is_what_inference_saw_and_every_teacher_adds_its_hint() -> None:
@@ -93,9 +90,8 @@ def test_recorded_ids_are_continued_on_a_template_that_rewrites_history() -> Non
 
 @pytest.fixture
 def item() -> Distillation:
-    return encode_distillation(
-        small_tokenizer("chatml with calls"), CHAT, HINTS, options=EncodeOptions(allow_dropped=True)
-    )
+    options = EncodeOptions(allow_dropped=True)
+    return encode_distillations(small_tokenizer("chatml with calls"), CHAT, HINTS, options=options)[0]
 
 
 def check_cut(whole: Distillation, cut: Distillation, limit: int) -> None:

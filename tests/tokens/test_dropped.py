@@ -12,7 +12,7 @@ from pairwright import EID, Experience, Message, Pair, Side, Table, ToolCall
 from pairwright.config.sections import TokensConfig
 from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
 from pairwright.records.messages import ErrorSite
-from pairwright.tokens import Collator, CombineOptions, EncodeOptions, Trace
+from pairwright.tokens import EncodeOptions
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.encode_turns import encode_turns
@@ -62,7 +62,7 @@ def test_a_call_that_is_not_rendered_is_refused_with_message_field_and_way_out(e
     found = encode(NO_CALLS, chat, None, EncodeOptions(allow_dropped=True))
     sequence = found[0] if isinstance(found, list) else found
     assert trained(NO_CALLS, sequence) == "<|im_end|>done<|im_end|>"
-    assert (sequence.report.dropped, sequence.report.is_complete) == (((1, "tool_calls"),), False)
+    assert sequence.report.dropped == ((1, "tool_calls"),)
 
 
 def test_every_dropped_turn_is_named() -> None:
@@ -229,18 +229,6 @@ def test_pairs_of_the_stage_are_refused_by_side(tmp_path: Path) -> None:
         tmp_path / "pairs", ChatTokenizer.from_folder(tokenizer), refused=lambda title, why: told.append(title)
     )
     assert (len(painted), told) == (2, [pairs[0].id])
-
-
-def test_the_collator_counts_what_it_refuses() -> None:
-    runs = [
-        Trace(experience(0, [CALLED, RESULT, ANSWER])),
-        Trace(experience(1, [ANSWER], prompt=[ASKED, CALLED, RESULT])),
-    ]
-    collator = Collator(NO_CALLS, pad_id=0)
-    batch = collator(runs)
-    assert (len(batch.policy.input_ids), collator.counts["policy: dropped"]) == (1, 1)
-    assert collator.counts["policy: dropped_prompt_content"] == 1
-    assert len(Collator(NO_CALLS, pad_id=0, options=CombineOptions(allow_dropped=True))(runs).policy.input_ids) == 2
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "tool"])

@@ -38,7 +38,7 @@ def test_the_mask_token_by_token() -> None:
     ]  # fmt: skip
     assert sequence.paint.tolist()[-3:] == [Paint.GENERATED, Paint.STOP, Paint.TEMPLATE]
     assert sequence.report.stops == ("<|im_end|>",)
-    assert sequence.report.is_complete
+    assert not sequence.report.unstopped
 
 
 def test_calls_and_reasoning_are_trained_and_tool_output_is_not() -> None:

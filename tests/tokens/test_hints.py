@@ -21,7 +21,7 @@ from pairwright.tokens.hints import HINTS, HintCounts, Hinter, find_hints, find_
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
-from pairwright.tokens.teacher_sequences import Distillation, encode_distillation
+from pairwright.tokens.teacher_sequences import Distillation, encode_distillations
 
 CALL = ToolCall("look", '{"word": "zebra"}', "call00000")
 CHAT = (
@@ -216,7 +216,7 @@ def test_sites_are_found_by_predicate() -> None:
 def test_the_teacher_continues_the_same_ids(name: str) -> None:
     tokenizer = small_tokenizer(name)
     hints, _ = find_hints(CHAT, [SITE])
-    item = encode_distillation(tokenizer, CHAT, hints)
+    item = encode_distillations(tokenizer, CHAT, hints)[0]
     assert len(item.student_index) == len(item.teacher_index) > 0
     assert item.student.ids[item.student_index].tolist() == item.teacher.ids[item.teacher_index].tolist()
     text = tokenizer.decode(item.teacher.ids[item.teacher_index])
@@ -233,7 +233,7 @@ def test_recorded_ids_are_what_the_teacher_continues() -> None:
     tokenizer = small_tokenizer("chatml with calls")
     letters = tuple(int(tokenizer.encode(char)[0][0]) for char in "ok")
     recorded = {3: RecordedTurn((*letters, tokenizer.added["<|im_end|>"]))}
-    item = encode_distillation(tokenizer, CHAT, find_hints(CHAT, [SITE])[0], recorded=recorded)
+    item = encode_distillations(tokenizer, CHAT, find_hints(CHAT, [SITE])[0], recorded=recorded)[0]
     assert item.teacher.ids[item.teacher_index].tolist() == [*letters, tokenizer.added["<|im_end|>"]]
 
 
@@ -242,4 +242,4 @@ def test_a_wrong_alignment_cannot_be_built() -> None:
     with pytest.raises(Refusal, match="differ at an index pair"):
         Distillation(student=sequence, teacher=sequence, student_index=np.array([0]), teacher_index=np.array([1]))
     with pytest.raises(Refusal, match="no hint"):
-        encode_distillation(small_tokenizer("chatml with calls"), CHAT, [])
+        encode_distillations(small_tokenizer("chatml with calls"), CHAT, [])

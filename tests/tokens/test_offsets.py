@@ -75,6 +75,13 @@ def test_a_text_that_the_tokenizer_changes_has_the_offsets_of_the_tokenizer() ->
     assert not check(swallowing, "a<x>  b")
 
 
+def test_lengths_that_add_up_by_chance_do_not_hide_a_change() -> None:
+    composing = changing(normalizer=normalizers.NFC())
+    assert check(composing, "é a")
+    # Composed, the first character is three bytes longer, and the others together are three bytes shorter.
+    assert not check(composing, "\u0958" + "\u212b" * 3)
+
+
 def test_a_tokenizer_that_changes_every_text_is_not_asked_twice() -> None:
     tokenizer = changing(normalizer=normalizers.Lowercase())
     for _ in range(20):

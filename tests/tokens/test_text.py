@@ -59,7 +59,7 @@ def test_a_pair_of_text_is_prompt_completion_and_eos_with_one_bos():
     ]  # fmt: skip
     assert pair.rejected.ids.tolist() == [7, 5, 1, 2, 4, 8]
     assert (pair.chosen.report.source, pair.chosen.report.stops) == ("text", ("</s>",))
-    assert pair.chosen.report.is_complete
+    assert not pair.chosen.report.unstopped
 
 
 def test_text_that_begins_with_bos_or_ends_with_eos_gets_no_second_one():

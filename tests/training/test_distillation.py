@@ -8,7 +8,9 @@ from pairwright.config import Config, TokensConfig
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import ErrorSite, Message
 from pairwright.store.table import Table
-from pairwright.tokens.batch.combine import Collator, Trace
+from pairwright.tokens.batch.collate import collate_distill
+from pairwright.tokens.hints import find_hints
+from pairwright.tokens.teacher_sequences import distill_experience
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.training import train
 from pairwright.training.data import DataError
@@ -99,7 +101,8 @@ def test_the_collator_has_the_recorded_ids_that_the_trainer_has(model, tmp_path)
     settings = Config().train.sdpo
     options = TokensConfig(tokenizer=str(model))
     data = load_distill_data(tmp_path / "table", tmp_path / "taught", options, settings, lambda done, total: None)
-    batch = Collator(tokenizer, pad_id=0)([Trace(experience)]).distill
+    hints, _ = find_hints(experience.messages, experience.errors)
+    batch = collate_distill(distill_experience(tokenizer, experience, hints), pad_id=0)
     assert batch.student_ids[0].tolist() == data.items[0].student.ids.tolist() == ids
     assert batch.teacher_ids[0].tolist() == data.items[0].teacher.ids.tolist()
     assert batch.sdpo_mask[0].tolist() == data.items[0].student_mask.tolist()

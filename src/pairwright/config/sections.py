@@ -142,8 +142,8 @@ class CreditConfig(Section):
     """Store credit with the sequences although train_turns does not read it; train.credit needs it."""
 
 
-class SequenceTerms(Section):
-    """What fits into a sequence, and what is refused; `tokens.CombineOptions` has the same options with lengths set."""
+class TokensConfig(Section):
+    """Messages to sequences."""
 
     max_length: int | None = Field(default=None, ge=1)
     """Tokens of an experience's sequence; longer ones are cut."""
@@ -162,11 +162,6 @@ class SequenceTerms(Section):
     allow_images: bool = False
     """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
     recorded. By default such records are refused: no channel uses them."""
-
-
-class TokensConfig(SequenceTerms):
-    """Messages to sequences."""
-
     tokenizer: str | None = None
     """A model's folder, with tokenizer.json, or a Hub id; training takes the one of the model unless
     this names another."""

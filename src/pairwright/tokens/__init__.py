@@ -4,9 +4,10 @@
     encode_turns         the same for templates that rewrite history: as few sequences as are exact
     encode_pair          a prompt with two completions that continue the same ids; encode_pairs for many
     encode_experience    recorded ids where there are some, else the messages
-    encode_distillation  student and hinted teacher, aligned by index
+    encode_distillations student and hinted teacher, aligned by index
     check_template       what a template can do
-    COLLATORS            sequences to batches, by channel; collate_trees for any of them, as the trainer has it
+    collate_preference   sequences to batches, with collate_policy and collate_distill for the other channels;
+                         collate_trees for any of them, as the trainer has it
 
 Where no exact mask exists, a Refusal names the turn and the reason.
 """
@@ -20,9 +21,7 @@ from pairwright.tokens.batch.collate import (
     collate_policy,
     collate_preference,
     collate_trees,
-    pack,
 )
-from pairwright.tokens.batch.combine import Collator, CombineOptions, Trace
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
@@ -35,27 +34,15 @@ from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.stage.paint import html_page, paint_text
 from pairwright.tokens.teacher_sequences import (
     Distillation,
-    encode_distillation,
     encode_distillations,
     truncate_distillation,
 )
 from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer, Renderer, chat_tokenizer
 
-COLLATORS = {
-    "preference": collate_preference,
-    "policy": collate_policy,
-    "distill": collate_distill,
-    "combined": Collator,
-    "trees": collate_trees,
-}
-
 __all__ = [
-    "COLLATORS",
     "HINTS",
     "ChatTokenizer",
-    "Collator",
-    "CombineOptions",
     "Distillation",
     "EncodeOptions",
     "EncodedPair",
@@ -75,7 +62,6 @@ __all__ = [
     "TemplateError",
     "TemplateLimit",
     "TokensError",
-    "Trace",
     "Tree",
     "TreeBatch",
     "as_torch",
@@ -87,7 +73,6 @@ __all__ = [
     "collate_preference",
     "collate_trees",
     "encode_chat",
-    "encode_distillation",
     "encode_distillations",
     "encode_experience",
     "encode_pair",
@@ -97,7 +82,6 @@ __all__ = [
     "find_hints",
     "find_sites",
     "html_page",
-    "pack",
     "paint_text",
     "truncate",
     "truncate_distillation",

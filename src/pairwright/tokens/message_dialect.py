@@ -199,12 +199,6 @@ def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
     return found
 
 
-def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, str | None]:
-    """(arguments: object or text, empty content beside calls: None or "")."""
-    forms = find_forms(tokenizer, renderer)
-    return forms.arguments, forms.empty
-
-
 def _try_forms(renderer: Renderer) -> Forms:
     text = _render(renderer, [_USER])
     wants_parts = _is_missing(text) and not _is_missing(_render(renderer, [_parts(_USER)]))

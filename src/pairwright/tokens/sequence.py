@@ -83,11 +83,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     credit: tuple[TurnCredit, ...] = ()
 
     @property
-    def is_complete(self) -> bool:
-        """Nothing that the model generated is missing from the sequence."""
-        return not (self.dropped or self.truncated or self.unstopped or self.left_out)
-
-    @property
     def is_exact(self) -> bool:
         """Every trained token is one that the model generated, by a render of the template or as it was recorded."""
         return not (self.dropped or self.added_tokens or self.declared)

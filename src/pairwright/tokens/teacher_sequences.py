@@ -69,24 +69,6 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return turns
 
 
-def encode_distillation(
-    tokenizer: Any,
-    messages: Items[Message],
-    hints: Items[Hint],
-    tools: Items[Json] | None = None,
-    options: EncodeOptions = DEFAULT,
-    *,
-    train_from: int = 0,
-    recorded: dict[int, RecordedTurn] | None = None,
-) -> Distillation:
-    """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
-    items = encode_distillations(tokenizer, messages, hints, tools, options, train_from=train_from, recorded=recorded)
-    if len(items) > 1:
-        detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
-        raise Refusal("context_differs", detail, message=items[0].targets[0])
-    return items[0]
-
-
 def encode_distillations(
     tokenizer: Any,
     messages: Items[Message],

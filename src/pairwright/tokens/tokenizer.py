@@ -275,13 +275,17 @@ class ChatTokenizer:
             problem = explain_variables(variables, self._templates.values())
             if problem is not None:
                 raise Refusal("template_variables", problem)
-            if len(self._variants) >= _MAX_VARIANTS:
-                self._variants.clear()
-            variant = copy.copy(self)
-            variant.variables = {**self.variables, **variables}
-            variant.learnt, variant._renderers, variant._variants = {}, {}, {}
-            self._variants[key] = variant
+            self._add_variant(key).variables = {**self.variables, **variables}
         return self._variants[key]
+
+    def _add_variant(self, key: bytes) -> "ChatTokenizer":
+        """A copy that has learnt nothing about its templates."""
+        if len(self._variants) >= _MAX_VARIANTS:
+            self._variants.clear()
+        variant = copy.copy(self)
+        variant.learnt, variant._renderers, variant._variants = {}, {}, {}
+        self._variants[key] = variant
+        return variant
 
     def at(self, moment: datetime | None) -> "ChatTokenizer":
         """The same tokenizer with another time for templates that print one; itself where none does."""
@@ -289,12 +293,7 @@ class ChatTokenizer:
             return self
         key = moment.isoformat().encode()
         if key not in self._variants:
-            if len(self._variants) >= _MAX_VARIANTS:
-                self._variants.clear()
-            variant = copy.copy(self)
-            variant._clock = lambda: moment
-            variant.learnt, variant._renderers, variant._variants = {}, {}, {}
-            self._variants[key] = variant
+            self._add_variant(key)._clock = lambda: moment
         return self._variants[key]
 
     @property

@@ -30,7 +30,7 @@ from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence, weigh_by_credit
-from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, read_pairs, read_refusals
+from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, list_refusals, read_pairs
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
 
@@ -328,7 +328,7 @@ def load_pairs(
         train=in_order[(wanted & ~held)[in_order]],
         validation=in_order[(wanted & held)[in_order]],
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
-        refusals=read_refusals(tokens),
+        refusals={name: reason for name, reason, _ in list_refusals(tokens)},
         curriculum=read_curriculum(source, rows["curriculum_stage"]),
         tasks=rows["tid"].rank("dense").to_numpy(),
         noise=None
@@ -398,7 +398,7 @@ def load_policy_data(
         groups=np.array(groups, np.int64),
         weights=np.array([1 / num_parts.get(uid, 1) for uid in ids], np.float32),
         counts={**counts, **signals.counts, **_losses(manifest)},
-        refusals=read_refusals(tokens),
+        refusals={name: reason for name, reason, _ in list_refusals(tokens)},
         signals=signals,
         uses_credit=uses_credit,
     )

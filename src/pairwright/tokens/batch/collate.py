@@ -5,7 +5,6 @@ Shapes: B rows, T tokens, K index pairs, N trained tokens. Numpy; `as_torch(batc
 out as the sequences have it: position t is True where ids[t] was generated.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from typing import Any, Literal
 
@@ -59,24 +58,16 @@ def make_attention_mask(lengths: Items[int], width: int) -> Array:
 
 
 def as_torch(batch: Any) -> dict[str, Any]:
-    """The arrays of a batch as torch tensors, by name; what is None is left out, what is a batch goes inside. Which
-    traces its rows are of stays as it is."""
+    """The arrays of a batch as torch tensors, by name; what is None is left out. Which traces its rows are of stays as
+    it is."""
     result: dict[str, Any] = {}
-    for name, value in fields_of(batch):
+    for name in batch.__struct_fields__:
+        value = getattr(batch, name)
         if isinstance(value, np.ndarray):
             result[name] = to_torch(value)
-        elif isinstance(value, msgspec.Struct):
-            result[name] = as_torch(value)
         elif name.endswith("rows"):
             result[name] = value
     return result
-
-
-def fields_of(batch: Any) -> Iterator[tuple[str, Any]]:
-    for name in batch.__struct_fields__:
-        value = getattr(batch, name)
-        if value is not None:
-            yield name, value
 
 
 # Trees: a prompt with the branches that continue it, laid out in rows that are shared, packed or padded.
@@ -275,46 +266,6 @@ def _fill(
     )
 
 
-class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Sequences end to end in rows. `position_ids` restart with each; `sequence_ids` says which one a token is of
-    (0, 1, ... in the order they came; -1 is padding), for block-diagonal attention."""
-
-    input_ids: Array
-    attention_mask: Array
-    position_ids: Array
-    sequence_ids: Array
-    response_mask: Array
-    labels: Array
-
-
-def pack(ids: Items[Array], masks: Items[Array], *, row_length: int, pad_id: int) -> Packed:
-    """Pack sequences; the first token of each has no label, since nothing before it is its own.
-
-    >>> packed = pack([np.array([5, 6, 7]), np.array([8, 9])], [np.array([0, 1, 1]), np.array([1, 1])],
-    ...               row_length=6, pad_id=0)
-    >>> packed.input_ids, packed.position_ids, packed.sequence_ids
-    (array([[5, 6, 7, 8, 9, 0]]), array([[0, 1, 2, 0, 1, 0]]), array([[ 0,  0,  0,  1,  1, -1]]))
-    >>> packed.labels
-    array([[-100,    6,    7, -100,    9, -100]])
-    """
-    # The prompt of each tree is its first token, which is never trained; all others are its branch.
-    trees = [Tree(item[:1], (item[1:],), (mask[1:],)) for item, mask in zip(ids, masks, strict=True)]
-    batch = collate_trees(trees, "packed", row_length=row_length, pad_id=pad_id)
-    labels = np.full(batch.input_ids.shape, IGNORE_INDEX)
-    labels.flat[batch.source + 1] = batch.target  # one branch a tree: the target follows its source
-    response_mask = np.zeros(labels.shape, bool)
-    for number, mask in enumerate(masks):
-        response_mask[batch.sequence_ids == number] = mask
-    return Packed(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        sequence_ids=batch.sequence_ids,
-        response_mask=response_mask,
-        labels=labels,
-    )
-
-
 # Collators of the channels: padded rows. `rows` (of a pair: `chosen_rows`, `rejected_rows`) say which trace each row is
 # of and which of its messages are trained.
 
@@ -356,14 +307,6 @@ class DistillBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     teacher_index: Array
     index_valid: Array
     rows: tuple[Origin, ...] = ()
-
-
-class CombinedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the three channels need of one batch of traces; a channel that is off, or has nothing, is None."""
-
-    policy: PolicyBatch | None
-    distill: DistillBatch | None
-    preference: PreferenceBatch | None
 
 
 def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: int = 1) -> PreferenceBatch:

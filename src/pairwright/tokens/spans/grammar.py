@@ -8,6 +8,7 @@ the declared rows that stand in the template's source, and those between which a
 
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pairwright.generate.template_variables import list_variables
@@ -286,7 +287,7 @@ def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, o
         tails = next(filter(None, (_find_tails(tokenizer, renderer, turn, result) for turn in turns)), None)
         if tails is None:
             continue
-        last, common = tails[0], _common_prefix(*tails)
+        last, common = tails[0], tails[0][: count_common(*tails)]
         specials = [item for item in common if item in tokenizer.special]
         while specials and specials[-1] in openers:  # the header of whatever follows
             specials.pop()
@@ -344,10 +345,10 @@ def _tail(tokenizer: ChatTokenizer, rendered: Rendered) -> list[str]:
     return split_symbols(tokenizer, text)
 
 
-def _common_prefix(left: list[str], right: list[str]) -> list[str]:
+def count_common(left: Sequence[str], right: Sequence[str]) -> int:
+    """How many characters or symbols two texts begin with alike."""
     pairs = zip(left, right, strict=False)
-    size = next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
-    return left[:size]
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def try_render(

@@ -23,7 +23,14 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, TemplateError
 from pairwright.tokens.spans.control_tokens import control_pattern
 from pairwright.tokens.spans.dropped import describe_dropped, find_dropped_fields
-from pairwright.tokens.spans.grammar import Grammar, Thought, learn_grammar, reasoning_of, without_reasoning
+from pairwright.tokens.spans.grammar import (
+    Grammar,
+    Thought,
+    count_common,
+    learn_grammar,
+    reasoning_of,
+    without_reasoning,
+)
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_str import CALL_ID, CONTENT, REASONING, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
@@ -107,12 +114,21 @@ class Verdict(NamedTuple):
 
 
 class Case:
-    """One turn of a conversation, with its renders, each made when it is needed."""
+    """One turn of a conversation, with its renders, each made when it is needed. `is_excerpt`: the renders with
+    provenance were compared with plain ones on the turn's skeleton."""
 
     def __init__(
-        self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int
+        self,
+        tokenizer: ChatTokenizer,
+        renderer: Renderer,
+        chat: Chat,
+        tools: list[Json] | None,
+        turn: int,
+        *,
+        is_excerpt: bool = False,
     ) -> None:
         self.tokenizer, self.renderer, self.chat, self.tools, self.turn = tokenizer, renderer, chat, tools, turn
+        self.is_excerpt = is_excerpt
         self.message = chat[turn]
         self.grammar: Grammar = learn_grammar(tokenizer, renderer)
 
@@ -197,15 +213,16 @@ def judge(case: Case, terms: Terms) -> Verdict | Fault:
 def _judge(case: Case, terms: Terms) -> Verdict | Fault:
     try:
         prompt = case.prompt.text
-        plain = case.renderer.text(case.chat[: case.turn], case.tools, prompt=True)
+        is_same = case.is_excerpt or prompt == case.renderer.text(case.chat[: case.turn], case.tools, prompt=True)
     except TemplateError as error:
         return Fault("template_error", f"the prompt before this turn cannot be rendered: {error}")
     try:
-        whole = case.renderer.text(case.chat[: case.turn + 1], case.tools)
-        if prompt != plain or whole != case.last.text:
-            return Fault("text_differs", "the template depends on the type of its strings")
+        whole = case.last.text
+        is_same &= case.is_excerpt or whole == case.renderer.text(case.chat[: case.turn + 1], case.tools)
     except TemplateError as error:
         return Fault("template_error", str(error))
+    if not is_same:
+        return Fault("text_differs", "the template depends on the type of its strings")
     last = witness(case, case.last, len(prompt), terms) if whole.startswith(prompt) else None
     following = None
     if case.next is not None and case.next.text.startswith(prompt):
@@ -557,7 +574,7 @@ def _missing_end(case: Case) -> tuple[str, str | None]:
     stop = case.declared_end or next((name for name in names if name in case.tokenizer.added), None)
     closing = _tail_of(case, case.last)
     if case.next is not None:
-        closing = _common(closing, _tail_of(case, case.next))
+        closing = closing[: count_common(closing, _tail_of(case, case.next))]
     if case.grammar.opener:
         closing = closing.partition(case.grammar.opener)[0]
     return closing.rstrip(), stop
@@ -582,11 +599,6 @@ def _tail_of(case: Case, rendered: Rendered) -> str:
     return rendered.text[rendered.pieces[block[-1]].end : limit] if block else ""
 
 
-def _common(left: str, right: str) -> str:
-    pairs = zip(left, right, strict=False)
-    return left[: next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))]
-
-
 # Refusals.
 
 _ORDER: tuple[Reason, ...] = ("no_reasoning", "dropped", "template_error", "two_forms", "no_stop")
@@ -608,6 +620,6 @@ def _worst(case: Case, *faults: Shown | Fault | Verdict | None) -> Fault:
 
 
 def _describe_difference(prompt: str, last: str) -> str:
-    position = len(_common(prompt, last))
+    position = count_common(prompt, last)
     low = max(position - 10, 0)
     return f"the prompt has {prompt[low : position + 30]!r}, the turn has {last[low : position + 30]!r}"

@@ -64,7 +64,6 @@ class Located(NamedTuple):
     probed: int = 0
     prompt_dropped: Fields = ()
     num_images: int = 0
-    rewritten_ids: int = 0
     is_joined: bool = False  # the last turn is joined to its prompt, not rendered with it
 
 
@@ -304,7 +303,7 @@ class Finder:
         the skeleton, or where the history does not show the turn, and what stands before it, as the excerpt does."""
         window = self._shapes.window(turn)
         place, chat = window.index(turn), [self._chat[number] for number in window]
-        case = Case(self._tokenizer, self._renderer, chat, self._tools, place)
+        case = Case(self._tokenizer, self._renderer, chat, self._tools, place, is_excerpt=True)
         verdict = judge(case, self._terms)
         if turn == history.turn or isinstance(verdict, Fault) or _forget_renders(verdict) != expected:
             return None

@@ -96,13 +96,6 @@ def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str
     return list(frame.select("id", "refusal", "detail").collect().iter_rows())
 
 
-def read_refusals(output: Path) -> dict[str, str]:
-    """The items of the last run that were refused: id -> reason."""
-    keys = pl.scan_parquet(output / ITEMS)
-    refused = scan_cache(output).filter(pl.col("refusal").is_not_null()).select("key", "id", "refusal")
-    return dict(refused.join(keys, on="key", how="semi").select("id", "refusal").collect().iter_rows())
-
-
 def read_pairs(output: Path) -> "CachedPairs":
     """The encoded pairs of the last run, in the order of its source. What was refused is not among them."""
     return CachedPairs(output)

@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.message_dialect import find_call_forms
+from pairwright.tokens.message_dialect import Forms, find_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular
 from pairwright.tokens.stage.template_cases import (
@@ -64,19 +63,16 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
     """Try a tokenizer's template, with `try_variables` also under every setting of the variables that it reads."""
     ready = chat_tokenizer(tokenizer)
     renderer = ready.renderer(None)
-    arguments, empty = find_call_forms(ready, renderer)
-    call = _call(arguments, empty)
+    forms = find_forms(ready, renderer)
+    call = _call(forms)
     cases = try_cases(ready)
     num_exact, num_single = count_exact(cases)
     # One sequence for each case is the best there is: no setting can be better.
     settings = tuple(try_settings(ready)) if try_variables and num_single < len(cases) else ()
-    quirks = [
-        *_check_cases(cases),
-        *_check_system(renderer),
-        *_check_tools(ready, renderer, call),
-        *_check_dropped(ready, call),
-        *_check_regular(ready, renderer),
-    ]
+    quirks = [*_check_cases(cases), *_check_renders(renderer, call)]
+    if not is_regular(ready, renderer):
+        detail = "the prompt depends on how many turns there are: each is verified, which takes longer"
+        quirks.append(Quirk("counts_turns", detail))
     by_name = {case.name: case for case in cases}
     supports_tools = by_name["call"].num_sequences > 0 and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
@@ -89,7 +85,7 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
         is_supported=by_name["one answer"].num_sequences > 0,
         supports_tools=supports_tools,
         stops=tuple(sorted({stop for case in cases for stop in case.stops})),
-        arguments=arguments,
+        arguments=forms.arguments,
         cases=cases,
         num_exact=num_exact,
         num_single=num_single,
@@ -105,18 +101,16 @@ def _user(text: str) -> Json:
     return {"role": "user", "content": text}
 
 
-def _assistant(text: str, reasoning: str | None = None) -> Json:
-    more = {} if reasoning is None else {"reasoning_content": reasoning}
-    return {"role": "assistant", "content": text, **more}
+def _assistant(text: str) -> Json:
+    return {"role": "assistant", "content": text}
 
 
-def _call(arguments: str, empty: str | None) -> Json:
-    # An object or JSON text, as `find_call_forms` found out.
-    value: object = {"word": "zebra"} if arguments == "object" else '{"word": "zebra"}'
+def _call(forms: Forms) -> Json:
+    value: object = {"word": "zebra"} if forms.arguments == "object" else '{"word": "zebra"}'
     function = {"name": "zq_lookup", "arguments": value}
     # Ids of nine characters: some templates accept no other length.
     call = {"id": "zq0000000", "type": "function", "function": function}
-    return {"role": "assistant", "content": empty, "tool_calls": [call]}
+    return {"role": "assistant", "content": forms.empty, "tool_calls": [call]}
 
 
 def _result() -> Json:
@@ -124,83 +118,47 @@ def _result() -> Json:
 
 
 def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
-    """Refusals of the simplest cases, and the first case that needs several sequences."""
+    """Refusals of the simplest cases, the first case that needs several sequences, and what cases lack."""
     by_name = {case.name: case for case in cases}
     refused = (("refused_plain", by_name["one answer"]), ("refused_calls", by_name["call"]))
     quirks = [Quirk(name, f"{case.reason}: {case.detail}") for name, case in refused if not case.num_sequences]
     rewriting = next((case for case in cases if case.num_sequences > 1), None)
     if rewriting is not None:
         quirks.append(Quirk("rewrites_history", f"with {rewriting.name}: {rewriting.num_sequences} sequences"))
-    return quirks
+    # (message, field) as reports name it; message 1 is the turn.
+    has_calls = by_name["call"].num_sequences > 0 and (1, "tool_calls") not in by_name["call"].dropped
+    two_calls = by_name["two calls at once"]
+    lacks_call = not two_calls.num_sequences or (1, "tool_calls") in two_calls.dropped
+    losses = (
+        ("no_tools", "tool schemas", any(name == "tools" for _, name in by_name["call"].prompt_dropped)),
+        ("no_parallel_calls", "the second of two calls", has_calls and lacks_call),
+        ("drops_content", "text beside a call", (1, "content") in by_name["text and call"].dropped),
+        ("drops_calls", "calls beside text", (1, "tool_calls") in by_name["text and call"].dropped),
+        ("drops_reasoning", "reasoning", (1, "reasoning") in by_name["reasoning"].dropped),
+    )
+    return quirks + [Quirk(name, f"left out of the text: {what}") for name, what, is_lost in losses if is_lost]
 
 
-def _render_or_explain(renderer: Renderer, chat: Chat, tools: list[Json] | None = None) -> str:
-    """The text, or what the template says against it."""
+def _check_renders(renderer: Renderer, call: Json) -> list[Quirk]:
+    """Messages that the template refuses or leaves out."""
+    system = {"role": "system", "content": "zqsystem"}
+    question, answer = _user("one"), _assistant("two")
+    tried = (
+        ("refuses_system", [system, question, answer], "zqsystem"),
+        ("refuses_system_in_the_middle", [question, answer, system, _user("three")], "zqsystem"),
+        ("no_calls", [question, call], "zq_lookup"),
+        ("no_results", [question, call, {**_result(), "content": "zqresult"}], "zqresult"),
+    )
+    return [Quirk(name, why) for name, chat, word in tried if (why := _explain_missing(renderer, chat, word))]
+
+
+def _explain_missing(renderer: Renderer, chat: Chat, word: str) -> str:
+    """Why a word of a conversation is not in its text; "" where it is."""
     try:
-        return renderer.text(plain_chat(chat), tools)
+        text = renderer.text(plain_chat(chat))
     except TemplateError as error:
         return f"refused: {error}"
-
-
-def _check_system(renderer: Renderer) -> list[Quirk]:
-    system = {"role": "system", "content": "zqsystem"}
-    quirks = []
-    first = _render_or_explain(renderer, [system, _user("one"), _assistant("two")])
-    if "zqsystem" not in first:
-        quirks.append(Quirk("refuses_system", first if first.startswith("refused") else "left out of the text"))
-    middle = _render_or_explain(renderer, [_user("one"), _assistant("two"), system, _user("three")])
-    if "zqsystem" not in middle:
-        detail = middle if middle.startswith("refused") else "left out of the text"
-        quirks.append(Quirk("refuses_system_in_the_middle", detail))
-    return quirks
-
-
-def _check_tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> list[Quirk]:
-    quirks = []
-    if "zq_lookup" not in _render_or_explain(tokenizer.renderer([TOOL]), [_user("one")], [TOOL]):
-        quirks.append(Quirk("no_tools", "tool schemas are left out of the text"))
-    called = _render_or_explain(renderer, [_user("one"), call])
-    if "zq_lookup" not in called or called.startswith("refused"):
-        quirks.append(Quirk("no_calls", called if called.startswith("refused") else "left out of the text"))
-    answered = _render_or_explain(renderer, [_user("one"), call, {**_result(), "content": "zqresult"}])
-    if "zqresult" not in answered:
-        detail = answered if answered.startswith("refused") else "left out of the text"
-        quirks.append(Quirk("no_results", detail))
-    # Two calls of one turn: both arguments have to be in the text.
-    two = {**call, "tool_calls": [*call["tool_calls"], {**call["tool_calls"][0], "id": "zq0000001"}]}
-    parallel = _render_or_explain(renderer, [_user("one"), two])
-    # Only where the arguments of a single call are rendered does a missing second one say something.
-    if parallel.count("zebra") < 2 and "zebra" in called:
-        detail = parallel if parallel.startswith("refused") else "only one of them is rendered"
-        quirks.append(Quirk("no_parallel_calls", detail))
-    return quirks
-
-
-def _check_dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
-    quirks = []
-    cases = (
-        ("drops_content", "text beside a call", {**call, "content": "zqtext"}, "content"),
-        ("drops_calls", "calls beside text", {**call, "content": "zqtext"}, "tool_calls"),
-        ("drops_reasoning", "reasoning", _assistant("zqtext", "zqwhy"), "reasoning"),
-    )
-    for name, what, message, field in cases:
-        try:
-            options = EncodeOptions(require_stop=False, allow_dropped=True)
-            report = encode_chat(tokenizer, [_user("one"), message], None, options).report
-        except Refusal:
-            continue
-        # (message, field) as the report names it; message 1 is the turn.
-        if (1, field) in report.dropped:
-            quirks.append(Quirk(name, f"left out of the text: {what}"))
-    return quirks
-
-
-def _check_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
-    if is_regular(tokenizer, renderer):
-        return []
-    return [
-        Quirk("counts_turns", "the prompt depends on how many turns there are: each is verified, which takes longer")
-    ]
+    return "" if word in text else "left out of the text"
 
 
 def _example(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None) -> tuple[tuple[str, bool], ...]:

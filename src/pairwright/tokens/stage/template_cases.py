@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jinja2
 import msgspec
 from jinja2 import nodes
 
@@ -17,7 +16,7 @@ from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.refusals import WAY_OUT, Limits, Refusal, TokensError
+from pairwright.tokens.refusals import WAY_OUT, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.render import Template
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -224,7 +223,7 @@ def find_values(source: str, name: str) -> list[str | bool]:
     [False, True]
     """
     words: dict[str | bool, None] = {}  # a set that keeps its order
-    tree = ChatEnvironment(clock=_no_clock, limits=Limits()).parse(source)
+    tree = ChatEnvironment().parse(source)
     for compare in tree.find_all(nodes.Compare):
         sides = [compare.expr, *(operand.expr for operand in compare.ops)]
         if any(isinstance(side, nodes.Name) and side.name == name for side in sides):
@@ -232,10 +231,6 @@ def find_values(source: str, name: str) -> list[str | bool]:
                 constants = [side] if isinstance(side, nodes.Const) else side.find_all(nodes.Const)
                 words |= dict.fromkeys(item.value for item in constants if isinstance(item.value, str))
     return list(words) or [False, True]
-
-
-def _no_clock() -> Any:  # the tree is read, never run
-    raise jinja2.TemplateError("no clock")
 
 
 def advise(cases: tuple[CaseCheck, ...], settings: list[Setting]) -> Setting | None:

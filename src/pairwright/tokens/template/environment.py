@@ -22,6 +22,7 @@ import jinja2.sandbox
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import SandboxedFormatter
 
+from pairwright.tokens.clock import FIXED
 from pairwright.tokens.refusals import Limits, TemplateLimit
 from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_str import Owned, OwnedDict, PlainDict, join, join_with, replace, track
@@ -231,8 +232,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
     intercepted_binops = frozenset({"*", "**", "%"})  # operators that go through `call_binop`
 
-    def __init__(self, *, clock: Clock, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, *, clock: Clock = lambda: FIXED, limits: Limits | None = None) -> None:
+        self.limits = limits = limits or Limits()
         self.texts = TextBuilder(self, limits)
         super().__init__(
             trim_blocks=True,
@@ -292,17 +293,14 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value if type(value) is Owned or isinstance(value, str) else self.texts.text_of(value)
 
     def _concat(self, parts: Iterable[str]) -> str:
-        if isinstance(parts, list):
-            self.limits.charge(sum(map(len, parts)))
-            return join(parts) if self.tracking else "".join(parts)
-        # A generator: checked every 1024 chunks, since a template may print without end.
+        # Checked every 1024 chunks, since a template may print without end.
         collected: list[str] = []
         chunks = iter(parts)
         while chunk := list(itertools.islice(chunks, 1024)):
             self.limits.check_time()
-            self.limits.charge(1024 + sum(map(len, chunk)))
+            self.limits.charge(len(chunk) + sum(map(len, chunk)))
             collected += chunk
-        return join(collected)
+        return join(collected) if self.tracking else "".join(collected)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As the sandbox does, without the detour for a key of a plain mapping and for methods that change nothing."""

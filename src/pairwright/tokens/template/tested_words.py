@@ -3,12 +3,10 @@
 import functools
 import re
 from collections.abc import Iterator
-from datetime import datetime
 
 import jinja2
 from jinja2 import nodes
 
-from pairwright.tokens.refusals import Limits
 from pairwright.tokens.template.environment import ChatEnvironment
 
 _SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"}) | {
@@ -26,7 +24,7 @@ _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
 def find_tested_words(source: str) -> re.Pattern[str] | None:
     """Matches plain words that the template looks for in the text of messages ('quickly' in message.content).
 
-    Words with a bracket or a bar are constants of skeletons (spans/probes.py); roles and keys are no text.
+    Words with a bracket or a bar are constants of skeletons (spans/skeletons.py); roles and keys are no text.
 
     >>> find_tested_words("{% if 'quickly' in m.content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
     re.compile('quickly', re.IGNORECASE)
@@ -42,13 +40,9 @@ def find_tested_words(source: str) -> re.Pattern[str] | None:
 
 def _parse(source: str) -> nodes.Template | None:
     try:
-        return ChatEnvironment(clock=_no_clock, limits=Limits()).parse(source)
+        return ChatEnvironment().parse(source)
     except (jinja2.exceptions.TemplateError, RecursionError):
         return None
-
-
-def _no_clock() -> datetime:  # the tree is read, never run
-    raise NotImplementedError
 
 
 def _find_mappings(tree: nodes.Template) -> frozenset[str]:

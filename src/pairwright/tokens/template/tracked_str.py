@@ -174,7 +174,11 @@ class Owned(str):
         return self if len(text) == len(self) else self[: len(text)]
 
     def strip(self, chars: str | None = None, /) -> str:
-        return self.lstrip(chars).rstrip(chars)
+        text = str.strip(self, chars)
+        if len(text) == len(self):
+            return self
+        start = len(self) - len(str.lstrip(self, chars))
+        return self[start : start + len(text)]
 
     def removeprefix(self, prefix: str, /) -> str:
         return self[len(prefix) :] if prefix and self.startswith(prefix) else self
