@@ -83,6 +83,24 @@ class ImportResult(msgspec.Struct):
     repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
     not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
+    def add_counts(self, other: "ImportResult") -> None:
+        """Add what another result counts; its part, its ids and its file of rejections stay with it."""
+        for name, counts in other.counts.items():
+            self.counts[name].update(counts)
+        for name in ("reasons", "repairs", "not_read", "unchosen", "scores_used"):
+            getattr(self, name).update(getattr(other, name))
+        self.examples = other.examples | self.examples
+        self.secrets += other.secrets
+
+    def reject(self, rejected: Rejected, format_name: str, write: Write) -> None:
+        """Count a rejection, and write its line of the quarantine."""
+        self.counts[format_name]["quarantined"] += 1
+        reason = general_reason(rejected.reason)
+        self.reasons[reason] += 1
+        line = "" if rejected.line is None else f":{rejected.line}"
+        self.examples.setdefault(reason, f"{rejected.file}{line}: {rejected.reason[:200]}")
+        write(encode(rejected) + b"\n")
+
 
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
     """Read the records of tasks into one hidden part in the folder of their table; the table itself is unchanged.
@@ -141,7 +159,8 @@ def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch
                 batch, num_bytes = [], 0
         # A range of a large file may be empty lines; a whole file that gives nothing is never passed over.
         if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
-            _reject(Rejected(str(task.path), None, "no record in it", task.layout.format), task, result, write_rejected)
+            nothing = Rejected(str(task.path), None, "no record in it", task.layout.format)
+            result.reject(nothing, task.layout.format, write_rejected)
     if batch:
         write(_batch(batch, texts, tasks[-1], result))
 
@@ -194,7 +213,7 @@ def _read_records(
     assembler = Assembler(task.options, texts)
     for record in read_units(units, task.layout, task.options, assembler):
         if isinstance(record, Rejected):
-            _reject(record, task, result, write_rejected)
+            result.reject(record, task.layout.format, write_rejected)
             continue
         if isinstance(record, PartOfAnother):
             result.counts[task.layout.format]["part_of_another_file"] += 1
@@ -220,13 +239,6 @@ def _read_records(
         yield record
     result.has_reward |= assembler.has_reward
     result.reward_names.update(assembler.reward_names)
-
-
-def _reject(rejected: Rejected, task: ImportTask, result: ImportResult, write_rejected: Write) -> None:
-    result.counts[task.layout.format]["quarantined"] += 1
-    result.reasons[general_reason(rejected.reason)] += 1
-    result.examples.setdefault(general_reason(rejected.reason), example_of(rejected))
-    write_rejected(encode(rejected) + b"\n")
 
 
 def _num_outcomes(task: ImportTask, result: ImportResult) -> int:
@@ -301,9 +313,3 @@ def general_reason(reason: str) -> str:
         del parts[0]
     general = _INDEX.sub("[]", parts[0].split(":")[0])
     return general if len(parts) > 1 or ":" in parts[0] else general[:80]
-
-
-def example_of(rejected: Rejected) -> str:
-    """Describe a rejection with its place and the details of its reason."""
-    line = "" if rejected.line is None else f":{rejected.line}"
-    return f"{rejected.file}{line}: {rejected.reason[:200]}"
