@@ -97,40 +97,55 @@ ReadParts = Callable[[Any, Origin, Options], Iterator[Found]]
 Record = Experience | Rejected | PartOfAnother
 
 
+UNREADABLE = (RecursionError, UnicodeError, OverflowError, msgspec.MsgspecError)  # raised by readers, beside BadRecord
+
+
 class Reader:
-    """A reader of parts; `parts` raises BadRecord for any input that it cannot use, a call yields the experiences."""
+    """A reader: `parts` yields what it found in a unit, a call the experiences; BadRecord for what it cannot use."""
 
     def __init__(self, read: ReadParts) -> None:
-        self._read = read
+        self.parts = read
 
     def __call__(self, value: Any, origin: Origin, options: Options) -> Iterator[Record]:
         assembler = Assembler(options)
-        for found in self.parts(value, origin, options):
-            if type(found) is Parts and found.where is None:
-                yield assembler.assemble(found, value)
-            else:
-                assembler.add(origin, found, value)
-                yield from assembler.drain()
-
-    def parts(self, value: Any, origin: Origin, options: Options) -> Iterator[Found]:
         try:
-            yield from self._read(value, origin, options)
-        except RecursionError:
-            raise BadRecord("nested too deep to read") from None
-        except UnicodeError as error:
-            raise BadRecord(f"text that is not valid Unicode: {error}") from None
-        except (OverflowError, msgspec.MsgspecError) as error:
-            raise BadRecord(f"a value that JSON cannot hold: {error}") from None
+            for found in self.parts(value, origin, options):
+                if type(found) is Parts and found.where is None:
+                    yield assembler.assemble(found, value)
+                else:
+                    assembler.add(origin, found, value)
+                    yield from assembler.drain()
+        except UNREADABLE as error:
+            raise BadRecord(why_unreadable(error)) from None
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return the reason that an exception of a reader gives."""
+    if isinstance(error, RecursionError):
+        return "nested too deep to read"
+    if isinstance(error, UnicodeError):
+        return f"text that is not valid Unicode: {error}"
+    return f"a value that JSON cannot hold: {error}" if isinstance(error, UNREADABLE) else str(error)
 
 
 class _Scan(msgspec.Struct, gc=False):
     """What one pass over messages finds: calls and results, and whether anything is not in the usual form."""
 
-    called: list[tuple[str | None, str]]  # id and name of each call
+    calls: list[str | None]  # ids
+    names: set[str]  # of the tools that were called
     answered: set[str | None]
     results: list[str]
+    num_characters: int
     has_flags: bool  # results with more than text, in which a format may mark a failure
     is_usual: bool  # roles of the closed set, and results with ids
+
+
+class Cells(msgspec.Struct, gc=False):
+    """Cells of the table that assembling a completion computes anyway."""
+
+    text: bytes  # the completion as JSON
+    num_characters: int
+    num_calls: int
 
 
 class _Context(msgspec.Struct, gc=False):
@@ -146,41 +161,47 @@ class _Context(msgspec.Struct, gc=False):
 
 
 def _scan(messages: Sequence[Message]) -> _Scan:
-    called: list[tuple[str | None, str]] = []
+    calls: list[str | None] = []
+    names: set[str] = set()
     answered: set[str | None] = set()
     results: list[str] = []
-    has_flags, is_usual = False, True
+    num_characters, has_flags, is_usual = 0, False, True
     for message in messages:
-        role = message.role
+        role, content = message.role, message.content
+        text = content if type(content) is str else message.text
+        num_characters += len(text)
+        if message.reasoning is not None:
+            num_characters += len(message.reasoning)
+        for call in message.tool_calls:
+            calls.append(call.id)
+            names.add(call.name)
+            num_characters += len(call.arguments)
         if role == "tool":
             answered.add(message.tool_call_id)
-            results.append(message.text)
+            results.append(text)
             if message.extra:
                 has_flags = True
             if message.tool_call_id is None:
                 is_usual = False
         elif role not in ROLES:
             is_usual = False
-        elif message.tool_calls:
-            for call in message.tool_calls:
-                called.append((call.id, call.name))
-    return _Scan(called, answered, results, has_flags, is_usual)
+    return _Scan(calls, names, answered, results, num_characters, has_flags, is_usual)
 
 
 class Assembler:
     """Assembles the records of one file or piece of it; runs of one task share their prompt and what is made of it.
 
-    What is found is added one by one, and drained when `is_full`: tool results are scanned for failures all at once,
+    What is found is added one by one, and drained many at a time: tool results are scanned for failures all at once,
     since one regular expression over all texts clears most of them.
 
     Args:
         options: The user's options.
-        texts: Gets the JSON text of each completion by the id of its tuple, for the column of the table.
+        cells: Gets cells of the table for each completion, by the id of its tuple.
     """
 
-    def __init__(self, options: Options, texts: dict[int, bytes] | None = None) -> None:
+    def __init__(self, options: Options, cells: dict[int, Cells] | None = None) -> None:
         self._options = options
-        self._texts = texts
+        self._cells = cells
         self._last: _Context | None = None
         self._waiting: list[Record] = []
         # Records whose results have not been scanned for failures: position in `_waiting`, parts, texts of results
@@ -195,8 +216,8 @@ class Assembler:
         exp, results = self._assemble(parts, unit)
         return _with_errors(exp, parts) if results else exp
 
-    def add(self, origin: Origin, found: Found, unit: Any) -> None:
-        """Add what was found in a unit; what is refused is drained as Rejected."""
+    def add(self, origin: Origin, found: Found, unit: Any) -> bool:
+        """Add what was found in a unit; what is refused is drained as Rejected. Returns whether it is time to drain."""
         try:
             if isinstance(found, Parts):
                 exp, results = self._assemble(found, unit)
@@ -207,9 +228,6 @@ class Assembler:
                 self._waiting.append(self._adopt(found, unit, origin) if isinstance(found, Experience) else found)
         except (BadRecord, RecordError) as error:
             self._waiting.append(refusal(error, origin, found, unit))
-
-    @property
-    def is_full(self) -> bool:
         return self._num_bytes > _BYTES_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
 
     def drain(self) -> list[Record]:
@@ -267,9 +285,9 @@ class Assembler:
         if parts.messages is not None and not completion and parts.chosen is None:
             raise BadRecord(NO_ANSWER)
         info, metrics, components = parts.info or {}, parts.metrics or {}, parts.reward_components or {}
-        if (before.called or after.called) and parts.chosen is None:
-            answered = before.answered | after.answered
-            num_open = sum(call is None or call not in answered for call, _ in (*before.called, *after.called))
+        if (before.calls or after.calls) and parts.chosen is None:
+            answered = (before.answered | after.answered) - {None}
+            num_open = len([call for call in (*before.calls, *after.calls) if call not in answered])
             if num_open:
                 metrics = {**metrics, "unanswered_calls": num_open}
         if options.reward is None or parts.chosen is not None:
@@ -312,8 +330,8 @@ class Assembler:
         if options.reward is not None:
             self.note_reward(exp, unit)
         self._num_bytes += len(text)
-        if self._texts is not None and exp.completion is completion and completion:
-            self._texts[id(completion)] = text
+        if self._cells is not None and exp.completion is completion and completion:
+            self._cells[id(completion)] = Cells(text, after.num_characters, len(after.calls))
         return exp, results
 
     def note_reward(self, exp: Experience, unit: Any) -> None:
@@ -383,7 +401,7 @@ def _needs_look(parts: Parts, context: _Context, after: _Scan) -> bool:
     if parts.error_kind is not None or before.has_flags or after.has_flags:
         return True
     names = context.names if parts.known_tools is None else frozenset(tool_names(parts.known_tools))
-    return bool(names) and any(name not in names for scan in (before, after) for _, name in scan.called)
+    return bool(names) and not (before.names <= names and after.names <= names)
 
 
 def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

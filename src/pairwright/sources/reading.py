@@ -15,7 +15,7 @@ from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.paths import Place, local_copy
 from pairwright.records.experience import Experience
 from pairwright.sources import BINARY_READERS, OWN_PREFIXES, all_formats, find_format
-from pairwright.sources.assemble import Assembler, Reader, raw_text
+from pairwright.sources.assemble import UNREADABLE, Assembler, Reader, raw_text, why_unreadable
 from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
@@ -128,13 +128,13 @@ def read_units(
         try:
             for found in read(value, origin, options):
                 is_empty = False
-                assembler.add(origin, found, value)
-                if assembler.is_full:
+                if assembler.add(origin, found, value):
                     yield from assembler.drain()
             if is_empty:
                 raise BadRecord(NOTHING_READ)
-        except (BadRecord, RecordError) as error:
-            assembler.add(origin, Rejected(origin.file, origin.line, str(error), layout.format, raw_text(value)), value)
+        except (BadRecord, RecordError, *UNREADABLE) as error:
+            reason, raw = why_unreadable(error), raw_text(value)
+            assembler.add(origin, Rejected(origin.file, origin.line, reason, layout.format, raw), value)
     yield from assembler.drain()
 
 

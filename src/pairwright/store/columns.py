@@ -70,7 +70,7 @@ def _open_json_or_null(value: Any) -> str | None:
     return to_json(value) if value else None
 
 
-def _num_characters(messages: tuple[Message, ...]) -> int:
+def num_characters(messages: tuple[Message, ...]) -> int:
     total = 0
     for message in messages:
         total += len(message.content) if type(message.content) is str else len(message.text)
@@ -81,7 +81,7 @@ def _num_characters(messages: tuple[Message, ...]) -> int:
     return total
 
 
-def _num_tool_calls(exp: Experience) -> int:
+def num_tool_calls(exp: Experience) -> int:
     total = 0
     for message in exp.completion:
         total += len(message.tool_calls)
@@ -127,8 +127,8 @@ NARROW = (
     Column("completion_hash", _TEXT, _completion_hash, "equal for completions that mean the same"),
     Column("num_prompt_messages", pa.int32(), lambda e: len(e.prompt), "messages in the prompt"),
     Column("num_completion_messages", pa.int32(), lambda e: len(e.completion), "messages in the completion"),
-    Column("num_completion_characters", pa.int64(), lambda e: _num_characters(e.completion), "its text and calls"),
-    Column("num_tool_calls", pa.int32(), _num_tool_calls, "calls in the completion"),
+    Column("num_completion_characters", pa.int64(), lambda e: num_characters(e.completion), "its text and calls"),
+    Column("num_tool_calls", pa.int32(), num_tool_calls, "calls in the completion"),
     Column("num_errors", pa.int32(), lambda e: len(e.errors), "error sites"),
     Column("num_tokens", pa.int32(), lambda e: None if e.tokens is None else len(e.tokens), "token ids recorded"),
     Column("prompt_length", pa.int32(), attrgetter("prompt_length"), "of them, the prompt's"),

@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 from pairwright.paths import Place, deliver, local_workspace
 from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
-from pairwright.sources.assemble import Assembler
+from pairwright.sources.assemble import Assembler, Cells
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, line_units
 from pairwright.sources.format import Options, PartOfAnother, Rejected
@@ -27,6 +27,7 @@ from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, matching_keys, score_names
 from pairwright.store.arrow import to_batch
 from pairwright.store.arrow_arrays import numbers_of
+from pairwright.store.columns import num_characters, num_tool_calls
 from pairwright.store.exported_units import exported_units
 from pairwright.store.parts import hidden_part, open_part
 
@@ -83,6 +84,24 @@ class ImportResult(msgspec.Struct):
     repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
     not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
+    def add_counts(self, other: "ImportResult") -> None:
+        """Add what another result counts; its part, its ids and its file of rejections stay with it."""
+        for name, counts in other.counts.items():
+            self.counts[name].update(counts)
+        for name in ("reasons", "repairs", "not_read", "unchosen", "scores_used"):
+            getattr(self, name).update(getattr(other, name))
+        self.examples = other.examples | self.examples
+        self.secrets += other.secrets
+
+    def reject(self, rejected: Rejected, format_name: str, write: Write) -> None:
+        """Count a rejection, and write its line of the quarantine."""
+        self.counts[format_name]["quarantined"] += 1
+        reason = general_reason(rejected.reason)
+        self.reasons[reason] += 1
+        line = "" if rejected.line is None else f":{rejected.line}"
+        self.examples.setdefault(reason, f"{rejected.file}{line}: {rejected.reason[:200]}")
+        write(encode(rejected) + b"\n")
+
 
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
     """Read the records of tasks into one hidden part in the folder of their table; the table itself is unchanged.
@@ -124,37 +143,38 @@ def _no_garbage_collection() -> Iterator[None]:
 def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch, write_rejected: Write) -> None:
     """Read the records of tasks and write them as batches, each of one format and bounded by bytes and rows."""
     batch: list[Experience] = []
-    texts: dict[int, bytes] = {}  # completions of the batch as JSON, by the ids of their tuples
+    cells: dict[int, Cells] = {}  # of the completions of the batch, by the ids of their tuples
     num_bytes = 0
     for before, task in zip([tasks[0], *tasks], tasks, strict=False):
         if batch and before.layout.format != task.layout.format:
-            write(_batch(batch, texts, before, result))
+            write(_batch(batch, cells, before, result))
             batch, num_bytes = [], 0
         result.num_rows.append(0)
         num_outcomes = _num_outcomes(task, result)
-        for exp in _read_records(task, texts, result, write_rejected):
+        for exp in _read_records(task, cells, result, write_rejected):
             batch.append(exp)
             result.num_rows[-1] += 1
-            num_bytes += _size_of(exp, texts.get(id(exp.completion)))
+            num_bytes += _size_of(exp, cells.get(id(exp.completion)))
             if num_bytes >= BYTES_PER_BATCH or len(batch) >= ROWS_PER_BATCH:
-                write(_batch(batch, texts, task, result))
+                write(_batch(batch, cells, task, result))
                 batch, num_bytes = [], 0
         # A range of a large file may be empty lines; a whole file that gives nothing is never passed over.
         if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
-            _reject(Rejected(str(task.path), None, "no record in it", task.layout.format), task, result, write_rejected)
+            nothing = Rejected(str(task.path), None, "no record in it", task.layout.format)
+            result.reject(nothing, task.layout.format, write_rejected)
     if batch:
-        write(_batch(batch, texts, tasks[-1], result))
+        write(_batch(batch, cells, tasks[-1], result))
 
 
-def _size_of(exp: Experience, text: bytes | None) -> int:
-    """Return about how many bytes a row takes; `text` is its completion as JSON, where that is known."""
-    size = _BYTES_OF_ROW if text is None else _BYTES_OF_ROW + len(text)
-    for message in exp.prompt if text is not None else (*exp.prompt, *exp.completion):
+def _size_of(exp: Experience, cells: Cells | None) -> int:
+    """Return about how many bytes a row takes; `cells` are those of its completion, where they are known."""
+    size = _BYTES_OF_ROW if cells is None else _BYTES_OF_ROW + len(cells.text)
+    for message in exp.prompt if cells is not None else (*exp.prompt, *exp.completion):
         size += len(message.content) if type(message.content) is str else _BYTES_OF_PARTS if message.content else 0
     return size + (0 if exp.tokens is None else 9 * len(exp.tokens))
 
 
-def _batch(rows: list[Experience], texts: dict[int, bytes], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
+def _batch(rows: list[Experience], cells: dict[int, Cells], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Convert experiences to one record batch, and add their ids and counts to the result."""
     counts = result.counts[task.layout.format]
     for exp in rows:  # counts that the columns do not have
@@ -169,10 +189,13 @@ def _batch(rows: list[Experience], texts: dict[int, bytes], task: ImportTask, re
             counts["tokens_dropped"] += 1
         if "not_read" in exp.info:
             result.not_read.update(exp.info["not_read"])
-    completions = [
-        texts.pop(id(exp.completion), None) or (encode(exp.completion) if exp.completion else None) for exp in rows
-    ]
-    batch = to_batch(rows, {"completion": completions})
+    known = [cells.pop(id(exp.completion), None) or _cells_of(exp) for exp in rows]
+    computed = {
+        "completion": [cell.text or None for cell in known],
+        "num_completion_characters": [cell.num_characters for cell in known],
+        "num_tool_calls": [cell.num_calls for cell in known],
+    }
+    batch = to_batch(rows, computed)
     uids = batch.column("uid").to_pylist()
     result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
     if task.keep_uids:
@@ -183,18 +206,23 @@ def _batch(rows: list[Experience], texts: dict[int, bytes], task: ImportTask, re
     return batch
 
 
+def _cells_of(exp: Experience) -> Cells:
+    text = encode(exp.completion) if exp.completion else b""
+    return Cells(text, num_characters(exp.completion), num_tool_calls(exp))
+
+
 def _read_records(
-    task: ImportTask, texts: dict[int, bytes], result: ImportResult, write_rejected: Write
+    task: ImportTask, cells: dict[int, Cells], result: ImportResult, write_rejected: Write
 ) -> Iterator[Experience]:
     """Yield the experiences of a task, with scores applied; rejections are counted and written."""
     redacted: set[tuple[str, int | None]] = set()
     units = _units(task, result.repairs)
     if task.redact:
         units = _redacted(units, result, redacted)
-    assembler = Assembler(task.options, texts)
+    assembler = Assembler(task.options, cells)
     for record in read_units(units, task.layout, task.options, assembler):
         if isinstance(record, Rejected):
-            _reject(record, task, result, write_rejected)
+            result.reject(record, task.layout.format, write_rejected)
             continue
         if isinstance(record, PartOfAnother):
             result.counts[task.layout.format]["part_of_another_file"] += 1
@@ -220,13 +248,6 @@ def _read_records(
         yield record
     result.has_reward |= assembler.has_reward
     result.reward_names.update(assembler.reward_names)
-
-
-def _reject(rejected: Rejected, task: ImportTask, result: ImportResult, write_rejected: Write) -> None:
-    result.counts[task.layout.format]["quarantined"] += 1
-    result.reasons[general_reason(rejected.reason)] += 1
-    result.examples.setdefault(general_reason(rejected.reason), example_of(rejected))
-    write_rejected(encode(rejected) + b"\n")
 
 
 def _num_outcomes(task: ImportTask, result: ImportResult) -> int:
@@ -301,9 +322,3 @@ def general_reason(reason: str) -> str:
         del parts[0]
     general = _INDEX.sub("[]", parts[0].split(":")[0])
     return general if len(parts) > 1 or ":" in parts[0] else general[:80]
-
-
-def example_of(rejected: Rejected) -> str:
-    """Describe a rejection with its place and the details of its reason."""
-    line = "" if rejected.line is None else f":{rejected.line}"
-    return f"{rejected.file}{line}: {rejected.reason[:200]}"

@@ -30,7 +30,7 @@ from pairwright.sources.reading import Layout, detect
 from pairwright.sources.reward_expressions import parse_reward
 from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
-from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
+from pairwright.store.import_task import ImportResult, ImportTask, run_tasks
 from pairwright.store.parts import put_hidden_part
 from pairwright.store.table import Table
 
@@ -131,7 +131,7 @@ def import_files(
             write_maps(table.path, {key_of(str(task.path)): options.map.text for task in tasks})
         summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
         if known_scores is not None:
-            summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
+            summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.total.scores_used)
         # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
         if update:
             summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
@@ -225,14 +225,7 @@ class _Ingest:
         self._pending: list[tuple[list[ImportTask], ImportResult]] = []
         self.seen: set[str] = set()
         self.again: set[str] = set()  # files with records that were there already
-        self.scores_used: set[str] = set()
-        self._counts: dict[str, Counter[str]] = {}
-        self._reasons: Counter[str] = Counter()
-        self._repairs: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
-        self._not_read: Counter[str] = Counter()
-        self._unchosen: Counter[str] = Counter()
-        self._secrets: list[dict[str, str | int | None]] = []
+        self.total = ImportResult()
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
         there = (uid.encode() for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist())
@@ -273,20 +266,10 @@ class _Ingest:
 
     def _take(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, without rows that are already in the table, and add its counts."""
-        for name, counts in result.counts.items():
-            self._counts.setdefault(name, Counter()).update(counts)
+        self.total.add_counts(result)
         for task in tasks:
             # A file that was cut into ranges counts once, with its first range.
-            self._counts.setdefault(task.layout.format, Counter())["files"] += task.start == 0
-        self._reasons.update(result.reasons)
-        self._repairs.update(result.repairs)
-        self._examples = result.examples | self._examples
-        self._not_read.update(result.not_read)
-        self._unchosen.update(result.unchosen)
-        self.scores_used |= result.scores_used
-        self._secrets += [
-            {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
-        ]
+            self.total.counts[task.layout.format]["files"] += task.start == 0
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)
         self.seen.update(result.uids)
@@ -296,20 +279,16 @@ class _Ingest:
         start = 0
         for task, num_rows in zip(tasks, result.num_rows, strict=True):
             num_old = num_rows - int(is_new[start : start + num_rows].sum())
-            self._counts[task.layout.format]["already_there"] += num_old
+            self.total.counts[task.layout.format]["already_there"] += num_old
             if num_old:
                 self.again.add(str(task.path))
             start += num_rows
 
     def reject(self, rejected: Rejected) -> None:
         """Count a file that no reader accepts."""
-        counts = self._counts.setdefault(rejected.format or "(unknown)", Counter())
-        counts["files"] += 1
-        counts["quarantined"] += 1
-        reason = general_reason(rejected.reason)
-        self._reasons[reason] += 1
-        self._examples.setdefault(reason, example_of(rejected))
-        self._rejections.append(msgspec.json.encode(rejected) + b"\n")
+        format_name = rejected.format or "(unknown)"
+        self.total.counts[format_name]["files"] += 1
+        self.total.reject(rejected, format_name, self._rejections.append)
 
     def _reveal(self, part: Place, digests: Array) -> Array:
         """Publish a hidden part without rows whose ids are known; returns the mask of the new rows."""
@@ -357,16 +336,15 @@ class _Ingest:
                 rejection.unlink()
 
     def summary(self) -> ImportSummary:
-        formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
-        reasons, not_read = dict(self._reasons.most_common()), dict(self._not_read.most_common())
+        total = self.total
         return ImportSummary(
-            formats=formats,
-            reasons=reasons,
-            secrets=self._secrets,
-            examples=self._examples,
-            scores_to_choose=[name for name, _ in self._unchosen.most_common(_NUM_NAMES)],
-            repairs=dict(self._repairs),
-            not_read=not_read,
+            formats={name: dict(counts) for name, counts in sorted(total.counts.items())},
+            reasons=dict(total.reasons.most_common()),
+            secrets=[dict(zip(("file", "line", "kind", "where"), secret, strict=True)) for secret in total.secrets],
+            examples=total.examples,
+            scores_to_choose=[name for name, _ in total.unchosen.most_common(_NUM_NAMES)],
+            repairs=dict(total.repairs),
+            not_read=dict(total.not_read.most_common()),
         )
 
 

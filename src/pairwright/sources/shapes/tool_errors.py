@@ -8,7 +8,6 @@ results and test reports contain it, too. tests/sources/test_tool_errors.py has 
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -65,12 +64,6 @@ _START = re.compile(
 # The name of an exception: "ValueError: ...", "json.decoder.JSONDecodeError: ...", or its repr as the whole result.
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::\s|\('[^\n]*\)\s*$|\(\"[^\n]*\)\s*$)")
 _START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "errno", "timed out", "❌")
-# The first three letters of whatever _START or _NO_TOOL match, in lower case: for other texts neither is tried. Texts
-# that begin with one of _BEFORE_START, or with a letter that is not ASCII, may be anything.
-_BEFORE_START = frozenset("<#[")
-_LETTERS = """api bui cal cli cod com con dat err exc exe fai fat fun htt imp int inv key mcp net obs pan par pre pyt
-    req run ser she sql syn tim too tra typ unk val"""
-_START_LETTERS = frozenset(_LETTERS.split()) | {"an ", "a e", "a i", "a u", "no "}
 _NO_TOOL = re.compile(
     r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
 )
@@ -116,10 +109,6 @@ _CRASH = re.compile(
 # A terminal's screen ends with the prompt of its shell; a prompt with a command behind it is the next command.
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:[^\n$#]*|bash-[\d.]*)[#$]")
 _CALLS = ("    at ", "\tat ", "\t... ")  # lines of a stack, as Node and Java print it
-# The first three characters of every last line that ends a crash without a traceback of Python
-_CRASH_LETTERS = frozenset(
-    {"Exc", "thr", "pan", "Seg", "Nod", "mak", "npm", "Unc", "fat", "Syn", "Ind", "Tab", "   ", "\tat", "\t..", "}"}
-)
 _NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # characters that are looked at
 
 
@@ -173,24 +162,15 @@ def text_error_kind(text: str) -> str | None:
 
 
 def _plain_kind(text: str) -> str | None:
-    """Return the failure kind of a result that is not JSON.
-
-    Runs for every tool result, and most mark nothing: each mark has a cheap test that proves that it is not there.
-    """
+    """Return the failure kind of a result that is not JSON."""
     head = text[:_NUM_HEAD]
     if _may_have_status(text, head):
         status = _exit_status(text)
         if status is not None:
             return None if status == 0 else failure_kind(text[:_NUM_TAIL], "nonzero_exit")
-    letters = text[:3].lower()
-    if letters in _START_LETTERS or letters[:1] in _BEFORE_START or not letters.isascii():
-        begin = head[:120].lower()
-        if any(map(begin.__contains__, _START_WORDS)) and _START.match(head):
-            return _word(text)
-        if ("tool" in begin or "function" in begin) and _NO_TOOL.match(head):
-            return _word(text)
-    is_exception = ("rror" in head or "xception" in head) and _EXCEPTION.match(head)
-    if is_exception and any(map(head[:120].lower().__contains__, _START_WORDS)):
+    if _NO_TOOL.match(head):
+        return _word(text)
+    if any(map(head[:120].lower().__contains__, _START_WORDS)) and (_START.match(head) or _EXCEPTION.match(head)):
         return _word(text)
     space = head.find(" ")  # the name of a program ends with the first one
     is_short = head[space - 1 : space] == ":" and len(text) < _NUM_HEAD and text.count("\n") <= 1
@@ -251,8 +231,6 @@ def _is_crash(text: str, tail: str) -> bool:
     if "Traceback (most" in end and _ends_with_traceback(end.rstrip()):
         return True
     last = tail[tail.rfind("\n") + 1 :]
-    if last[:3] not in _CRASH_LETTERS:
-        return False
     if last.startswith(("SyntaxError: ", "IndentationError: ", "TabError: ")):
         return _SYNTAX.search(tail) is not None
     if last.startswith(_CALLS) or last == "}":
@@ -318,10 +296,8 @@ _ENVELOPE = re.compile(
     r"|url|extensions",
     re.I,
 )
-# Keys of an exit status (with stdout or stderr, `status` is one), of an error, and of a verdict
+# Keys of an exit status; with stdout or stderr, `status` is one
 _EXIT_KEYS = frozenset({*_STATUS_KEYS, "metadata", "stdout", "stderr"})
-_ERROR_KEYS = frozenset({"is_error", "isError", "error", "errors", "detail"})
-_VERDICT_KEYS = _CODE_KEYS | {"success", "ok"}
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
 # The signs that most objects have come first.
 _SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
@@ -343,7 +319,7 @@ def _value_kind(value: Any, depth: int) -> str | None:
         return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
     if not isinstance(value, dict) or depth > 3:
         return None
-    has_exit, has_error, has_verdict, codes, wrappers = _marks_under(tuple(value))
+    has_exit = not _EXIT_KEYS.isdisjoint(value)
     if has_exit:
         status = _status_of(value)
         if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
@@ -353,35 +329,16 @@ def _value_kind(value: Any, depth: int) -> str | None:
             status = _status_of(metadata)
         if status is not None:
             return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
-    if has_error:
-        for key in ("is_error", "isError"):
-            if isinstance(value.get(key), bool):
-                return failure_kind(_words_of(value), "tool_error") if value[key] else None
-        if _names_error(value):
-            return _word(_words_of(value))
-    if has_verdict and _has_failed_status(value, codes):
+    for key in ("is_error", "isError"):
+        if isinstance(value.get(key), bool):
+            return failure_kind(_words_of(value), "tool_error") if value[key] else None
+    if _names_error(value) or _has_failed_status(value):
         return _word(_words_of(value))
     stderr = value.get("stderr") if has_exit else None
     if isinstance(stderr, str) and not value.get("stdout") and _is_crash(stderr, stderr.rstrip()[-_NUM_TAIL:]):
         return failure_kind(stderr[-300:], "exception")
-    for key in wrappers:
-        kind = _value_kind(value[key], depth + 1)
-        if kind is not None:
-            return kind
-    return None
-
-
-@lru_cache(maxsize=128)
-def _marks_under(keys: tuple[str, ...]) -> tuple[bool, bool, bool, list[str], list[str]]:
-    """Return which marks an object with these keys may have: exit status, error, verdict; its codes and its wrappers.
-
-    Results of one tool have the same keys, so this is mostly known already.
-    """
-    has_exit, has_error, has_verdict = (
-        not marks.isdisjoint(keys) for marks in (_EXIT_KEYS, _ERROR_KEYS, _VERDICT_KEYS)
-    )
-    codes, wrappers = ([key for key in names if key in keys] for names in (_CODE_KEYS, _WRAPPERS))
-    return has_exit, has_error, has_verdict, codes, wrappers if len(keys) <= 6 else []
+    wrapped = (value[key] for key in _WRAPPERS if key in value and len(value) <= 6)
+    return next((kind for inner in wrapped if (kind := _value_kind(inner, depth + 1)) is not None), None)
 
 
 def _status_of(value: Json) -> int | None:
@@ -407,7 +364,7 @@ def _names_error(value: Json) -> bool:
     return all(isinstance(item, dict) and "message" in item for item in errors)
 
 
-def _has_failed_status(value: Json, codes: list[str]) -> bool:
+def _has_failed_status(value: Json) -> bool:
     """Whether an envelope says that the call failed: {"success": false}, {"status": "error"}, {"code": 404, ...}."""
     if value.get("success") is False or value.get("ok") is False:
         return True
@@ -415,10 +372,8 @@ def _has_failed_status(value: Json, codes: list[str]) -> bool:
     if type(status) is str and status.lower() in _ERROR_WORDS:
         is_told = status.lower() == "error" and any(value.get(key) for key in ("message", "msg", "reason", "detail"))
         return is_told or _is_envelope(value)
-    for key in codes:
-        if _is_number(value[key]) and 400 <= value[key] < 600:
-            return _is_envelope(value)
-    return False
+    codes = [value[key] for key in _CODE_KEYS if _is_number(value.get(key))]
+    return any(400 <= code < 600 for code in codes) and _is_envelope(value)
 
 
 def _is_envelope(value: Json) -> bool:
