@@ -50,6 +50,7 @@ from pairwright.sources.datasets.sharegpt import turns_of_values
 from pairwright.sources.field_map import NO_MAP, REQUIRED, FieldMap, parse_map, remove_paths
 from pairwright.sources.fields import BadRecord, index, items, kind_of, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.roles import SYNONYMS
 from pairwright.sources.score_values import nested_scores, read_score
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
@@ -67,11 +68,6 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
 _MAX_ANSWERS = 128
-_ROLES = {
-    "human": "user",
-    "observation": "tool",
-    **dict.fromkeys(("gpt", "ai", "bot", "model", "chatgpt"), "assistant"),
-}
 _HUMAN = re.compile(r"\n\n(Human|Assistant):")
 _BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
@@ -325,7 +321,7 @@ def read_turns(value: Any, where: str) -> list[Message]:
         return turns_of_values(listed, where)
     if all("role" not in turn and "type" not in turn for turn in listed):
         exchanges = [(plain_name(key), text) for turn in listed for key, text in turn.items()]
-        return [Message(_ROLES.get(role, role), text) for role, text in exchanges]
+        return [Message(SYNONYMS.get(role, role), text) for role, text in exchanges]
     turns = [_with_usual_role(turn) for turn in listed]
     if all(isinstance(turn.get("role"), str) and "parts" not in turn for turn in turns):
         return read_messages(turns, where)
@@ -337,7 +333,7 @@ def _with_usual_role(turn: Json) -> Json:
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
         return turn
-    usual = _ROLES.get(role.lower(), role.lower())
+    usual = SYNONYMS.get(role.lower(), role.lower())
     turn = turn if usual == role else {**turn, "role": usual}
     parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
     if not any(part.get("type") in ("tool_call", "tool_result") for part in parts):
