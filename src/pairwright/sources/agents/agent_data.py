@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.datasets.declared_rows import RowFormat
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.fields import (
     BadRecord,
     identifier,

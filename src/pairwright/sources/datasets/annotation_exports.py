@@ -77,7 +77,7 @@ def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Parts
     info |= small_fields(optional_mapping(row.get("metadata"), "metadata"), frozenset())
     if is_suggested:
         info["judged_by"] = "suggestions"
-    yield from _read(ARGILLA, origin, options, fields, votes, info)
+    yield from _read(ARGILLA, origin, fields, votes, info)
 
 
 def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -101,7 +101,7 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
                 # A single choice is a value; several stay a list, which may be a ranking.
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
-    yield from _read(LABEL_STUDIO, origin, options, mapping(row.get("data"), "data"), votes, info)
+    yield from _read(LABEL_STUDIO, origin, mapping(row.get("data"), "data"), votes, info)
 
 
 def _argilla_votes(row: Json) -> tuple[Votes, bool]:
@@ -137,9 +137,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
     return votes, bool(votes)
 
 
-def _read(
-    name: str, origin: Origin, options: Options, fields: Json, votes: Votes, info: Json
-) -> Iterator[Parts | Rejected]:
+def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> Iterator[Parts | Rejected]:
     """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)

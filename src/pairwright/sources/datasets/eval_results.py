@@ -14,7 +14,7 @@ from typing import Any
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.datasets.declared_rows import RowFormat
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -92,12 +92,12 @@ def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Par
     """Yield an experience for each answer of a provider; one without an answer is rejected with its error."""
     for number, row in enumerate(_promptfoo_rows(value)):
         try:
-            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number), options)
+            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"results[{number}]: {error}", PROMPTFOO)
 
 
-def _promptfoo_row(row: Json, origin: Origin, options: Options) -> Parts:
+def _promptfoo_row(row: Json, origin: Origin) -> Parts:
     response = mapping(row["response"], "response")  # `_promptfoo_rows` has looked for it
     output = response.get("output")
     if output in (None, ""):

@@ -82,7 +82,8 @@ def _fields_to_json(record: Experience | Side) -> Json:
 
 
 def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> Json:
-    types, fields = _TYPES[kind], {}
+    types = _TYPES[kind]
+    fields: Json = {}
     for name, item in row.items():
         where = f"{prefix}{name}"
         if name not in types:

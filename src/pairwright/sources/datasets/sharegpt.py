@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.datasets.declared_rows import RowFormat
 from pairwright.sources.datasets.preference_rows import SCORES, split_sides
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, text
 from pairwright.sources.roles import SYNONYMS, calls_of_text
