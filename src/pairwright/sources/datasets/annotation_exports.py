@@ -30,6 +30,7 @@ from pairwright.sources.fields import (
     BadRecord,
     list_or_empty,
     mapping,
+    object_or_empty,
     optional_items,
     optional_mapping,
     score,
@@ -196,12 +197,14 @@ def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> 
 
 def _dialogue(value: Any) -> list[Message]:
     """Return the turns of a dialogue, [{author, text}], as both tools show them; [] for what is none."""
-    turns = [
-        (speaker_role(item.get("author", item.get("role"))), item.get("text", item.get("content")))
-        for item in list_or_empty(value)
-        if isinstance(item, dict)
-    ]
-    return [Message(role, said) for role, said in turns if role] if all(role for role, _ in turns) else []
+    messages = []
+    for item in list_or_empty(value):
+        turn = object_or_empty(item)
+        role, said = speaker_role(turn.get("author", turn.get("role"))), turn.get("text", turn.get("content"))
+        if role is None or not isinstance(said, str):
+            return []
+        messages.append(Message(role, said))
+    return messages
 
 
 def _answers(fields: Json) -> list[str]:
