@@ -303,3 +303,25 @@ def test_an_answer_that_is_json_stays_as_the_model_wrote_it(tmp_path):
     )
     (exp,) = read(path)
     assert exp.completion[0].text == '{"answer": "42"}'
+
+
+def test_a_row_with_a_list_of_rows_in_it_is_one_row(tmp_path):
+    earlier = [{"question": "Who?", "answer": "Me."}, {"question": "When?", "answer": "Now."}]
+    path = write(
+        tmp_path / "one.json", json.dumps({"prompt": "Why?", "response": "So.", "score": 1, "examples": earlier})
+    )
+    (exp,) = read(path)
+    assert (exp.prompt[-1].text, exp.completion[0].text, exp.reward) == ("Why?", "So.", 1.0)
+
+
+def test_lists_of_turns_for_two_sides_are_one_preference(tmp_path):
+    row = {"prompt": ["One?", "Two?"], "chosen": ["1", "2"], "rejected": ["1", "3"]}
+    (exp,) = read(write(tmp_path / "turns.json", json.dumps(row)))
+    assert [message.text for message in exp.chosen.messages] == ["2"]
+
+
+def test_a_row_of_a_document_that_cannot_be_read_is_refused_alone(tmp_path):
+    rows = [{"question": "Why?", "answer": "So.", "score": 1}, {"question": "How?", "answer": None, "score": 1}]
+    good, bad = read(write(tmp_path / "rows.json", json.dumps({"version": 1, "items": rows})))
+    assert good.completion[0].text == "So."
+    assert bad.reason.startswith("record 1: ")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pairwright.records.messages import Message
-from pairwright.sources.datasets.row_formats import ULTRAFEEDBACK
+from pairwright.sources.datasets.public_sets import ULTRAFEEDBACK
 from pairwright.sources.format import Options, Origin
 
 DEFAULTS = Options()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -26,10 +26,8 @@ from pairwright.sources.fields import (
     small_fields,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.row_fields import reward_of, tools_of
 
-NAME = "agent-data"
 _CLASSES = frozenset(
     {"message_action", "api_action", "code_action", "text_observation", "web_observation", "image_observation"}
 )
@@ -43,28 +41,25 @@ def matches(value: Any) -> bool:
     )
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a trajectory."""
-    row = mapping(value, "trajectory")
+def _take(row: Json) -> Iterator[Json]:
     messages: list[Message] = []
     for number, item in enumerate(items(row.get("content"), "content")):
         step = mapping(item, f"content[{number}]")
         messages.append(_message(step, f"content[{number}]", number, messages[-1] if messages else None))
     details = optional_mapping(row.get("details"), "details")
-    tools = tools_of({"tools": details.get("tools", row.get("available_tools"))}) if _has_tools(row, details) else []
+    tools = details.get("tools", row.get("available_tools"))
     reward, components = reward_of({**details, **row})
-    yield Parts(
-        NAME,
-        origin,
-        task=identifier(row.get("id")),
-        messages=messages,
-        tools=tools,
-        reward=reward,
-        reward_components=components,
-        row=details,
-        info=small_fields(details, frozenset({"tools"})),
-        model_version=details["model_name"] if isinstance(details.get("model_name"), str) else None,
-    )
+    yield {
+        "task": identifier(row.get("id")),
+        "messages": messages,
+        "tools": tools_of({"tools": tools}) if isinstance(tools, list) else [],
+        "reward": reward,
+        "reward_components": components,
+        "row": details,
+        "read_fields": frozenset(row),
+        "info": small_fields(details, frozenset({"tools"})),
+        "model_version": details["model_name"] if isinstance(details.get("model_name"), str) else None,
+    }
 
 
 def _message(step: Json, where: str, number: int, before: Message | None) -> Message:
@@ -93,8 +88,6 @@ def _message(step: Json, where: str, number: int, before: Message | None) -> Mes
     return Message("system" if step.get("name") == "system" else "user", content)
 
 
-def _has_tools(row: Json, details: Json) -> bool:
-    return isinstance(details.get("tools", row.get("available_tools")), list)
-
-
-FORMAT = Format(NAME, "record", matches, read, "Agent Data Protocol trajectories")
+FORMAT = RowFormat(
+    "agent-data", "Agent Data Protocol trajectories", matches, _take, frozenset(), has_system=False
+).format

@@ -61,12 +61,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     agent = optional_mapping(trajectory.get("agent"), "agent")
     # A continued run: the file holds the steps after a restart, numbered by the program that wrote it.
     step = index(optional_mapping(agent.get("extra"), "agent.extra").get("continuation_index")) or 0
-    yield _experience(trajectory, result, note, origin, options, step)
+    yield _experience(trajectory, result, note, origin, step)
     listed = optional_items(trajectory.get("subagent_trajectories"), "subagent_trajectories")
     for number, inner in enumerate(listed):
         try:
             subagent = mapping(inner, f"subagent_trajectories[{number}]")
-            yield _experience(subagent, result, note, origin, options, step + 1 + number, parent=trajectory)
+            yield _experience(subagent, result, note, origin, step + 1 + number, parent=trajectory)
         except ValueError as error:  # BadRecord and RecordError: this trajectory, not the file
             reason = f"subagent_trajectories[{number}]: {error}"
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
@@ -77,7 +77,6 @@ def _experience(
     result: Json,
     note: str | None,
     origin: Origin,
-    options: Options,
     step: int,
     parent: Json | None = None,
 ) -> Parts:

@@ -60,7 +60,7 @@ def matches(value: Any) -> bool:
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a file of events, or of one or more rows."""
     if isinstance(value, list) and any(_is_event(item) for item in value):
-        yield from _experiences(value, {}, origin, options)
+        yield from _experiences(value, {}, origin)
         return
     rows = value if isinstance(value, list) else [value]
     if not rows:
@@ -80,12 +80,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 def _row(row: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if isinstance(row, dict) and "messages" not in row and "history" in row:
-        yield from _experiences(items(row["history"], "history"), row, origin, options)
+        yield from _experiences(items(row["history"], "history"), row, origin)
     else:
         yield from openhands_rows.read(row, origin, options)
 
 
-def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     """Process events, ending a step at each condensation, and yield one experience per step."""
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
@@ -100,7 +100,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin, options: Options)
             # Before the step ends, since what remains is computed from its entries; after it, they are replaced.
             remaining = _condense(talk, event)
             has_steps |= talk.num_new > 0
-            yield from _end_step(talk, origin, options)
+            yield from _end_step(talk, origin)
             if talk.step == MAX_CONDENSATIONS:
                 raise BadRecord(f"more than {MAX_CONDENSATIONS} condensations")
             talk.entries, talk.step, talk.num_new, talk.turns, talk.last = remaining, talk.step + 1, 0, [], None
@@ -111,7 +111,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin, options: Options)
                 return
     if not has_steps and not talk.entries:
         raise BadRecord("events: none is a message, an action or an observation")
-    yield from _end_step(talk, origin, options)
+    yield from _end_step(talk, origin)
 
 
 def _take(talk: Conversation, event: Json) -> None:
@@ -169,7 +169,7 @@ def _condense(talk: Conversation, event: Json) -> list[Entry]:
     return remaining
 
 
-def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield the experience of the current step, if it has new entries."""
     if talk.num_new == 0:
         return

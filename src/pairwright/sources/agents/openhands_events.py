@@ -69,7 +69,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if is_log(value):
         yield from _choices(value, origin)
     else:
-        yield _row(value, origin, options)
+        yield _row(value, origin)
 
 
 def scores_of(row: Json) -> tuple[float | None, Json, Json]:
@@ -108,7 +108,7 @@ def error_kind_of_text(text: str) -> str | None:
     return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: given up on while it ran
 
 
-def _row(row: Json, origin: Origin, options: Options) -> Parts:
+def _row(row: Json, origin: Origin) -> Parts:
     """Build the experience of a row."""
     messages = messages_from_chat(row.get("messages"), "messages")
     tools = tools_from_chat(row.get("tools"), "tools")
@@ -253,7 +253,7 @@ def entry_of_event(event: Json) -> Entry | None:
         return Entry(_action(event), ids, response if isinstance(response, str) and response else None)
     if kind == "ObservationEvent":
         message = _observation(event)
-        return Entry(message, ids, error=_error_of_event(event, message))
+        return Entry(message, ids, error=_error_of_event(message))
     # What is left: the agent's own error, or an action that the user refused.
     key = "error" if kind == "AgentErrorEvent" else "rejection_reason"
     content = text(event.get(key), key)
@@ -313,7 +313,7 @@ def _result(event: Json, content: str | list[Json] | None, extra: Json) -> Messa
     )
 
 
-def _error_of_event(event: Json, message: Message) -> str | None:
+def _error_of_event(message: Message) -> str | None:
     if message.extra.get("timeout") is True:
         return "timeout"
     if message.extra.get("is_error") is True:

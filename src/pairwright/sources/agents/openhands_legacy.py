@@ -65,18 +65,18 @@ def matches(value: Any) -> bool:
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a list of events, or of the rows of a file."""
     if isinstance(value, dict) or any(map(_is_event, items(value, "events")[:100])):
-        yield from _read_row(value if isinstance(value, dict) else {"history": value}, origin, options)
+        yield from _read_row(value if isinstance(value, dict) else {"history": value}, origin)
         return
     for number, item in enumerate(value):
         line = None if origin.line is None else origin.line + number
         inner = origin.at(line, number)
         try:
-            yield from _read_row(mapping(item, f"[{number}]"), inner, options)
+            yield from _read_row(mapping(item, f"[{number}]"), inner)
         except ValueError as error:  # BadRecord and RecordError: this row, not the file
             yield Rejected(origin.file, line, str(error), NAME)
 
 
-def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
+def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield the experience of one conversation, and one more for each condensation in it."""
     talk, step = Talk(), 0
     for number, item in enumerate(_flat(items(row.get("history"), "history"))):
@@ -84,17 +84,17 @@ def _read_row(row: Json, origin: Origin, options: Options) -> Iterator[Parts | R
         if event.get("action") == "condensation":
             # Without an answer since the last condensation there is nothing to train on.
             if any(message.is_generated for _, message in talk.messages):
-                yield _experience(talk, row, origin, options, step)
+                yield _experience(talk, row, origin, step)
             _condense(talk, event)
             step += 1
         else:
             _take(talk, event, f"history[{number}]")
     # At step 0 also without an answer, so that the refusal names the reason.
     if step == 0 or any(message.is_generated for _, message in talk.messages):
-        yield _experience(talk, row, origin, options, step)
+        yield _experience(talk, row, origin, step)
 
 
-def _experience(talk: Talk, row: Json, origin: Origin, options: Options, step: int) -> Parts:
+def _experience(talk: Talk, row: Json, origin: Origin, step: int) -> Parts:
     messages = [message for _, message in talk.messages]
     prompt, completion = split_at_first_answer(messages)
     if not completion:

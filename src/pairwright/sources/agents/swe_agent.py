@@ -127,18 +127,18 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if not isinstance(value, list) or is_plain_list(value):
-        yield _experience(value, origin, options, _name_of(origin))
+        yield _experience(value, origin, _name_of(origin))
         return
     if not value:
         raise BadRecord("file: an empty list")
     for number, item in enumerate(value):
         try:
-            yield _experience(item, origin.at(origin.line, number), options, None)
+            yield _experience(item, origin.at(origin.line, number), None)
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 
 
-def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Parts:
+def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
     """Build the experience of one trajectory of either program."""
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
     row_info = optional_mapping(row.get("info"), "info")

@@ -4,7 +4,7 @@ task = task_id, run = trial, reward = reward. The prompt is everything before th
 turns of the simulated user stay in the completion, not generated. `info` is kept in full.
 """
 
-from pairwright.sources.datasets.declared_rows import RowFormat
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.fields import index, optional_mapping
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 

@@ -30,6 +30,7 @@ from pairwright.sources.fields import (
     BadRecord,
     list_or_empty,
     mapping,
+    object_or_empty,
     optional_items,
     optional_mapping,
     score,
@@ -77,7 +78,7 @@ def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Parts
     info |= small_fields(optional_mapping(row.get("metadata"), "metadata"), frozenset())
     if is_suggested:
         info["judged_by"] = "suggestions"
-    yield from _read(ARGILLA, origin, options, fields, votes, info)
+    yield from _read(ARGILLA, origin, fields, votes, info)
 
 
 def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -101,7 +102,7 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
                 # A single choice is a value; several stay a list, which may be a ranking.
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
-    yield from _read(LABEL_STUDIO, origin, options, mapping(row.get("data"), "data"), votes, info)
+    yield from _read(LABEL_STUDIO, origin, mapping(row.get("data"), "data"), votes, info)
 
 
 def _argilla_votes(row: Json) -> tuple[Votes, bool]:
@@ -137,9 +138,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
     return votes, bool(votes)
 
 
-def _read(
-    name: str, origin: Origin, options: Options, fields: Json, votes: Votes, info: Json
-) -> Iterator[Parts | Rejected]:
+def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> Iterator[Parts | Rejected]:
     """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
@@ -198,12 +197,14 @@ def _read(
 
 def _dialogue(value: Any) -> list[Message]:
     """Return the turns of a dialogue, [{author, text}], as both tools show them; [] for what is none."""
-    turns = [
-        (speaker_role(item.get("author", item.get("role"))), item.get("text", item.get("content")))
-        for item in list_or_empty(value)
-        if isinstance(item, dict)
-    ]
-    return [Message(role, said) for role, said in turns if role] if all(role for role, _ in turns) else []
+    messages = []
+    for item in list_or_empty(value):
+        turn = object_or_empty(item)
+        role, said = speaker_role(turn.get("author", turn.get("role"))), turn.get("text", turn.get("content"))
+        if role is None or not isinstance(said, str):
+            return []
+        messages.append(Message(role, said))
+    return messages
 
 
 def _answers(fields: Json) -> list[str]:

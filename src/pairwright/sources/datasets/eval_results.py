@@ -14,6 +14,7 @@ from typing import Any
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -21,7 +22,7 @@ from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.traces import pick_reward
 
-LM_EVAL, PROMPTFOO, OPENAI_EVALS = "lm-eval", "promptfoo", "openai-evals"
+PROMPTFOO, OPENAI_EVALS = "promptfoo", "openai-evals"
 _ITEM = "eval.run.output_item"
 _EVENTS = ("sampling", "match", "metrics", "raw_sample")
 
@@ -39,9 +40,11 @@ def is_lm_eval(value: Any) -> bool:
     return isinstance(value, dict) and {"doc_id", "arguments", "filtered_resps"} <= value.keys()
 
 
-def read_lm_eval(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each response to a document."""
-    row = mapping(value, "row")
+_LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
+
+
+def _take_lm_eval(row: Json) -> Iterator[Json]:
+    """Yield a record for each response to a document."""
     asked = row.get("arguments")
     if isinstance(asked, dict):  # {gen_args_0: {arg_0: prompt, arg_1: settings}}
         asked = [list(mapping(one, "arguments").values()) for one in asked.values()]
@@ -55,23 +58,20 @@ def read_lm_eval(value: Any, origin: Origin, options: Options) -> Iterator[Parts
         raise BadRecord(f"arguments: {len(requests)} requests, expected one that generates text")
     asked = requests[0][0]
     prompt = _prompt(asked[0] if isinstance(asked, list) and len(asked) == 1 else asked, "arguments")
-    known = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
     metrics = row.get("metrics")
-    names = metrics if isinstance(metrics, list) else [name for name in row if name not in known]
+    names = metrics if isinstance(metrics, list) else [name for name in row if name not in _LM_EVAL]
     numbers = {name: score(row.get(name)) for name in names if isinstance(name, str)}
     components = {name: number for name, number in numbers.items() if number is not None}
-    for number, answer in enumerate(answers):
-        yield Parts(
-            LM_EVAL,
-            origin,
-            task=identifier(row.get("doc_id")),
-            run=origin.ordinal * 128 + number if len(answers) > 1 else None,
-            prompt=prompt,
-            completion=[Message("assistant", answer)],
-            reward=pick_reward(components, None) if len(answers) == 1 else None,
-            reward_components=components if len(components) > 1 or len(answers) > 1 else None,
-            info=small_fields(row, known | components.keys()),
-        )
+    for answer in answers:
+        yield {
+            "task": identifier(row.get("doc_id")),
+            "prompt": prompt,
+            "completion": [Message("assistant", answer)],
+            "tools": (),
+            "reward": pick_reward(components, None) if len(answers) == 1 else None,
+            "reward_components": components if len(components) > 1 or len(answers) > 1 else None,
+            "read_fields": frozenset(components),
+        }
 
 
 # promptfoo
@@ -92,12 +92,12 @@ def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Par
     """Yield an experience for each answer of a provider; one without an answer is rejected with its error."""
     for number, row in enumerate(_promptfoo_rows(value)):
         try:
-            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number), options)
+            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"results[{number}]: {error}", PROMPTFOO)
 
 
-def _promptfoo_row(row: Json, origin: Origin, options: Options) -> Parts:
+def _promptfoo_row(row: Json, origin: Origin) -> Parts:
     response = mapping(row["response"], "response")  # `_promptfoo_rows` has looked for it
     output = response.get("output")
     if output in (None, ""):
@@ -135,9 +135,8 @@ def is_openai_item(value: Any) -> bool:
     return isinstance(value, dict) and value.get("object") == _ITEM
 
 
-def read_openai_item(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of an output item; its reward is the score of its only grader, or of the named one."""
-    row = mapping(value, "item")
+def _take_openai_item(row: Json) -> Iterator[Json]:
+    """Yield the record of an output item; its reward is the score of its only grader, or of the named one."""
     sample = mapping(row.get("sample"), "sample")
     results = [one for one in items(row.get("results", []), "results") if isinstance(one, dict)]
     scores = {str(one.get("name", number)): _grade(one) for number, one in enumerate(results)}
@@ -145,17 +144,14 @@ def read_openai_item(value: Any, origin: Origin, options: Options) -> Iterator[P
     reward = pick_reward(components, None)
     if reward is None and len(components) > 1:
         reward = read_score(row.get("status"))  # "pass" if all graders passed
-    yield Parts(
-        OPENAI_EVALS,
-        origin,
-        task=identifier(row.get("datasource_item_id")),
-        prompt=read_turns(sample.get("input"), "sample.input"),
-        completion=read_turns(sample.get("output"), "sample.output"),
-        reward=reward,
-        reward_components=components if len(components) > 1 else None,
-        info=small_fields(row, frozenset({"sample", "results", "datasource_item_id"})),
-        model_version=sample["model"] if isinstance(sample.get("model"), str) else None,
-    )
+    yield {
+        "task": identifier(row.get("datasource_item_id")),
+        "prompt": read_turns(sample.get("input"), "sample.input"),
+        "completion": read_turns(sample.get("output"), "sample.output"),
+        "reward": reward,
+        "reward_components": components if len(components) > 1 else None,
+        "model_version": sample["model"] if isinstance(sample.get("model"), str) else None,
+    }
 
 
 def _grade(result: Json) -> float | None:
@@ -203,7 +199,15 @@ def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Pa
             yield Rejected(origin.file, None, str(error), OPENAI_EVALS)
 
 
-LM_EVAL_FORMAT = Format(LM_EVAL, "record", is_lm_eval, read_lm_eval, "Samples of lm-evaluation-harness")
+LM_EVAL_FORMAT = RowFormat(
+    "lm-eval", "Samples of lm-evaluation-harness", is_lm_eval, _take_lm_eval, _LM_EVAL, has_system=False
+).format
 PROMPTFOO_FORMAT = Format(PROMPTFOO, "record", is_promptfoo, read_promptfoo, "promptfoo results")
-OPENAI_ITEM_FORMAT = Format(OPENAI_EVALS, "record", is_openai_item, read_openai_item, "OpenAI eval items and logs")
+OPENAI_ITEM_FORMAT = RowFormat(
+    OPENAI_EVALS,
+    "OpenAI eval items and logs",
+    is_openai_item,
+    _take_openai_item,
+    frozenset({"sample", "results", "datasource_item_id"}),
+).format
 OPENAI_LOG_FORMAT = Format(OPENAI_EVALS, "file", is_openai_log, read_openai_log, "OpenAI eval items and logs")

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.datasets.declared_rows import RowFormat, as_row
+from pairwright.sources.datasets.row_format import RowFormat, as_row
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, items, json_value, mapping
 from pairwright.sources.shapes.any_messages import conversation

@@ -17,18 +17,7 @@ import numpy as np
 
 from pairwright.errors import RecordError
 from pairwright.records.arrays import Array, dtype_name, dtype_named
-from pairwright.records.experience import (
-    ARRAYS,
-    EID,
-    SIDE_ARRAYS,
-    CustomField,
-    ErrorSite,
-    Experience,
-    Message,
-    Side,
-    SideOf,
-    Source,
-)
+from pairwright.records.experience import ARRAYS, Experience, Side
 from pairwright.records.json_text import encode, from_json, to_json
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, mapping
@@ -38,30 +27,8 @@ NAME = "pairwright"
 _DEFAULTS: tuple[Any, ...] = (None, (), {}, [])
 _OPEN_JSON = ("info", "metrics", "reward_components", "reward")
 _KINDS = ("single_turn", "multi_turn", "preference")
-# Expected type of each field. Arrays, sides and open JSON are handled by the functions below.
-_TYPES: dict[str, Any] = {
-    "eid": EID,
-    "kind": str,
-    "prompt": tuple[Message, ...],
-    "tools": tuple[Json, ...],
-    "completion": tuple[Message, ...],
-    "prompt_text": str,
-    "response_text": str,
-    "truncate_status": str,
-    "model_version": int | str,
-    "errors": tuple[ErrorSite, ...],
-    "source": Source,
-    "side_of": SideOf,
-    "custom_fields": tuple[CustomField, ...],
-    "prompt_length": int,
-}
-_SIDE_TYPES: dict[str, Any] = {
-    "messages": tuple[Message, ...],
-    "text": str,
-    "eid": EID,
-    "truncate_status": str,
-    "errors": tuple[ErrorSite, ...],
-}
+# Type of each field; arrays and open JSON are handled by the functions below.
+_TYPES = {kind: {field.name: field.type for field in msgspec.structs.fields(kind)} for kind in (Experience, Side)}
 
 
 def matches(value: Any) -> bool:
@@ -75,44 +42,14 @@ def matches(value: Any) -> bool:
 
 def experience_to_json(exp: Experience) -> Json:
     """Convert an experience to plain JSON values; the inverse of `experience_from_json`."""
-    fields: Json = {"uid": exp.eid.uid}
-    for name in exp.__struct_fields__:
-        value = getattr(exp, name)
-        # Arrays are left out of the comparison: theirs is elementwise, and None is their only default.
-        if value is None or any(value is empty or value == empty for empty in _DEFAULTS if name not in ARRAYS):
-            continue
-        if name in ARRAYS:
-            fields[name] = _array_to_json(value)
-        elif name == "multi_modal_inputs":
-            fields[name] = {key: _array_to_json(array) for key, array in value.items()}
-        elif isinstance(value, Side):
-            fields[name] = _side_to_json(value)
-        elif name in _OPEN_JSON:
-            # Through text, which writes NaN and infinities as {"$float": ...}.
-            fields[name] = msgspec.json.decode(to_json(value))
-        else:
-            fields[name] = msgspec.to_builtins(value)
-    return fields
+    return {"uid": exp.eid.uid, **_fields_to_json(exp)}
 
 
 def experience_from_json(value: Any) -> Experience:
     """Convert a row back to an experience; raise BadRecord or RecordError if it is not valid."""
     row = dict(mapping(value, "row"))
     uid = row.pop("uid", None)
-    fields: Json = {}
-    for name, item in row.items():
-        if name in _TYPES:
-            fields[name] = _convert_value(item, _TYPES[name], name)
-        elif name in ARRAYS:
-            fields[name] = _array_from_json(item, name)
-        elif name == "multi_modal_inputs":
-            fields[name] = {key: _array_from_json(array, f"{name}.{key}") for key, array in mapping(item, name).items()}
-        elif name in ("chosen", "rejected"):
-            fields[name] = _side_from_json(item, name)
-        elif name in _OPEN_JSON:
-            fields[name] = from_json(encode(item))
-        else:
-            raise BadRecord(f"{name}: no field of an experience; this release reads {', '.join(_TYPES)} and arrays")
+    fields = _fields_from_json(row, Experience, "")
     missing = [name for name in ("eid", "kind") if name not in fields]
     if missing:
         raise BadRecord(f"{missing[0]}: missing")
@@ -123,29 +60,47 @@ def experience_from_json(value: Any) -> Experience:
     return exp
 
 
-def _side_to_json(side: Side) -> Json:
+def _fields_to_json(record: Experience | Side) -> Json:
     fields: Json = {}
-    for name in side.__struct_fields__:
-        value = getattr(side, name)
-        if name in SIDE_ARRAYS and value is not None:
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        # Arrays are left out of the comparison: theirs is elementwise, and None is their only default.
+        if value is None or any(value is empty or value == empty for empty in _DEFAULTS if name not in ARRAYS):
+            continue
+        if name in ARRAYS:
             fields[name] = _array_to_json(value)
-        elif value is not None and value != ():
-            fields[name] = msgspec.json.decode(to_json(value)) if name == "reward" else msgspec.to_builtins(value)
+        elif name == "multi_modal_inputs":
+            fields[name] = {key: _array_to_json(array) for key, array in value.items()}
+        elif isinstance(value, Side):
+            fields[name] = _fields_to_json(value)
+        elif name in _OPEN_JSON:
+            # Through text, which writes NaN and infinities as {"$float": ...}.
+            fields[name] = msgspec.json.decode(to_json(value))
+        else:
+            fields[name] = msgspec.to_builtins(value)
     return fields
 
 
-def _side_from_json(value: Any, where: str) -> Side:
+def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> Json:
+    types = _TYPES[kind]
     fields: Json = {}
-    for name, item in mapping(value, where).items():
-        if name in _SIDE_TYPES:
-            fields[name] = _convert_value(item, _SIDE_TYPES[name], f"{where}.{name}")
-        elif name in SIDE_ARRAYS:
-            fields[name] = _array_from_json(item, f"{where}.{name}")
-        elif name == "reward":
+    for name, item in row.items():
+        where = f"{prefix}{name}"
+        if name not in types:
+            raise BadRecord(f"{where}: no field of {'a side' if prefix else 'an experience'}: {', '.join(types)}")
+        if name in ARRAYS:
+            fields[name] = _array_from_json(item, where)
+        elif name == "multi_modal_inputs":
+            fields[name] = {
+                key: _array_from_json(array, f"{where}.{key}") for key, array in mapping(item, where).items()
+            }
+        elif name in ("chosen", "rejected"):
+            fields[name] = Side(**_fields_from_json(mapping(item, where), Side, f"{where}."))
+        elif name in _OPEN_JSON:
             fields[name] = from_json(encode(item))
         else:
-            raise BadRecord(f"{where}.{name}: no field of a side")
-    return Side(**fields)
+            fields[name] = _convert_value(item, types[name], where)
+    return fields
 
 
 def _array_to_json(array: Array) -> Json:

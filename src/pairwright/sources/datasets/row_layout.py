@@ -389,7 +389,7 @@ def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None,
     key = _preference_key(row)
     if key is None:
         return None, False, set()
-    best = read_preference(row[key], key, row, answers)
+    best = read_preference(row[key], key, answers)
     return (best, False, {key}) if best is not None else (None, True, set())
 
 
@@ -433,13 +433,13 @@ def _one_hot(row: Json, num_answers: int) -> tuple[int | None, bool, set[str]] |
     return (wins[0] if wins else None), not wins, set(columns.values())
 
 
-def read_preference(value: Any, key: str, row: Json, answers: tuple[Answer, ...]) -> int | None:
+def read_preference(value: Any, key: str, answers: tuple[Answer, ...]) -> int | None:
     """Return the number of the preferred answer, or None for a tie; raise BadRecord for what could mean either."""
     names = [answer.where for answer in answers]
     first = index_of(names[0])
     way_out = f"--map 'completion={'|'.join(names)},reward=...' decides"
     if isinstance(value, str) and not value.strip().lstrip("-").replace(".", "", 1).isdigit():
-        return _named_preference(value, key, row, answers, way_out)
+        return _named_preference(value, key, answers, way_out)
     number = score(value)
     if number is None or isinstance(value, bool) or not number.is_integer():
         raise BadRecord(f"{key} {value!r} does not tell which answer is preferred, and {way_out}")
@@ -455,7 +455,7 @@ def read_preference(value: Any, key: str, row: Json, answers: tuple[Answer, ...]
     return int(number) - first[1]
 
 
-def _named_preference(value: str, key: str, row: Json, answers: tuple[Answer, ...], way_out: str) -> int | None:
+def _named_preference(value: str, key: str, answers: tuple[Answer, ...], way_out: str) -> int | None:
     """Read a preference written as a name: "model_a", "A", "tie", the name of a model, or the answer itself."""
     words = words_of(value)
     if not TIES.isdisjoint(words):

@@ -28,6 +28,7 @@ from pairwright.sources.datasets.row_layout import (
     Layout,
     arrange,
     exchange_in,
+    find_sides,
     is_answer_name,
     turns_in,
 )
@@ -50,6 +51,7 @@ from pairwright.sources.datasets.sharegpt import turns_of_values
 from pairwright.sources.field_map import NO_MAP, REQUIRED, FieldMap, parse_map, remove_paths
 from pairwright.sources.fields import BadRecord, index, items, kind_of, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.roles import SYNONYMS
 from pairwright.sources.score_values import nested_scores, read_score
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
@@ -67,11 +69,6 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
 _MAX_ANSWERS = 128
-_ROLES = {
-    "human": "user",
-    "observation": "tool",
-    **dict.fromkeys(("gpt", "ai", "bot", "model", "chatgpt"), "assistant"),
-}
 _HUMAN = re.compile(r"\n\n(Human|Assistant):")
 _BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
@@ -325,7 +322,7 @@ def read_turns(value: Any, where: str) -> list[Message]:
         return turns_of_values(listed, where)
     if all("role" not in turn and "type" not in turn for turn in listed):
         exchanges = [(plain_name(key), text) for turn in listed for key, text in turn.items()]
-        return [Message(_ROLES.get(role, role), text) for role, text in exchanges]
+        return [Message(SYNONYMS.get(role, role), text) for role, text in exchanges]
     turns = [_with_usual_role(turn) for turn in listed]
     if all(isinstance(turn.get("role"), str) and "parts" not in turn for turn in turns):
         return read_messages(turns, where)
@@ -337,7 +334,7 @@ def _with_usual_role(turn: Json) -> Json:
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
         return turn
-    usual = _ROLES.get(role.lower(), role.lower())
+    usual = SYNONYMS.get(role.lower(), role.lower())
     turn = turn if usual == role else {**turn, "role": usual}
     parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
     if not any(part.get("type") in ("tool_call", "tool_result") for part in parts):
@@ -547,28 +544,32 @@ def _info_of(answer: Answer) -> Json:
     return small_fields(item, frozenset(known | set(MODELS)))
 
 
-def records_in(document: Any) -> list[Json]:
+def records_in(document: Any) -> list[Any]:
     """Return the rows of a document that keeps them below one name, by their ids, or column by column; else [].
 
     {tickets: [row, ...]}, {rows: [{row_idx, row: {}}]} of the dataset viewer, {id: row}, {prompt: [...], answer: [...]}
     """
     if not isinstance(document, dict) or any(map(_is_spans, document.items())):
         return []
-    if len(document) > 1 and all(isinstance(part, list) and len(part) > 1 for part in document.values()):
-        columns = list(document.values())
-        is_table = len(set(map(len, columns))) == 1 and all(not isinstance(x, dict | list) for c in columns for x in c)
-        return [dict(zip(document, cells, strict=True)) for cells in zip(*columns, strict=True)] if is_table else []
-    if len(document) > 1 and all(isinstance(part, dict) for part in document.values()):
-        rows = list(document.values())
-        return rows if all(row.keys() == rows[0].keys() and matches(row) for row in rows) else []
-    lists = [part for part in document.values() if isinstance(part, list) and part and isinstance(part[0], dict)]
-    found = [[_inner(item) for item in part if isinstance(item, dict)] for part in lists]
+    parts = list(document.values())
+    # Lists of texts for both sides are the turns of one conversation each.
+    if len(parts) > 1 and all(isinstance(part, list) and len(part) > 1 for part in parts) and not find_sides(document):
+        is_table = len(set(map(len, parts))) == 1 and not any(
+            isinstance(x, dict | list) for part in parts for x in part
+        )
+        return [dict(zip(document, cells, strict=True)) for cells in zip(*parts, strict=True)] if is_table else []
+    if matches(document):  # a row itself, whatever lists it has
+        return []
+    if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
+        return parts if all(part.keys() == parts[0].keys() and matches(part) for part in parts) else []
+    lists = [part for part in parts if isinstance(part, list) and part and isinstance(part[0], dict)]
+    found = [list(map(_inner, part)) for part in lists]
     found = [rows for rows in found if matches(rows[0])]
     return found[0] if len(found) == 1 else []
 
 
-def _inner(item: Json) -> Json:
-    return item["row"] if "row_idx" in item and isinstance(item.get("row"), dict) else item
+def _inner(item: Any) -> Any:
+    return item["row"] if isinstance(item, dict) and "row_idx" in item and "row" in item else item
 
 
 def _read_document(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -587,7 +588,9 @@ DOCUMENT_FORMAT = Format(
     lambda value: any(map(matches, records_in(value)[:8])),
     _read_document,
     "Rows of your own data: prompt, answer, score",
-    refuse=lambda documents, options: refuse(records_in(documents[0])[:64], options) if documents else None,
+    refuse=lambda found, options: refuse(
+        [row for one in found for row in records_in(one) if isinstance(row, dict)], options
+    ),
     is_general=True,
 )
 FORMAT = Format(

@@ -13,18 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.datasets.declared_rows import RowFormat
 from pairwright.sources.datasets.preference_rows import SCORES, split_sides
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, text
-from pairwright.sources.roles import calls_of_text
+from pairwright.sources.roles import SYNONYMS, calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
-
-_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
-    "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "developer": "developer",
-    "observation": "tool", "tool": "tool", "function_response": "tool", "function_call": "function_call",
-}  # fmt: skip
 
 
 class _Calls:
@@ -56,7 +50,7 @@ def turns_of_values(value: Any, where: str, *, num_calls: int = 0) -> list[Messa
         speaker = text(turn.get("from", turn.get("role")), f"{where}[{number}].from")
         value_text = turn.get("value", turn.get("content"))
         content = None if value_text is None else json_text(value_text)
-        role = _ROLES.get(speaker.lower(), speaker)
+        role = SYNONYMS.get(speaker.lower(), speaker.lower())
         marked = {**turn, "role": "assistant"} if role in ("assistant", "function_call") else {}
         generated, weight = False if is_left_out(marked) else None, read_weight(marked)
         if role == "function_call":

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.datasets.declared_rows import RowFormat
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
     conversations_from,
     prompt_from,
 )
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name
 from pairwright.sources.fields import BadRecord, items, score, text
 from pairwright.sources.shapes.row_fields import tools_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.declared_rows import history_format
+from pairwright.sources.datasets.row_format import history_format
 from pairwright.sources.fields import BadRecord, items
 from pairwright.sources.frameworks.batch_files import matches as is_batch_line
 from pairwright.sources.frameworks.requests_and_answers import is_response_object, records_of_call, request_field

@@ -21,7 +21,7 @@ import msgspec
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts
-from pairwright.sources.datasets.declared_rows import history_format
+from pairwright.sources.datasets.row_format import history_format
 from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.requests_and_answers import is_answer, records_of_call

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.datasets.declared_rows import history, history_format
+from pairwright.sources.datasets.row_format import history, history_format
 from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, plain_numbers, text
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of

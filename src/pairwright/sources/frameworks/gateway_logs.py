@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.declared_rows import RowFormat
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, score, value_at
 from pairwright.sources.frameworks.api_logs import NAME

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.declared_rows import as_row, history, history_format, history_in
+from pairwright.sources.datasets.row_format import as_row, history, history_format, history_in
 from pairwright.sources.fields import items, mapping
 from pairwright.sources.shapes.langchain_messages import TYPES, messages_from_langchain
 

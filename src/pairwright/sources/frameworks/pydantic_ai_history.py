@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.datasets.declared_rows import history, history_format, history_in
+from pairwright.sources.datasets.row_format import history, history_format, history_in
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
 
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.datasets.declared_rows import history
+from pairwright.sources.datasets.row_format import history
 from pairwright.sources.fields import BadRecord, items, mapping, plain_numbers, text
 from pairwright.sources.rollouts.verifiers_results import tools_as_functions
 from pairwright.sources.shapes.anthropic import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.datasets.declared_rows import history, history_format, history_in
+from pairwright.sources.datasets.row_format import history, history_format, history_in
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.identity import task_hash
 from pairwright.sources.shapes.chat_messages import message_from_chat

@@ -43,7 +43,9 @@ class RowFormat:
         row = self.begin(value)
         found = list(self.take(row))
         for number, fields in enumerate(found):
-            known = self.read_fields | fields.pop("read_fields", frozenset())
+            known = self.read_fields
+            if "read_fields" in fields:
+                known = known | fields.pop("read_fields")
             usual: Json = {"task": task_of(row), "tools": tools_of(row)}
             info = small_fields(row, known)
             if "chosen" in fields:

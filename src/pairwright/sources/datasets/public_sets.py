@@ -34,7 +34,6 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.assemble import split_at_first_answer
-from pairwright.sources.datasets.declared_rows import RowFormat
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -42,6 +41,7 @@ from pairwright.sources.datasets.preference_rows import (
     is_preference_row,
     prompt_from,
 )
+from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import (
     BadRecord,
