@@ -120,7 +120,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     deployment: Json | None = None
 
 
-def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | None = None) -> Job:
+def new_job(backend: str, *, model: str, pairs: Path | None) -> Job:
     """Create a job in state `created`, with a unique id that sorts by time."""
     now = time.time()
     # Sorts by time, and is unique without asking anybody.
@@ -133,7 +133,6 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
         updated_at=now,
         model=model,
         pairs=None if pairs is None else str(pairs),
-        details=details or {},
     )
 
 

@@ -261,10 +261,6 @@ class NamespaceUpdate(Body):
     schema_version: Name | None = Field(default=None, exclude=True)
 
 
-class ProjectUpdate(NamespaceUpdate):
-    pass
-
-
 class DatasetUpdate(NamespaceUpdate):
     files_url: Name | None = None
     format: Name | None = None
