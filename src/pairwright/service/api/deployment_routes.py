@@ -18,6 +18,7 @@ from pairwright.service.request_models import (
     DeploymentConfigUpdate,
     DeploymentUpdate,
     InlineConfig,
+    Served,
 )
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
@@ -148,7 +149,7 @@ def delete_deployment(namespace: Writable, name: ValidName, context: ContextIs) 
 
 def _check_config(
     connection: sa.Connection,
-    body: DeploymentConfigBody | DeploymentConfigUpdate | InlineConfig,
+    body: Served,
     caller: Caller,
     context: Context,
     *,
