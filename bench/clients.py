@@ -1,8 +1,8 @@
-"""`python -m bench clients [--clients 200] [--requests 20]`: many clients at once on the service and the model server.
+"""`python -m bench clients [--clients 200] [--requests 20] [--rounds 4]`: many clients on both servers.
 
 Each client has a connection of its own and sends its requests one after the other: to the service an upload and then
 reads, to the model server chats of eight tokens, half of them streamed. The table has errors (another status than 200,
-or a broken connection), the server's CPU time for each request, and its resident memory before and ten seconds after.
+or a broken connection), the server's CPU time for each request, and its resident memory ten seconds after each round.
 """
 
 import argparse
@@ -27,8 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench clients")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args(sys.argv[2:])
-    print(f"| {options.clients} clients on | requests | errors | CPU a request | memory before | afterwards, again |")
+    print(f"| {options.clients} clients on | requests | errors | CPU a request | memory before | after each round |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def measure(name, arguments, use, options) -> None:  # type: ignore[no-untyped-def]
-    """Start a server, let all clients use it twice, and print its row."""
+    """Start a server, let all clients use it several times, and print its row."""
     server = subprocess.Popen([*PAIRWRIGHT, *arguments], stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
@@ -50,7 +51,7 @@ def measure(name, arguments, use, options) -> None:  # type: ignore[no-untyped-d
         url = line[line.index("http://") :].split()[0].removesuffix("/v1")
         asyncio.run(run_clients(use, url, 1, 2))  # what is loaded once
         memory, counts, cpu = [resident_mb(server.pid)], Counter[str](), cpu_seconds(server.pid)
-        for _ in range(2):
+        for _ in range(options.rounds):
             counts += asyncio.run(run_clients(use, url, options.clients, options.requests))
             used = cpu_seconds(server.pid) - cpu
             time.sleep(SETTLE_SECONDS)

@@ -72,7 +72,9 @@ def test_a_short_request_behind_a_long_one_is_answered_in_the_next_steps(engine)
 
 def test_results_come_as_they_are_complete(engine):
     requests = [asked(number, max_tokens=1 + 9 * (number == 0)) for number in range(4)]
-    assert [number for number, _ in engine.generate_each(requests)][-1] == 0
+    pieces = []
+    engine.generate(requests, on_piece=pieces.append)
+    assert [piece.request for piece in pieces if piece.finish_reason][-1] == 0
 
 
 def test_pieces_come_in_the_event_loop_before_the_result(engine):

@@ -39,7 +39,7 @@ backend = BACKENDS["nemo-customizer"]
 
 @pytest.fixture
 def peer(monkeypatch):
-    monkeypatch.setattr(service_client, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(service_client, "_PAUSES", (0.01, 0.01))
     with running(Peer()) as made:
         yield made
 

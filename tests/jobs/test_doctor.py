@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(service_client, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(service_client, "_PAUSES", (0.01, 0.01))
 
 
 def found(config=None, *arguments):

@@ -1,53 +1,9 @@
-"""Candidates of a step as experiences."""
+"""Fields of `info` that the answers of a candidate bring along."""
 
 from pairwright.collection.policies import Completion
 from pairwright.collection.sampled_tokens import Sampled
-from pairwright.collection.tasks import Task
 from pairwright.generate.template_variables import KEY
-from pairwright.records.experience import EID, Experience, Kind
-from pairwright.records.messages import Json, Message, canonical_messages, content_hash
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
-
-
-def experience_of(
-    task: Task,
-    *,
-    prompt: tuple[Message, ...],
-    tools: tuple[Json, ...],
-    prompt_hash: str,
-    step: int,
-    step_name: str | None,
-    number: int,
-    messages: tuple[Message, ...],
-    sampled: Sampled,
-    score: float | None,
-    components: Json,
-    info: Json,
-    metrics: Json,
-    model_version: str | int | None,
-) -> Experience:
-    # the id depends on content only: a repeated run gets the same ids, which the runner recognises
-    suffix = content_hash(prompt_hash, number, canonical_messages(messages))[:24]
-    facts: Json = {"candidate": number, **({} if step_name is None else {"step_name": step_name})}
-    info = {**facts, **facts_of_turns(sampled), **info}
-    if not info.get(KEY):
-        info.pop(KEY, None)
-    is_cut = any(completion is not None and completion.finish_reason == "length" for completion in sampled.completions)
-    return Experience(
-        eid=EID(task.batch, task.id, task.run, step, suffix),
-        kind=Kind.SINGLE_TURN if len(messages) == 1 else Kind.MULTI_TURN,
-        prompt=prompt,
-        tools=tools,
-        completion=messages,
-        reward=score,
-        reward_components=components,
-        truncate_status="response_truncated" if is_cut else None,
-        model_version=model_version,
-        errors=tuple(error_sites([*prompt, *messages], list(tools), result_error_kind)),
-        info=info,
-        metrics=metrics,
-        **sampled.arrays,
-    )
+from pairwright.records.messages import Json
 
 
 def facts_of_turns(sampled: Sampled) -> Json:

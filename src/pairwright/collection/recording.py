@@ -19,13 +19,15 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from pairwright.collection.candidate_records import experience_of
+from pairwright.collection.candidate_records import facts_of_turns
 from pairwright.collection.policies import Completion, Prompt, as_messages
 from pairwright.collection.sampled_tokens import Sampled, SampledCalls
 from pairwright.collection.tasks import Task
 from pairwright.errors import RecordError
-from pairwright.records.experience import Experience
-from pairwright.records.messages import Json, Message, prompt_hash
+from pairwright.generate.template_variables import KEY
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 Emit = Callable[[str, list[Experience]], None]  # called with a prompt hash and candidates for that prompt
 
@@ -255,21 +257,28 @@ class Recorder:
             self._emit(key, experiences)
 
     def _experience(self, owner: Step, number: int, candidate: Candidate) -> Experience:
-        return experience_of(
-            self.task,
+        task, messages, sampled, tools = self.task, candidate.messages, candidate.sampled, owner.tools_of(candidate)
+        # the id depends on content only: a repeated run gets the same ids, which the runner recognises
+        suffix = content_hash(owner.prompt_hash_of(candidate), number, canonical_messages(messages))[:24]
+        name = {} if owner.name is None else {"step_name": owner.name}
+        info = {"candidate": number, **name, **facts_of_turns(sampled), **candidate.info}
+        if not info.get(KEY):
+            info.pop(KEY, None)
+        is_cut = any(answer is not None and answer.finish_reason == "length" for answer in sampled.completions)
+        return Experience(
+            eid=EID(task.batch, task.id, task.run, owner.index, suffix),
+            kind=Kind.SINGLE_TURN if len(messages) == 1 else Kind.MULTI_TURN,
             prompt=owner.prompt,
-            tools=owner.tools_of(candidate),
-            prompt_hash=owner.prompt_hash_of(candidate),
-            step=owner.index,
-            step_name=owner.name,
-            number=number,
-            messages=candidate.messages,
-            sampled=candidate.sampled,
-            score=candidate.score,
-            components=candidate.components,
-            info=candidate.info,
-            metrics=candidate.metrics,
+            tools=tools,
+            completion=messages,
+            reward=candidate.score,
+            reward_components=candidate.components,
+            truncate_status="response_truncated" if is_cut else None,
             model_version=self._model_version,
+            errors=tuple(error_sites([*owner.prompt, *messages], list(tools), result_error_kind)),
+            info=info,
+            metrics=candidate.metrics,
+            **sampled.arrays,
         )
 
 

@@ -25,9 +25,9 @@ class ScorerError(CollectError):
     """The scorer failed or returned no valid score."""
 
 
-def one_line(error: BaseException, limit: int = 500) -> str:
+def one_line(error: BaseException) -> str:
     """Format an exception as one line, for ledgers and tables."""
     # messages of HTTP and JSON libraries span several lines
     text = " ".join(str(error).split())
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return line if len(line) <= limit else f"{line[:limit]}…"
+    return line if len(line) <= 500 else f"{line[:500]}…"

@@ -46,41 +46,7 @@ from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Json
 from pairwright.store.table import Table
 
-# Failures: an exception as a ledger entry, with its kind and the line of the user's code
-
 _OURS = str(Path(pairwright.__file__).parent)
-
-
-def describe_failure(task: Task, error: Exception, *, expired: float | None = None) -> Entry:
-    """The ledger entry of a run that raised; `expired` is the time limit if the run exceeded it."""
-    if expired is not None:
-        return _entry(task, "timeout", f"took longer than {expired:g} s")
-    cause = _first_cause(error)
-    if isinstance(cause, PolicyError):
-        return _entry(task, cause.kind, str(cause))
-    if isinstance(cause, ScorerError):
-        return _entry(task, "scorer", str(cause))
-    kind: FailureKind = "record" if isinstance(cause, RecordError) else "workflow"
-    return _entry(task, kind, f"{one_line(cause)}{_place(cause)}")
-
-
-def _entry(task: Task, kind: FailureKind, message: str) -> Entry:
-    return Entry(task=task.id, run=task.run, state="failed", kind=kind, message=" ".join(message.split())[:1000])
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """The first exception of a group, as asyncio.TaskGroup raises them."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _place(error: BaseException) -> str:
-    # the innermost frame outside of this package is the user's line
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-
-
 Watch = Callable[[Status], None]
 Workflow = Callable[..., Any]  # async, or plain
 _WATCH_SECONDS = 0.5
@@ -260,7 +226,8 @@ class Collection:
             score_step=self._step_scorer(task),
         )
         limit = self._config.collect.task_timeout_seconds
-        failure: Entry | None = None
+        kind: FailureKind | None = None
+        message = ""
         agent = self._agent(task, recorder, tally)
         task = replace(task, endpoint=agent)
         self.status.num_running += 1
@@ -270,7 +237,9 @@ class Collection:
         except Exception as error:  # any exception of the user's code fails this run only
             cause = agent.calls.failure
             error = cause if cause is not None and str(cause) in str(error) else error
-            failure = describe_failure(task, error, expired=limit if scope.expired() else None)
+            kind, message = _describe_failure(error)
+            if scope.expired():
+                kind, message = "timeout", f"took longer than {limit:g} s"
         finally:
             self.status.num_running -= 1
             self.status.ignored.update(agent.calls.ignored)
@@ -278,9 +247,9 @@ class Collection:
         entry = Entry(
             task=task.id,
             run=task.run,
-            state="done" if failure is None else "failed",
-            kind=None if failure is None else failure.kind,
-            message="" if failure is None else failure.message,
+            state="done" if kind is None else "failed",
+            kind=kind,
+            message=" ".join(message.split())[:1000],
             seconds=round(time.monotonic() - started, 3),
             num_steps=len(recorder.steps),
             num_candidates=tally.num_candidates,
@@ -450,6 +419,20 @@ class Collection:
         self.status.load = None
         if self._watch is not None:
             self._watch(self.status)
+
+
+def _describe_failure(error: BaseException) -> tuple[FailureKind, str]:
+    """Kind and message of what a run raised; errors of the user's code with their file and line."""
+    while isinstance(error, BaseExceptionGroup):  # as asyncio.TaskGroup raises them
+        error = error.exceptions[0]
+    if isinstance(error, PolicyError):
+        return error.kind, str(error)
+    if isinstance(error, ScorerError):
+        return "scorer", str(error)
+    # the innermost frame outside of this package is the user's line
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return "record" if isinstance(error, RecordError) else "workflow", f"{one_line(error)}{place}"
 
 
 def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -4,7 +4,6 @@ The API key is read from an environment variable and never appears in a message 
 """
 
 import os
-import resource
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pairwright.config import PolicyConfig
+from pairwright.engines.listening import raise_file_limit
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ class ClientPool:
             self._key = os.environ.get(config.api_key_env, "")
             if not self._key:
                 raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
-        # Raise the limit of open files: each connection needs one, and the usual soft limit is 1,024.
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
-            wanted = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        raise_file_limit(65_536)  # each connection needs a file, and the usual soft limit is 1,024
         self._tls = ssl.create_default_context()  # shared: loading the CA certificates takes milliseconds
         self._slots: list[_Slot] = []
 

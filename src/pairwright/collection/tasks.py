@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pairwright.config import CollectConfig
 from pairwright.errors import ConfigError, SourceError
+from pairwright.paths.parquet_files import parquet_batches
 from pairwright.records.messages import Json, content_hash
 from pairwright.sources.fields import identifier
 from pairwright.sources.files import document, is_json_lines, line_units
@@ -156,9 +156,8 @@ def _csv_rows(path: Path) -> Iterator[Json]:
 
 def _parquet_rows(path: Path) -> Iterator[Json]:
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                yield from _plain(batch.to_pylist(), str(path))
+        for batch in parquet_batches(path, None, _ROWS):
+            yield from _plain(batch.to_pylist(), str(path))
     except (pa.ArrowInvalid, OSError) as error:
         raise SourceError(f"{path}: not a Parquet file that can be read: {error}") from error
 

@@ -170,16 +170,20 @@ def _netloc(origin: str) -> str:
 
 
 def _connection_limit() -> int:
-    """Raise the limit of open files as far as allowed, and return how many of them may be connections."""
+    """How many of the files that this process may open may be connections."""
+    num_files = raise_file_limit(MAX_CONNECTIONS + _RESERVED_FILES)
+    return max(8, min(MAX_CONNECTIONS, num_files - _RESERVED_FILES))
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Raise the limit of open files to `wanted`, or as far as allowed. Returns how many of `wanted` may be open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + _RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(8, min(MAX_CONNECTIONS, soft - _RESERVED_FILES))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
 
 
 def _bounded(http: str, max_connections: int) -> Any:

@@ -3,10 +3,6 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 Progress = Callable[[int, int], None]
 _SECONDS = 2.0

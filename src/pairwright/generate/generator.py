@@ -6,7 +6,7 @@ last bits of the logits do, because sums are taken in another order.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +139,6 @@ class Engine:
         `on_piece` is called for every token. `is_cancelled(position)` is called at each step; the choices of a
         cancelled request end with finish_reason "cancelled".
         """
-        results = dict(self.generate_each(requests, on_piece=on_piece, is_cancelled=is_cancelled))
-        return [results[number] for number in range(len(requests))]
-
-    def generate_each(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_piece: OnPiece | None = None,
-        is_cancelled: Callable[[int], bool] | None = None,
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield (position, result) of each request as soon as it is complete."""
         for request in requests:
             self.check(request)
         scheduler = self.open_scheduler()
@@ -160,11 +149,12 @@ class Engine:
                     for ticket in tickets:
                         if ticket.result is None:
                             ticket.is_cancelled = is_cancelled(ticket.number)
-                for ticket in scheduler.step():
-                    assert ticket.result is not None
-                    yield ticket.number, ticket.result
+                scheduler.step()
         finally:
             scheduler.close()
+        results = [ticket.result for ticket in tickets if ticket.result is not None]
+        assert len(results) == len(requests)
+        return results
 
     def reset(self) -> None:
         """Forget all rows and cached prompts, after a step that failed."""

@@ -34,7 +34,6 @@ class LlamaServer:
         file: Path,
         *,
         adapter: Path | None = None,
-        scale: float = 1.0,
         context: int = 0,
         slots: int = 4,
         threads: int | None = None,
@@ -50,7 +49,7 @@ class LlamaServer:
         params = xllamacpp.CommonParams()
         params.model.path = str(file)
         if adapter is not None:
-            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), scale)]
+            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
         params.port = 0  # a free one
         params.n_ctx, params.n_parallel, params.kv_unified = context or _MAX_CONTEXT, slots, True
         params.verbosity, params.warmup, params.ui = 0, False, False

@@ -221,12 +221,6 @@ class CustomizerApi(Dialect):
     def configs(self) -> list[Json]:
         return list(self._rows("/v1/customization/configs"))
 
-    def create_deployment_config(self, body: Json) -> bool:
-        return self._created("POST", self.host, "/v1/deployment/configs", json=body, there=(409,))
-
-    def create_deployment(self, body: Json) -> bool:
-        return self._created("POST", self.host, "/v1/deployment/model-deployments", json=body, there=(409,))
-
     def find_deployment(self, namespace: str, name: str) -> Json | None:
         rows = self._rows("/v1/deployment/model-deployments")
         return next((row for row in rows if (row.get("namespace"), row.get("name")) == (namespace, name)), None)
@@ -244,8 +238,10 @@ class CustomizerApi(Dialect):
             if wanted.image_name is not None:
                 nim["image_name"] = wanted.image_name
             shared = {"name": name, "namespace": namespace, "description": wanted.description}
-            api.create_deployment_config({**shared, "model": model, "nim_deployment": nim})
-            is_new = api.create_deployment({**shared, "config": f"{namespace}/{name}"})
+            settings = {**shared, "model": model, "nim_deployment": nim}
+            api._created("POST", api.host, "/v1/deployment/configs", json=settings, there=(409,))
+            body = {**shared, "config": f"{namespace}/{name}"}
+            is_new = api._created("POST", api.host, "/v1/deployment/model-deployments", json=body, there=(409,))
             # A name of ours belongs to this job alone; one that the user chose may be in use.
             models = None
             if not is_new and wanted.deployment_name is not None:

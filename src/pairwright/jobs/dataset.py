@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,14 +41,8 @@ class Dataset:
     noted: dict[str, int]
 
     def as_json(self) -> Json:
-        return {
-            "training": str(self.training),
-            "validation": None if self.validation is None else str(self.validation),
-            "num_training": self.num_training,
-            "num_validation": self.num_validation,
-            "refused": self.refused,
-            "noted": self.noted,
-        }
+        fields: Json = msgspec.to_builtins(self, enc_hook=str)
+        return fields
 
     def __str__(self) -> str:
         refused = ", ".join(f"{reason} {num}" for reason, num in sorted(self.refused.items()))

@@ -7,6 +7,7 @@ finds the job after a crash or a network failure. It contains no secrets.
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -120,7 +121,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     deployment: Json | None = None
 
 
-def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | None = None) -> Job:
+def new_job(backend: str, *, model: str, pairs: Path | None) -> Job:
     """Create a job in state `created`, with a unique id that sorts by time."""
     now = time.time()
     # Sorts by time, and is unique without asking anybody.
@@ -133,7 +134,6 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
         updated_at=now,
         model=model,
         pairs=None if pairs is None else str(pairs),
-        details=details or {},
     )
 
 
@@ -245,8 +245,45 @@ class Backend:
 
     def wait(self, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
         """Poll a job until it ends. Raises JobFailed if it did not complete, JobTimeout after the timeout."""
-        _refuse_event_loop()
-        return _wait(self, folder, config, show)
+        with contextlib.suppress(RuntimeError):  # raised where no loop is running in this thread, the good case
+            asyncio.get_running_loop()
+            raise BackendError(
+                "a job was waited for inside an event loop, which would stand still: use asyncio.to_thread"
+            )
+        limits = self.wait_limits(config)
+        started, num_failures = time.monotonic(), 0
+        while True:
+            # Read again in each pass: another command may have cancelled the job meanwhile.
+            job = read_job(folder)
+            try:
+                status = self.status(folder, job, config)
+                num_failures = 0
+            # A service that is away for a moment does not end the wait.
+            except Unreachable as error:
+                num_failures += 1
+                if num_failures > limits.max_failures:
+                    raise Unreachable(
+                        f"{job.id}: {num_failures} status calls failed in a row, the last with: {error}. The job may "
+                        f"be going on; come back to it with: pairwright jobs attach {folder}"
+                    ) from error
+            else:
+                job = follow_status(folder, read_job(folder), status)  # asking may have written what was learnt
+                show(status)
+                if status.state in FINAL:
+                    if status.state is JobState.COMPLETED:
+                        return status
+                    reason = status.message or "no reason given"
+                    raise JobFailed(f"{job.id}: {status.state}: {reason}; see: pairwright jobs logs {folder}")
+                if status.state is JobState.PREPARED:
+                    raise BackendError(
+                        f"{job.id}: was only prepared; start it with {job.details.get('script', '--launch')}"
+                    )
+            if limits.timeout_seconds is not None and time.monotonic() - started > limits.timeout_seconds:
+                raise JobTimeout(
+                    f"{job.id}: not done after {limits.timeout_seconds:g} s. Wait on with: pairwright jobs attach "
+                    f"{folder}; end it with: pairwright jobs cancel {folder}"
+                )
+            time.sleep(limits.poll_interval_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,50 +301,3 @@ def follow_status(folder: Path, job: Job, status: Status) -> Job:
         return job
     error = status.message if status.state is JobState.FAILED else job.error
     return write_job(folder, change_job(job, state=status.state, error=error))
-
-
-def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
-    """Poll the status until a final state, the timeout, or more than `max_failures` consecutive failures."""
-    limits = backend.wait_limits(config)
-    started, num_failures = time.monotonic(), 0
-    while True:
-        # Read again in each pass: another command may have cancelled the job meanwhile.
-        job = read_job(folder)
-        try:
-            status = backend.status(folder, job, config)
-            num_failures = 0
-        # A service that is away for a moment does not end the wait.
-        except Unreachable as error:
-            num_failures += 1
-            if num_failures > limits.max_failures:
-                raise Unreachable(
-                    f"{job.id}: {num_failures} status calls failed in a row, the last with: {error}. The job may be "
-                    f"going on; come back to it with: pairwright jobs attach {folder}"
-                ) from error
-        else:
-            job = follow_status(folder, read_job(folder), status)  # asking may have written what was learnt
-            show(status)
-            if status.state in FINAL:
-                if status.state is JobState.COMPLETED:
-                    return status
-                reason = status.message or "no reason given"
-                raise JobFailed(f"{job.id}: {status.state}: {reason}; see: pairwright jobs logs {folder}")
-            if status.state is JobState.PREPARED:
-                raise BackendError(
-                    f"{job.id}: was only prepared; start it with {job.details.get('script', '--launch')}"
-                )
-        if limits.timeout_seconds is not None and time.monotonic() - started > limits.timeout_seconds:
-            raise JobTimeout(
-                f"{job.id}: not done after {limits.timeout_seconds:g} s. Wait on with: pairwright jobs attach "
-                f"{folder}; end it with: pairwright jobs cancel {folder}"
-            )
-        time.sleep(limits.poll_interval_seconds)
-
-
-def _refuse_event_loop() -> None:
-    try:
-        # Raises where no loop is running in this thread, which is the good case.
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise BackendError("a job was waited for inside an event loop, which would stand still: use asyncio.to_thread")

@@ -8,7 +8,7 @@ has failed, with the last line of its log as the message.
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,17 +45,8 @@ _SERVER_SECONDS = 300
 Progress = Callable[[Path, Job], Status]  # what the trainer's own files tell; a message is the reason of a failure
 
 
-def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    return _submit("local", folder, request, config, say)
-
-
-def submit_to_ray(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Submit a local job that trains on a Ray cluster (ray_training.py)."""
-    return _submit("ray", folder, request, config, say)
-
-
-def _submit(backend: str, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Write the configuration of the job and start `pairwright train`."""
+def submit(backend: str, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    """Write the configuration of the job and start `pairwright train`, for `ray` on a cluster (ray_training.py)."""
     if request.pairs is None and request.experience is None:
         raise ConfigError("nothing to train on: give --pairs DIR or --experience DIR")
     process.refuse_running(folder / PROCESS)
@@ -184,10 +175,14 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     return {**deployment, "status": "ready"}
 
 
-def model_of_job(folder: Path, job: Job) -> Path:
+def result_folder(folder: Path) -> Path:
+    """The folder of the trained model, which the trainer names relative to its run's."""
     run = read_status(folder, strict=False)
-    # The trainer names its result relative to the folder.
-    model = folder / ((run and run.model) or "model")
+    return folder / ((run and run.model) or "model")
+
+
+def model_of_job(folder: Path, job: Job) -> Path:
+    model = result_folder(folder)
     if job.state is JobState.COMPLETED and not model.is_dir():
         raise BackendError(f"{model}: no such folder; the job's result was moved or deleted")
     return model
@@ -221,7 +216,15 @@ def _wait_for(url: str, folder: Path) -> None:
     raise JobTimeout(f"{url}: no answer after {_SERVER_SECONDS} s; its log is {folder / SERVER / process.LOG}")
 
 
-LOCAL = Backend(
-    name="local", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs, wait_limits=wait_limits
+LOCAL, RAY = (
+    Backend(
+        name=name,
+        submit=partial(submit, name),
+        status=status,
+        cancel=cancel,
+        deploy=deploy,
+        logs=logs,
+        wait_limits=wait_limits,
+    )
+    for name in ("local", "ray")
 )
-RAY = replace(LOCAL, name="ray", submit=submit_to_ray)

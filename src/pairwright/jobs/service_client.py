@@ -7,9 +7,9 @@ to repeat. The authorization header is sent only if a token is configured.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pairwright.jobs.job import ServiceError, Unreachable
 from pairwright.records.messages import Json
@@ -17,8 +17,8 @@ from pairwright.records.messages import Json
 if TYPE_CHECKING:  # loaded when a service is spoken to: jobs on this machine need none of it
     import httpx
 
-_TRIES = 3
-_PAUSE_SECONDS = 0.5
+_PAUSES = (0.5, 1.0)  # seconds between attempts
+Answer = TypeVar("Answer")
 # Status codes of failures that may pass; all others are refusals.
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 # 100,000 rows at most, so that a service that repeats a page cannot keep us here forever.
@@ -69,15 +69,7 @@ class ServiceClient:
 
     def _got(self, path: str, **options: Any) -> Json:
         """Send a GET request, with retries."""
-        for attempt in range(_TRIES):
-            try:
-                return self._sent("GET", path, **options)
-            except Unreachable:
-                if attempt + 1 == _TRIES:
-                    raise
-                # Exponential backoff: 0.5 s, then 1 s.
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+        return _retry(lambda: self._sent("GET", path, **options))
 
     def _sent(self, method: str, path: str, **options: Any) -> Json:
         response = self._request(method, self.host, path, **options)
@@ -91,19 +83,13 @@ class ServiceClient:
 
     def _created(self, method: str, host: str, path: str, *, there: tuple[int, ...], **options: Any) -> bool:
         """Send a create request, with retries. Returns False on a status in `there` (already exists)."""
-        for attempt in range(_TRIES):
-            try:
-                self._request(method, host, path, **options)
-                return True
-            except ServiceError as error:
-                if error.status in there:
-                    return False
-                raise
-            except Unreachable:
-                if attempt + 1 == _TRIES:
-                    raise
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+        try:
+            _retry(lambda: self._request(method, host, path, **options))
+        except ServiceError as error:
+            if error.status in there:
+                return False
+            raise
+        return True
 
     def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
         """Send a request. Raises Unreachable for transport errors and retryable statuses, else ServiceError."""
@@ -129,6 +115,16 @@ class ServiceClient:
         if not response.is_success:
             raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
         return response
+
+
+def _retry(send: Callable[[], Answer]) -> Answer:
+    """Send a request that is safe to repeat, up to three times with growing pauses."""
+    for pause in _PAUSES:
+        try:
+            return send()
+        except Unreachable:
+            time.sleep(pause)
+    return send()
 
 
 def require_field(value: Json, field: str, what: str) -> Json:

@@ -4,11 +4,9 @@ An ignored option would silently change the training, so every unsupported optio
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
-import pyarrow as pa
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
@@ -53,8 +51,9 @@ def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False
 
     External trainers do not support stages, and those that shuffle (not `keeps_order`) lose the order.
     """
+    stages = pair_batches(pairs, ["curriculum_stage"])
     # An empty series first, so that a table without pairs has the type.
-    column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in _stages(pairs))])
+    column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in stages)])
     curriculum = read_curriculum(pairs, column)
     if curriculum is None:
         return False
@@ -65,10 +64,6 @@ def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False
             "backend.name: local, or build them without pairs.curriculum"
         )
     return True
-
-
-def _stages(pairs: Path) -> Iterator[pa.RecordBatch]:
-    return pair_batches(pairs, ["curriculum_stage"])
 
 
 def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int, int]:

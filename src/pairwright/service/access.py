@@ -20,6 +20,7 @@ from pairwright.errors import ConfigError
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.rows.api_tokens import EVERYBODY, Caller, caller_of, count_tokens
+from pairwright.service.rows.names import check_name
 
 _OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/health/ready", "/v1/health/live", "/v1/health/ready"})
 
@@ -104,3 +105,23 @@ def _refuse_unauthorized(message: str) -> Refusal:
 
 
 CallerIs = Annotated[Caller, Depends(caller)]
+
+
+async def _readable(namespace: str, caller: CallerIs) -> str:
+    caller.check(check_name(namespace, "namespace"), write=False)
+    return namespace
+
+
+async def _writable(namespace: str, caller: CallerIs) -> str:
+    caller.check(check_name(namespace, "namespace"), write=True)
+    return namespace
+
+
+async def _valid_name(name: str) -> str:
+    return check_name(name, "name")
+
+
+# Parts of a path: a namespace that the caller may read, or write, and a name that is valid.
+Readable = Annotated[str, Depends(_readable)]
+Writable = Annotated[str, Depends(_writable)]
+ValidName = Annotated[str, Depends(_valid_name)]

@@ -58,9 +58,9 @@ class Refusal(PairwrightError):
         return JSONResponse(body, self.status, headers)
 
 
-def header_text(text: str, limit: int = 300) -> str:
+def header_text(text: str) -> str:
     """Convert text for use in a header: printable ASCII on one line, truncated."""
-    return "".join(character if " " <= character <= "~" else "?" for character in text[:limit])
+    return "".join(character if " " <= character <= "~" else "?" for character in text[:300])
 
 
 def not_found(what: str, name: str, *, hint: str = "") -> Refusal:

@@ -2,12 +2,15 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.rows.database import Database
 from pairwright.service.settings import Settings
+
+Document = dict[str, Any]  # of the API, as JSON
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,6 @@ async def context_of(request: Request) -> Context:  # async: a plain function wo
     context = request.app.state.context
     assert isinstance(context, Context)
     return context
+
+
+ContextIs = Annotated[Context, Depends(context_of)]

@@ -64,17 +64,20 @@ class NamespaceBody(Described):
     id: Name
 
 
-class DatasetBody(Described):
-    """A dataset and where its files are: `hf://datasets/<namespace>/<name>`, with `@<commit>` for one revision."""
-
-    name: Name
-    namespace: Name = "default"
-    files_url: Name
+class DatasetFields(Body):
     format: Name | None = None
     hf_endpoint: Name | None = None
     # 2**53: the largest whole number that every JSON client reads exactly.
     limit: Count | None = Field(default=None, ge=1, le=2**53)
     split: Name | None = None
+
+
+class DatasetBody(DatasetFields, Described):
+    """A dataset and where its files are: `hf://datasets/<namespace>/<name>`, with `@<commit>` for one revision."""
+
+    name: Name
+    namespace: Name = "default"
+    files_url: Name
 
 
 class DatasetReference(Body):
@@ -198,7 +201,7 @@ class ExternalEndpoint(Body):
     enabled_models: list[ModelName] = Field(default=[], max_length=100)
 
 
-class Served(Described):
+class Served(Body):
     """What a deployment serves: a model of this service, or an endpoint elsewhere."""
 
     model: ModelName | Json | None = None
@@ -206,13 +209,13 @@ class Served(Described):
     external_endpoint: ExternalEndpoint | None = None
 
 
-class InlineConfig(Served):
+class InlineConfig(Served, Described):
     name: Name | None = None
     namespace: Name | None = None
     schema_version: Name | None = None
 
 
-class DeploymentConfigBody(Served):
+class DeploymentConfigBody(Served, Described):
     name: Name | None = None
     namespace: Name = "default"
 
@@ -261,26 +264,16 @@ class NamespaceUpdate(Body):
     schema_version: Name | None = Field(default=None, exclude=True)
 
 
-class ProjectUpdate(NamespaceUpdate):
-    pass
-
-
-class DatasetUpdate(NamespaceUpdate):
+class DatasetUpdate(DatasetFields, NamespaceUpdate):
     files_url: Name | None = None
-    format: Name | None = None
-    hf_endpoint: Name | None = None
-    limit: Count | None = Field(default=None, ge=1, le=2**53)
-    split: Name | None = None
 
 
 class ModelUpdate(ModelEntry, NamespaceUpdate):
     pass
 
 
-class DeploymentConfigUpdate(NamespaceUpdate):
-    model: ModelName | Json | None = None
-    nim_deployment: NimDeployment | None = None
-    external_endpoint: ExternalEndpoint | None = None
+class DeploymentConfigUpdate(Served, NamespaceUpdate):
+    pass
 
 
 class DeploymentUpdate(NamespaceUpdate):

@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -78,8 +79,8 @@ class AgentEndpoint:
                 f"task.base_url and task.client need starlette and uvicorn ({error}): pip install 'pairwright[collect]'"
             ) from None
         routes = [
-            Route("/run/{key}/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/run/{key}/v1/responses", self._responses, methods=["POST"]),
+            Route("/run/{key}/v1/chat/completions", partial(self._answer, kind="chat"), methods=["POST"]),
+            Route("/run/{key}/v1/responses", partial(self._answer, kind="responses"), methods=["POST"]),
             Route("/run/{key}/v1/models", self._models, methods=["GET"]),
         ]
         listener = listen("127.0.0.1", 0)
@@ -89,12 +90,6 @@ class AgentEndpoint:
             target=lambda: asyncio.run(self._server.serve(sockets=[listener])), name="pairwright-agents", daemon=True
         )
         self._thread.start()
-
-    async def _chat(self, request: "Request") -> "Response":
-        return await self._answer(request, "chat")
-
-    async def _responses(self, request: "Request") -> "Response":
-        return await self._answer(request, "responses")
 
     async def _models(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse

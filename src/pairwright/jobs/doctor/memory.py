@@ -7,15 +7,16 @@ Estimates are upper bounds of what the settings allow (a micro-batch of `micro_b
 import json
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from pairwright.config.model_config import PolicyConfig
 from pairwright.config.train_config import TrainConfig
 
-# Bytes. The format allows no larger header; a file that claims one is not safetensors.
-_MAX_HEADER = 100 * 2**20
 _LORA_BYTES_SHARE = 0.05  # an adapter with its gradients and optimizer, as a share of the weights: generous
 _LOGIT_ROWS = 512  # positions whose logits exist at once in training (losses/logps.py)
 _CACHE_BATCHES = 8  # the cache of an engine holds so many times `max_batch_tokens` (generate/generator.py)
@@ -54,9 +55,11 @@ class Needs:
 
 def model_size(folder: Path) -> Size | None:
     """Count the parameters in the safetensors files of a folder; None if there are none or they are unreadable."""
-    files = sorted(folder.glob("*.safetensors"))
-    counts = [_num_parameters(path) for path in files]
-    return Size(sum(counts), _read_shape(folder)) if counts and all(counts) else None
+    try:
+        num_parameters = count_parameters(folder).total()
+    except (OSError, SafetensorError):
+        return None
+    return Size(num_parameters, _read_shape(folder)) if num_parameters else None
 
 
 def needs(size: Size, train: TrainConfig) -> Needs:
@@ -147,18 +150,15 @@ def _machine_memory() -> int:
         return num_bytes
 
 
-def _num_parameters(path: Path) -> int:
-    try:
-        with open(path, "rb") as file:
-            # safetensors: 8 bytes with the length of the header, then the header as JSON: name to dtype and shape.
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= _MAX_HEADER:
-                return 0
-            header = json.loads(file.read(length))
-    except (OSError, ValueError):
-        return 0
-    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__" and "shape" in entry]
-    return sum(math.prod(shape) for shape in shapes)
+def count_parameters(folder: Path) -> Counter[str]:
+    """Count the parameters in the safetensors files of a folder, by dtype (F32, BF16, ...); no weights are read."""
+    counts: Counter[str] = Counter()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+    return counts
 
 
 def _read_shape(folder: Path) -> Shape | None:

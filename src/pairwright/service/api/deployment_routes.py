@@ -1,25 +1,24 @@
 """Routes of deployment configs and deployments."""
 
-from typing import Annotated, Any
-
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pairwright.jobs import process
-from pairwright.service.access import CallerIs
-from pairwright.service.api.entity_crud import EntityRoutes, deletion_document, fields_by_name
+from pairwright.service.access import CallerIs, Readable, ValidName, Writable
+from pairwright.service.api.entity_crud import add_entity_routes, deletion_document, fields_by_name
 from pairwright.service.api.model_routes import check_endpoint
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import (
     DeploymentBody,
     DeploymentConfigBody,
     DeploymentConfigUpdate,
     DeploymentUpdate,
     InlineConfig,
+    Served,
 )
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
@@ -29,8 +28,6 @@ from pairwright.service.run import deployments
 from pairwright.service.run.model_names import check_known, model_folder
 
 router = APIRouter(tags=["deployments"])
-ContextIs = Annotated[Context, Depends(context_of)]
-Document = dict[str, Any]
 
 
 @router.post("/v1/deployment/configs")
@@ -47,18 +44,15 @@ def create_config(body: DeploymentConfigBody, caller: CallerIs, context: Context
 
 @router.patch("/v1/deployment/configs/{namespace}/{name}")
 def update_config(
-    namespace: str, name: str, body: DeploymentConfigUpdate, caller: CallerIs, context: ContextIs
+    namespace: Writable, name: ValidName, body: DeploymentConfigUpdate, caller: CallerIs, context: ContextIs
 ) -> Document:
     """Change a deployment config; deployments that were made from it stay as they are."""
-    caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing() as connection:
         _check_config(connection, body, caller, context, is_update=True)
         changes = body.model_dump(exclude_unset=True)
         if body.model is not None:
             changes["model"] = _model_name(body.model)
-        return _config_document(
-            entities.update(connection, entities.DEPLOYMENT_CONFIG, namespace, check_name(name, "name"), changes)
-        )
+        return _config_document(entities.update(connection, entities.DEPLOYMENT_CONFIG, namespace, name, changes))
 
 
 @router.post("/v1/deployment/model-deployments")
@@ -81,12 +75,16 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
 
 @router.patch("/v1/deployment/model-deployments/{namespace}/{name}")
 def update_deployment(
-    namespace: str, name: str, body: DeploymentUpdate, request: Request, caller: CallerIs, context: ContextIs
+    namespace: Writable,
+    name: ValidName,
+    body: DeploymentUpdate,
+    request: Request,
+    caller: CallerIs,
+    context: ContextIs,
 ) -> Document:
     """Change a deployment; with another config its model server is replaced."""
-    caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing_one_at_a_time("deployments") as connection:
-        row = deployments.get(connection, namespace, check_name(name, "name"))
+        row = deployments.get(connection, namespace, name)
         document = msgspec.json.decode(row["document"]) | body.model_dump(exclude_unset=True, exclude={"config"})
         model = row["model"]
         if body.config is not None:
@@ -123,30 +121,27 @@ def list_deployments(asked: PagingIs, request: Request, caller: CallerIs, contex
 
 
 @router.get("/v1/deployment/model-deployments/{namespace}/{name}")
-def read_deployment(namespace: str, name: str, request: Request, caller: CallerIs, context: ContextIs) -> Document:
+def read_deployment(namespace: Readable, name: ValidName, request: Request, context: ContextIs) -> Document:
     """One deployment."""
-    caller.check(check_name(namespace, "namespace"), write=False)
     with context.database.reading() as connection:
-        row = deployments.get(connection, namespace, check_name(name, "name"))
+        row = deployments.get(connection, namespace, name)
     return deployments.deployment_document(row, str(request.base_url))
 
 
 @router.get("/v1/deployment/model-deployments/{namespace}/{name}/logs")
-def read_deployment_log(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_deployment_log(namespace: Readable, name: ValidName, context: ContextIs) -> Document:
     """The last lines that the model server wrote."""
-    caller.check(check_name(namespace, "namespace"), write=False)
     with context.database.reading() as connection:
-        row = deployments.get(connection, namespace, check_name(name, "name"))
+        row = deployments.get(connection, namespace, name)
     text = "\n".join(process.log_end(context.settings.deployment_folder(row["id"]), 200))
     return {"lines": context.settings.hide_paths(text).split("\n") if text else []}
 
 
 @router.delete("/v1/deployment/model-deployments/{namespace}/{name}")
-def delete_deployment(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
+def delete_deployment(namespace: Writable, name: ValidName, context: ContextIs) -> Document:
     """Stop serving a model."""
-    caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing() as connection:
-        row = deployments.get(connection, namespace, check_name(name, "name"))
+        row = deployments.get(connection, namespace, name)
         connection.execute(sa.delete(rows).where(rows.c.id == row["id"]))
     context.wake.set()
     return deletion_document(row["id"])
@@ -154,7 +149,7 @@ def delete_deployment(namespace: str, name: str, caller: CallerIs, context: Cont
 
 def _check_config(
     connection: sa.Connection,
-    body: DeploymentConfigBody | DeploymentConfigUpdate | InlineConfig,
+    body: Served,
     caller: Caller,
     context: Context,
     *,
@@ -212,9 +207,5 @@ def _config_document(document: Document) -> Document:
     return {**document, "external_endpoint": {**endpoint, "api_key": "***" if endpoint.get("api_key") else None}}
 
 
-EntityRoutes(
-    "/v1/deployment/configs",
-    entities.DEPLOYMENT_CONFIG,
-    ("namespace", "name", "model", "project"),
-    show=_config_document,
-).add_routes(router)
+_FILTERS = ("namespace", "name", "model", "project")
+add_entity_routes(router, "/v1/deployment/configs", entities.DEPLOYMENT_CONFIG, _FILTERS, show=_config_document)

@@ -1,36 +1,30 @@
 """Routes of namespaces, projects and datasets: create, read, list, update, delete."""
 
-from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from pairwright.service.access import CallerIs
-from pairwright.service.api.entity_crud import EntityRoutes, deletion_document, fields_by_name
+from pairwright.service.access import CallerIs, Readable, ValidName, Writable
+from pairwright.service.api.entity_crud import add_entity_routes, deletion_document, fields_by_name
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import ContextIs, Document
 from pairwright.service.request_models import (
     DatasetBody,
     DatasetUpdate,
     NamespaceBody,
     NamespaceUpdate,
     ProjectBody,
-    ProjectUpdate,
 )
 from pairwright.service.rows import entities
 from pairwright.service.rows.names import check_name
 from pairwright.service.run.submitting import check_files_url
 
 router = APIRouter(prefix="/v1", tags=["namespaces and datasets"])
-ContextIs = Annotated[Context, Depends(context_of)]
-Document = dict[str, Any]
-_DATASETS = EntityRoutes("/datasets", entities.DATASET, ("namespace", "project", "name"))
-_PROJECTS = EntityRoutes("/projects", entities.PROJECT, ("namespace", "name", "project"))
-_DATASETS.add_routes(router)
-_PROJECTS.add_routes(router)
+add_entity_routes(router, "/datasets", entities.DATASET, ("namespace", "project", "name"))
+add_entity_routes(router, "/projects", entities.PROJECT, ("namespace", "name", "project"))
 
 
 @router.post("/namespaces")
@@ -53,26 +47,22 @@ def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Re
 
 
 @router.get("/namespaces/{namespace}")
-def read_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_namespace(namespace: Readable, context: ContextIs) -> Document:
     """One namespace."""
-    caller.check(check_name(namespace, "namespace"), write=False)
     with context.database.reading() as connection:
         return entities.get(connection, entities.NAMESPACE, "", namespace)
 
 
 @router.patch("/namespaces/{namespace}")
-def update_namespace(namespace: str, body: NamespaceUpdate, caller: CallerIs, context: ContextIs) -> Document:
+def update_namespace(namespace: Writable, body: NamespaceUpdate, context: ContextIs) -> Document:
     """Change a namespace."""
-    caller.check(check_name(namespace, "namespace"), write=True)
-    changes = body.model_dump(exclude_unset=True)
     with context.database.writing() as connection:
-        return entities.update(connection, entities.NAMESPACE, "", namespace, changes)
+        return entities.update(connection, entities.NAMESPACE, "", namespace, body.model_dump(exclude_unset=True))
 
 
 @router.delete("/namespaces/{namespace}")
-def delete_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Document:
+def delete_namespace(namespace: Writable, context: ContextIs) -> Document:
     """Delete a namespace that holds nothing."""
-    caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing() as connection:
         for kind in (entities.DATASET, entities.REPOSITORY, entities.DEPLOYMENT_CONFIG):
             left = [item for item in entities.every(connection, kind) if item["namespace"] == namespace]
@@ -101,9 +91,8 @@ async def create_store_namespace(request: Request, caller: CallerIs, context: Co
 
 
 @router.get("/datastore/namespaces/{namespace}")
-def read_store_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_store_namespace(namespace: Readable, context: ContextIs) -> Document:
     """A namespace for files."""
-    caller.check(check_name(namespace, "namespace"), write=False)
     with context.database.reading() as connection:
         return entities.get(connection, entities.STORE_NAMESPACE, "", namespace)
 
@@ -126,12 +115,15 @@ def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> D
 
 
 @router.patch("/datasets/{namespace}/{name}")
-def update_dataset(namespace: str, name: str, body: DatasetUpdate, caller: CallerIs, context: ContextIs) -> Document:
+def update_dataset(
+    namespace: Writable, name: ValidName, body: DatasetUpdate, caller: CallerIs, context: ContextIs
+) -> Document:
     """Change the entry of a dataset."""
     if body.files_url is not None:
         source, _, _ = check_files_url(body.files_url, "files_url")
         caller.check(source, write=False)
-    return _DATASETS.update(body.model_dump(exclude_unset=True), namespace, name, caller, context)
+    with context.database.writing() as connection:
+        return entities.update(connection, entities.DATASET, namespace, name, body.model_dump(exclude_unset=True))
 
 
 @router.post("/projects")
@@ -145,6 +137,7 @@ def create_project(body: ProjectBody, caller: CallerIs, context: ContextIs) -> D
 
 
 @router.patch("/projects/{namespace}/{name}")
-def update_project(namespace: str, name: str, body: ProjectUpdate, caller: CallerIs, context: ContextIs) -> Document:
+def update_project(namespace: Writable, name: ValidName, body: NamespaceUpdate, context: ContextIs) -> Document:
     """Change a project."""
-    return _PROJECTS.update(body.model_dump(exclude_unset=True), namespace, name, caller, context)
+    with context.database.writing() as connection:
+        return entities.update(connection, entities.PROJECT, namespace, name, body.model_dump(exclude_unset=True))

@@ -1,9 +1,9 @@
 """Routes of jobs, and of the base models that they can train."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter
 from sqlalchemy.engine import RowMapping
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from pairwright.service.access import CallerIs
 from pairwright.service.api.entity_crud import deletion_document, fields_by_name
 from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, json_answer, page_of
 from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import JobBody
 from pairwright.service.rows import entities
 from pairwright.service.rows import job_rows as jobs
@@ -24,12 +24,10 @@ from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.job_progress import read_metrics, summary
 from pairwright.service.rows.names import check_model_name, check_name
 from pairwright.service.run.base_models import config_document, target_document
-from pairwright.service.run.job_control import end_job, remove_job, reopen_job
-from pairwright.service.run.submitting import submit
+from pairwright.service.run.job_control import end_job, find_job, remove_job, reopen_job
+from pairwright.service.run.submitting import IdentityOf, submit
 
 router = APIRouter(prefix="/v1/customization", tags=["jobs"])
-ContextIs = Annotated[Context, Depends(context_of)]
-Document = dict[str, Any]
 
 
 # The columns of a filter; a job matches where one of them does.
@@ -54,24 +52,9 @@ _COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
 
 
 @router.post("/jobs")
-def create_job(
-    body: JobBody,
-    request: Request,
-    caller: CallerIs,
-    context: ContextIs,
-    idempotency_key: Annotated[str | None, Header(max_length=300)] = None,
-    x_stainless_retry_count: Annotated[str | None, Header()] = None,
-    x_stainless_read_timeout: Annotated[str | None, Header()] = None,
-) -> Document:
+def create_job(body: JobBody, caller: CallerIs, context: ContextIs, identity_of: IdentityOf) -> Document:
     """Submit a job. The same request sent again is answered with the job that it made."""
-    identity = jobs.request_of(
-        caller.name,
-        body.model_dump_json().encode(),
-        key=idempotency_key,
-        attempt=x_stainless_retry_count,
-        timeout=x_stainless_read_timeout,
-    )
-    return jobs.job_document(submit(context, body, caller, identity))
+    return jobs.job_document(submit(context, body, caller, identity_of(body)))
 
 
 @router.get("/jobs", openapi_extra=FILTERED)
@@ -106,14 +89,16 @@ def _order(column: Any, number: Any, asked: Paging) -> tuple[sa.ColumnElement[An
 @router.get("/jobs/{job_id}")
 def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """One job."""
-    row = _job(job_id, caller, context)
+    with context.database.reading() as connection:
+        row = find_job(connection, job_id, caller)
     return jobs.job_document(row, _progress(row, context))
 
 
 @router.get("/jobs/{job_id}/status")
 def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Response:
     """How far a job is, with its curves."""
-    row = _job(job_id, caller, context)
+    with context.database.reading() as connection:
+        row = find_job(connection, job_id, caller)
     curves = read_metrics(context.settings.run_folder(row["id"]))
     # The two curves that clients always expect.
     for name in ("train_loss", "val_loss"):
@@ -125,36 +110,33 @@ def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Response:
 @router.post("/jobs/{job_id}/cancel")
 def cancel_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Cancel a job: at once if it waits, else as soon as its worker has ended."""
-    _job(job_id, caller, context, write=True)
     return jobs.job_document(end_job(context, job_id, caller, is_paused=False))
 
 
 @router.post("/jobs/{job_id}/pause")
 def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Cancel a job and keep its checkpoints, so that it can be resumed."""
-    _job(job_id, caller, context, write=True)
     return jobs.job_document(end_job(context, job_id, caller, is_paused=True))
 
 
 @router.post("/jobs/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Put a job that failed, or was paused or cancelled, back into the queue; it goes on from its last checkpoint."""
-    _job(job_id, caller, context, write=True)
     return jobs.job_document(reopen_job(context, job_id, caller))
 
 
 @router.delete("/jobs/{job_id}")
 def delete_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Delete a job that has ended, with its files and its model."""
-    _job(job_id, caller, context, write=True)
-    remove_job(context, job_id)
+    remove_job(context, job_id, caller)
     return deletion_document(job_id)
 
 
 @router.get("/jobs/{job_id}/container-logs")
 def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """The last lines that the worker wrote."""
-    row = _job(job_id, caller, context)
+    with context.database.reading() as connection:
+        row = find_job(connection, job_id, caller)
     text = "\n".join(process.log_end(context.settings.run_folder(row["id"]) / PROCESS, 1000))
     lines = context.settings.hide_paths(text).split("\n") if text else []
     error = None
@@ -220,13 +202,6 @@ def _find_by_name(context: Context, namespace: str, name: str, kind: str) -> Doc
     raise not_found(kind, f"{namespace}/{name}", hint=f"known: {', '.join(target['name'] for target in targets)}")
 
 
-def _job(job_id: str, caller: Caller, context: Context, *, write: bool = False) -> RowMapping:
-    with context.database.reading() as connection:
-        row = jobs.get(connection, check_name(job_id, "job_id"))
-    caller.check(row["namespace"], write=write)
-    return row
-
-
 def _progress(row: RowMapping, context: Context) -> Document | None:
     """Read the current progress of a running job; None for other jobs, whose progress is in the row."""
     if row["state"] not in (JobState.RUNNING, JobState.CANCELLING):
@@ -251,9 +226,8 @@ def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bo
         values = wanted.replace("\0", "").split(",")
         where.append(sa.or_(*(_one_of(column, values) for column in _COLUMNS[key])))
         tables |= {column.table for column in _COLUMNS[key]}
-    if not caller.is_everywhere:
-        # A scope is NAMESPACE or NAMESPACE:RIGHT; either may read.
-        where.append(rows.c.namespace.in_(sorted({scope.partition(":")[0] for scope in caller.scopes})))
+    if caller.namespaces is not None:
+        where.append(rows.c.namespace.in_(caller.namespaces))
         tables.add(rows)
     return where, tables
 

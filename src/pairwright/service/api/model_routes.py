@@ -6,22 +6,21 @@ clients of OpenAI's API expect, and ends the one that was not asked for longest 
 
 import asyncio
 import time
-from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from sqlalchemy.engine import RowMapping
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from pairwright.service.access import CallerIs
+from pairwright.service.access import CallerIs, Readable, ValidName
 from pairwright.service.api.paging import FILTERED, PagingIs, envelope
 from pairwright.service.api_errors import Refusal, already_there
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import ModelBody, ModelUpdate
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
@@ -40,8 +39,6 @@ from pairwright.service.run.model_names import (
 from pairwright.service.settings import Settings
 
 router = APIRouter(tags=["models"])
-ContextIs = Annotated[Context, Depends(context_of)]
-Document = dict[str, Any]
 # Headers passed on to the model server and back; tokens of the service never reach it.
 _PASSED_ON = ("content-type", "accept", "x-request-id")
 _PASSED_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
@@ -135,10 +132,10 @@ async def complete(request: Request, caller: CallerIs, context: ContextIs) -> Re
 @router.get("/deployments/{namespace}/{name}/{path:path}")
 @router.post("/deployments/{namespace}/{name}/{path:path}")
 async def ask_deployment(
-    namespace: str, name: str, path: str, request: Request, caller: CallerIs, context: ContextIs
+    namespace: Readable, name: ValidName, path: str, request: Request, context: ContextIs
 ) -> Response:
     """The model server of a deployment: `/v1/chat/completions`, `/v1/models` and so on."""
-    row = await run_in_threadpool(_row, context, caller, namespace, name)
+    row = await run_in_threadpool(_row, context, namespace, name)
     # No other route of the model server can be reached from outside.
     if path != "health" and not path.startswith("v1/"):
         raise Refusal(404, "unknown_route", f"{path[:100]!r}: expected health or a path below v1/")
@@ -164,10 +161,9 @@ class _Asked(msgspec.Struct):
     model: str
 
 
-def _row(context: Context, caller: Caller, namespace: str, name: str) -> RowMapping:
-    caller.check(check_name(namespace, "namespace"), write=False)
+def _row(context: Context, namespace: str, name: str) -> RowMapping:
     with context.database.reading() as connection:
-        return deployments.get(connection, namespace, check_name(name, "name"))
+        return deployments.get(connection, namespace, name)
 
 
 def _row_of_model(context: Context, caller: Caller, model: str) -> RowMapping:
@@ -221,8 +217,7 @@ def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
 
 def _make_room(connection: sa.Connection, context: Context) -> None:
     """End the automatic deployment that was not asked for longest, if all places are taken."""
-    live = sa.select(rows).where(rows.c.state != DeploymentState.FAILED, rows.c.port.is_distinct_from(EXTERNAL))
-    served = list(connection.execute(live).mappings())
+    served = deployments.served_here(connection)
     automatic = [row for row in served if row["name"].startswith(AUTOMATIC)]
     if len(served) >= context.settings.max_deployments and automatic:
         oldest = min(automatic, key=lambda row: (context.asked.get(row["id"], 0.0), row["created_at"]))
@@ -237,14 +232,9 @@ async def _wait_until_ready(request: Request, context: Context, row: RowMapping)
             await asyncio.sleep(_POLL_SECONDS)
             if await request.is_disconnected():
                 raise Refusal(400, "client_left", "the client left before the model was ready")
-            row = await run_in_threadpool(_newest, context, row)
+            row = await run_in_threadpool(_row, context, row["namespace"], row["name"])
     _refuse_unready(row)
     return row
-
-
-def _newest(context: Context, row: RowMapping) -> RowMapping:
-    with context.database.reading() as connection:
-        return deployments.get(connection, row["namespace"], row["name"])
 
 
 def _refuse_unready(row: RowMapping) -> None:

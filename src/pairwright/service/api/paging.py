@@ -106,9 +106,9 @@ def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, 
     return True
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
+def json_answer(value: Any) -> Response:
     """Build a JSON response of values that are plain JSON already."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Response:

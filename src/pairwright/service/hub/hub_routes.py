@@ -15,21 +15,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from pairwright.service.access import CallerIs
+from pairwright.service.access import CallerIs, Readable, ValidName, Writable
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs
 from pairwright.service.hub.commit_body import read_change
 from pairwright.service.hub.large_files import needs_large_file, was_sent
 from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
-from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.blob_store import Blob
 from pairwright.service.rows.names import check_name, check_path
 from pairwright.service.rows.repositories import Commit, Tree
 from pairwright.service.run.usage import check_quota, free_blobs
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
-ContextIs = Annotated[Context, Depends(context_of)]
+
+
+def _commit_at(namespace: Readable, name: ValidName, revision: str, context: ContextIs) -> Commit:
+    with context.database.reading() as connection:
+        return repositories.commit_at(connection, namespace, name, revision)
+
+
+CommitIs = Annotated[Commit, Depends(_commit_at)]  # of the revision in the path
 
 
 class RepositoryBody(BaseModel):
@@ -87,16 +93,10 @@ def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs
 
 @router.post("/api/datasets/{namespace}/{name}/preupload/{revision}")
 def preupload(
-    namespace: str,
-    name: str,
-    revision: str,
-    body: PreuploadBody,
-    request: Request,
-    caller: CallerIs,
-    context: ContextIs,
+    namespace: Writable, name: ValidName, revision: str, body: PreuploadBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
     """How to send files: in the commit, where the client can. Files that are there carry their id, and are not sent."""
-    tree = _commit(context, caller, namespace, name, revision, write=True).tree
+    tree = _commit_at(namespace, name, revision, context).tree
     files = []
     for file in body.files:
         there = tree.get(check_path(file.path))
@@ -109,13 +109,14 @@ def preupload(
 
 @router.post("/api/datasets/{namespace}/{name}/commit/{revision}")
 async def commit(
-    namespace: str, name: str, revision: str, request: Request, caller: CallerIs, context: ContextIs
+    namespace: Writable, name: ValidName, revision: str, request: Request, context: ContextIs
 ) -> dict[str, Any]:
     """Commit files: `application/x-ndjson`, a header line, then one line a file."""
     if request.query_params.get("create_pr") in ("1", "true"):
         raise Refusal(422, "no_pull_requests", "commits go to a branch; there are no pull requests")
     # Repository, branch and rights are checked before the body, which may be gigabytes, is read.
-    branch = await run_in_threadpool(_branch, context, caller, namespace, name, revision)
+    branch = revision.removeprefix("refs/heads/")
+    await run_in_threadpool(_check_branch, context, namespace, name, branch)
     async with spool_body(request, context.blobs) as body:
         oid = await run_in_threadpool(_commit_body, context, namespace, name, body, branch)
     url = f"datasets/{namespace}/{name}/commit/{oid}"
@@ -123,24 +124,22 @@ async def commit(
 
 
 @router.get("/api/datasets/{namespace}/{name}")
-def repository_information(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def repository_information(namespace: Readable, name: ValidName, context: ContextIs) -> dict[str, Any]:
     """The head of a repository."""
-    return _information(namespace, name, _commit(context, caller, namespace, name, repositories.MAIN))
+    return repository_document(namespace, name, _commit_at(namespace, name, repositories.MAIN, context))
 
 
 @router.get("/api/datasets/{namespace}/{name}/revision/{revision:path}")
-def revision_information(
-    namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs
-) -> dict[str, Any]:
+def revision_information(namespace: Readable, name: ValidName, commit: CommitIs) -> dict[str, Any]:
     """A revision of a repository: its commit and the names of its files."""
-    return _information(namespace, name, _commit(context, caller, namespace, name, revision))
+    return repository_document(namespace, name, commit)
 
 
 @router.get("/api/datasets/{namespace}/{name}/refs")
-def read_references(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def read_references(namespace: Readable, name: ValidName, context: ContextIs) -> dict[str, Any]:
     """Branches and tags."""
-    newest = _commit(context, caller, namespace, name, repositories.MAIN)
     with context.database.reading() as connection:
+        newest = repositories.head(connection, namespace, name)
         branches = repositories.list_references(connection, namespace, name, repositories.BRANCH)
         tags = repositories.list_references(connection, namespace, name, repositories.TAG)
     heads = {repositories.MAIN: newest.oid} | {row["reference"]: row["oid"] for row in branches}
@@ -168,12 +167,12 @@ class TagBody(BaseModel):
 
 @router.post("/api/datasets/{namespace}/{name}/branch/{branch:path}")
 def create_branch(
-    namespace: str, name: str, branch: str, body: BranchBody, caller: CallerIs, context: ContextIs
+    namespace: Writable, name: ValidName, branch: str, body: BranchBody, context: ContextIs
 ) -> dict[str, Any]:
     """Create a branch, at the head of `main` or at another revision."""
     check_name(branch, "branch")
-    start = _commit(context, caller, namespace, name, body.startingPoint or repositories.MAIN, write=True)
     with context.database.writing() as connection:
+        start = repositories.commit_at(connection, namespace, name, body.startingPoint or repositories.MAIN)
         repositories.create_reference(
             connection, namespace, name, kind=repositories.BRANCH, reference=branch, oid=start.oid
         )
@@ -181,43 +180,35 @@ def create_branch(
 
 
 @router.delete("/api/datasets/{namespace}/{name}/branch/{branch:path}")
-def delete_branch(namespace: str, name: str, branch: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def delete_branch(namespace: Writable, name: ValidName, branch: str, context: ContextIs) -> dict[str, Any]:
     """Delete a branch; its commits stay."""
-    _delete_reference(context, caller, namespace, name, repositories.BRANCH, branch)
+    _delete_reference(context, namespace, name, repositories.BRANCH, branch)
     return {"deleted": branch}
 
 
 @router.post("/api/datasets/{namespace}/{name}/tag/{revision:path}")
 def create_tag(
-    namespace: str, name: str, revision: str, body: TagBody, caller: CallerIs, context: ContextIs
+    namespace: Writable, name: ValidName, revision: str, body: TagBody, context: ContextIs
 ) -> dict[str, Any]:
     """Name a revision."""
     check_name(body.tag, "tag")
-    commit = _commit(context, caller, namespace, name, revision, write=True)
+    more = {"kind": repositories.TAG, "reference": body.tag, "message": body.message or ""}
     with context.database.writing() as connection:
-        repositories.create_reference(
-            connection,
-            namespace,
-            name,
-            kind=repositories.TAG,
-            reference=body.tag,
-            oid=commit.oid,
-            message=body.message or "",
-        )
+        commit = repositories.commit_at(connection, namespace, name, revision)
+        repositories.create_reference(connection, namespace, name, oid=commit.oid, **more)
     return {"name": body.tag, "targetCommit": commit.oid}
 
 
 @router.delete("/api/datasets/{namespace}/{name}/tag/{tag:path}")
-def delete_tag(namespace: str, name: str, tag: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def delete_tag(namespace: Writable, name: ValidName, tag: str, context: ContextIs) -> dict[str, Any]:
     """Delete a tag."""
-    _delete_reference(context, caller, namespace, name, repositories.TAG, tag)
+    _delete_reference(context, namespace, name, repositories.TAG, tag)
     return {"deleted": tag}
 
 
 @router.get("/api/datasets/{namespace}/{name}/commits/{revision}")
-def commit_list(namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs) -> list[dict[str, Any]]:
+def commit_list(namespace: Readable, name: ValidName, start: CommitIs, context: ContextIs) -> list[dict[str, Any]]:
     """The commits that lead to a revision, newest first."""
-    start = _commit(context, caller, namespace, name, revision)
     with context.database.reading() as connection:
         commits = repositories.history(connection, namespace, name, start=start.oid)
     return [
@@ -243,54 +234,40 @@ def list_repositories(
             and author in (None, item["namespace"])
             and (search or "").lower() in f"{item['namespace']}/{item['name']}".lower()
         ][:limit]
-        return [
-            _information(
-                item["namespace"], item["name"], repositories.head(connection, item["namespace"], item["name"])
-            )
-            for item in mine
-        ]
+        places = [(item["namespace"], item["name"]) for item in mine]
+        return [repository_document(*place, repositories.head(connection, *place)) for place in places]
 
 
 @router.get("/api/datasets/{namespace}/{name}/tree/{revision}")
-def tree_at_top(
-    namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs, recursive: bool = False
-) -> list[dict[str, Any]]:
+def tree_at_top(commit: CommitIs, recursive: bool = False) -> list[dict[str, Any]]:
     """Files and folders at the top."""
-    commit = _commit(context, caller, namespace, name, revision)
-    return _entries(commit, "", recursive=recursive)
+    return list_entries(commit, "", recursive=recursive)
 
 
 @router.get("/api/datasets/{namespace}/{name}/tree/{revision}/{path:path}")
 def tree_below(
-    namespace: str, name: str, revision: str, path: str, caller: CallerIs, context: ContextIs, recursive: bool = False
+    namespace: Readable, name: ValidName, path: str, commit: CommitIs, recursive: bool = False
 ) -> list[dict[str, Any]]:
     """Files and folders below a folder."""
-    commit = _commit(context, caller, namespace, name, revision)
     folder = check_path(path.rstrip("/")) + "/"
     if not any(file.startswith(folder) for file in commit.tree):
         raise no_entry(namespace, name, path)
-    return _entries(commit, folder, recursive=recursive)
+    return list_entries(commit, folder, recursive=recursive)
 
 
 @router.post("/api/datasets/{namespace}/{name}/paths-info/{revision}")
-async def paths_information(
-    namespace: str, name: str, revision: str, request: Request, caller: CallerIs, context: ContextIs
-) -> list[dict[str, Any]]:
+async def paths_information(request: Request, commit: CommitIs) -> list[dict[str, Any]]:
     """What some paths are; those that are not there are left out, as on the hub."""
-    commit = await run_in_threadpool(_commit, context, caller, namespace, name, revision)
     # A form, as hub clients send it, with `paths` once for each path.
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
-    everything = {entry["path"]: entry for entry in _entries(commit, "", recursive=True)}
+    everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}
     return [everything[path] for path in fields.get("paths", []) if path in everything]
 
 
 @router.get("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
 @router.head("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
-def resolve(
-    namespace: str, name: str, revision: str, path: str, request: Request, caller: CallerIs, context: ContextIs
-) -> Response:
+def resolve(namespace: Readable, name: ValidName, path: str, commit: CommitIs, context: ContextIs) -> Response:
     """A file of a revision; ranges are served."""
-    commit = _commit(context, caller, namespace, name, revision)
     blob = commit.tree.get(check_path(path))
     if blob is None:
         raise no_entry(namespace, name, path)
@@ -323,30 +300,16 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
     return check_name(organization or "default", "organization"), check_name(name, "name")
 
 
-def _commit(
-    context: Context, caller: Caller, namespace: str, name: str, revision: str, *, write: bool = False
-) -> Commit:
-    check_name(namespace, "namespace")
-    check_name(name, "name")
-    caller.check(namespace, write=write)
+def _check_branch(context: Context, namespace: str, name: str, branch: str) -> None:
+    """Raise a 404 refusal unless there is such a branch to commit to."""
     with context.database.reading() as connection:
-        return repositories.commit_at(connection, namespace, name, revision)
+        repositories.head(connection, namespace, name, branch)
 
 
-def _branch(context: Context, caller: Caller, namespace: str, name: str, revision: str) -> str:
-    """Return the branch that a commit goes to. Raises a refusal if there is none, or the caller may not write."""
-    branch = revision.removeprefix("refs/heads/")
-    caller.check(check_name(namespace, "namespace"), write=True)
-    with context.database.reading() as connection:
-        repositories.head(connection, namespace, check_name(name, "name"), branch)
-    return branch
-
-
-def _delete_reference(context: Context, caller: Caller, namespace: str, name: str, kind: str, reference: str) -> None:
-    caller.check(check_name(namespace, "namespace"), write=True)
+def _delete_reference(context: Context, namespace: str, name: str, kind: str, reference: str) -> None:
     check_name(reference, kind)
     with context.database.writing() as connection:
-        repositories.delete_reference(connection, namespace, check_name(name, "name"), kind=kind, reference=reference)
+        repositories.delete_reference(connection, namespace, name, kind=kind, reference=reference)
 
 
 def _commit_body(context: Context, namespace: str, name: str, body: Path, branch: str) -> str:
@@ -378,45 +341,37 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
             )
 
 
-def _information(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
-    return repository_document(namespace, name, commit.oid, commit.created_at, commit.tree)
-
-
-def repository_document(namespace: str, name: str, oid: str, created_at: str, tree: Tree) -> dict[str, Any]:
+def repository_document(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
     """Build the repository info of the Hub API."""
+    moment = commit.created_at[:23] + "Z"  # milliseconds, as the hub writes times
     return {
-        "_id": oid[:24],
+        "_id": commit.oid[:24],
         "id": f"{namespace}/{name}",
         "author": namespace,
-        "sha": oid,
-        # Milliseconds, as the hub writes times.
-        "lastModified": created_at[:23] + "Z",
-        "createdAt": created_at[:23] + "Z",
+        "sha": commit.oid,
+        "lastModified": moment,
+        "createdAt": moment,
         "private": True,  # only those with a token of the namespace see it
         "gated": False,
         "disabled": False,
         "tags": [],
         "downloads": 0,
         "likes": 0,
-        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in tree.items()],
+        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in commit.tree.items()],
     }
 
 
-def _entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
-    return list_entries(commit.oid, commit.tree, folder, recursive=recursive)
-
-
-def list_entries(oid: str, tree: Tree, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+def list_entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
     """List the files and folders below `folder`, which is empty or ends with a slash."""
     entries: dict[str, dict[str, Any]] = {}
-    for path, blob in tree.items():
+    for path, blob in commit.tree.items():
         if not path.startswith(folder):
             continue
         parts = path[len(folder) :].split("/")
         # Folders on the way to the file; without `recursive` only the first level.
         for depth in range(1, len(parts) if recursive else min(2, len(parts))):
             name = folder + "/".join(parts[:depth])
-            entries.setdefault(name, {"type": "directory", "oid": oid, "size": 0, "path": name})
+            entries.setdefault(name, {"type": "directory", "oid": commit.oid, "size": 0, "path": name})
         if recursive or len(parts) == 1:
             entries[path] = {"type": "file", "oid": blob.git, "size": blob.size, "path": path}
     return [entries[path] for path in sorted(entries)]

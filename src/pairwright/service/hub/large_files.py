@@ -12,20 +12,18 @@ import hmac
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from pairwright.service.access import CallerIs
+from pairwright.service.access import CallerIs, ValidName, Writable
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs
 from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import repositories
-from pairwright.service.rows.names import check_name
 from pairwright.service.run.usage import check_quota
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
-ContextIs = Annotated[Context, Depends(context_of)]
 HOURS = 3600.0
 MAX_SENT = 10_000  # files that were sent and not yet committed, kept in memory
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -45,12 +43,11 @@ class BatchBody(BaseModel):
 
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
 def plan_uploads(
-    namespace: str, name: str, body: BatchBody, request: Request, caller: CallerIs, context: ContextIs
+    namespace: Writable, name: ValidName, body: BatchBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
     """Where to send files, each in one piece; none for files that are there already."""
-    caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.reading() as connection:
-        repositories.head(connection, namespace, check_name(name, "name"))
+        repositories.head(connection, namespace, name)
     if body.operation != "upload":
         raise Refusal(422, "only_uploads", f"operation: got {body.operation[:40]!r}, expected 'upload'")
     check_quota(context, namespace, sum(file.size for file in body.objects))

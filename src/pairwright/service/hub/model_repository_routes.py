@@ -13,17 +13,17 @@ from sqlalchemy.engine import Connection, RowMapping
 from starlette.responses import FileResponse, Response
 
 from pairwright.jobs.job import JobState
-from pairwright.ledger.run_status import read_status
+from pairwright.jobs.local import result_folder
 from pairwright.paths import write_bytes
-from pairwright.service.access import CallerIs
+from pairwright.service.access import CallerIs, Readable, ValidName
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import ContextIs
 from pairwright.service.hub.hub_routes import file_answer, list_entries, no_entry, repository_document
 from pairwright.service.rows import job_rows as jobs
-from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.blob_store import Blob
 from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.names import check_name, check_path
+from pairwright.service.rows.repositories import Commit
 from pairwright.service.settings import Settings
 
 # Models that jobs made, as repositories of the hub endpoint: `snapshot_download("shop/llama-tickets-lora")`.
@@ -48,13 +48,9 @@ class _File(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class ModelRevision:
-    """A model as a commit: `tree` has the hashes of its files, `locations` where they are."""
+class ModelRevision(Commit):
+    """A model as a commit; its title is the version, `locations` tells where the files are."""
 
-    oid: str
-    version: str
-    created_at: str
-    tree: dict[str, Blob]
     locations: dict[str, Path]
 
 
@@ -84,7 +80,7 @@ def list_versions(connection: Connection, namespace: str, name: str) -> dict[str
     return {row["output_model"].partition("@")[2] or "main": row for row in connection.execute(chosen).mappings()}
 
 
-def list_repositories(connection: Connection, namespaces: set[str] | None) -> list[tuple[str, RowMapping]]:
+def list_repositories(connection: Connection, namespaces: list[str] | None) -> list[tuple[str, RowMapping]]:
     """Return the model repositories with the job of their newest version; None: of all namespaces."""
     where = [rows.c.state == JobState.COMPLETED, rows.c.output_model != ""]
     if namespaces is not None:
@@ -102,14 +98,13 @@ def commit_id(row: RowMapping) -> str:
 
 def _read_revision(row: RowMapping, version: str, settings: Settings) -> ModelRevision:
     run = settings.run_folder(row["id"])
-    status = read_status(run, strict=False)
-    folder = run / ((status and status.model) or "model")
+    folder = result_folder(run)
     if not folder.is_dir():
         raise Refusal(404, "model_gone", f"the files of {row['output_model']!r} are not there any more")
     files = _index_files(run, folder, row)
     return ModelRevision(
         oid=commit_id(row),
-        version=version,
+        title=version,
         created_at=row["updated_at"],
         tree={path: file.blob for path, file in files.items()},
         locations={path: run / file.location for path, file in files.items()},
@@ -180,7 +175,14 @@ def to_list_entry(repository: str, row: RowMapping) -> dict[str, Any]:
 
 
 router = APIRouter(prefix="/v1/hf", tags=["models on the hub endpoint"])
-ContextIs = Annotated[Context, Depends(context_of)]
+
+
+def _revision_at(namespace: Readable, name: ValidName, revision: str, context: ContextIs) -> ModelRevision:
+    with context.database.reading() as connection:
+        return find_revision(connection, context.settings, namespace, name, revision)
+
+
+RevisionIs = Annotated[ModelRevision, Depends(_revision_at)]  # of the revision in the path
 
 
 @router.get("/api/models")
@@ -192,10 +194,10 @@ def list_models(
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> list[dict[str, Any]]:
     """The model repositories that the caller may read, newest first."""
-    namespaces = None if caller.is_everywhere else {scope.partition(":")[0] for scope in caller.scopes}
+    namespaces = caller.namespaces
     if author is not None:
         caller.check(check_name(author, "author"), write=False)
-        namespaces = {author}
+        namespaces = [author]
     with context.database.reading() as connection:
         repositories = list_repositories(connection, namespaces)
     matching = [(name, row) for name, row in repositories if (search or "").lower() in name.lower()]
@@ -203,21 +205,21 @@ def list_models(
 
 
 @router.get("/api/models/{namespace}/{name}")
-def model_information(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def model_information(namespace: Readable, name: ValidName, context: ContextIs) -> dict[str, Any]:
     """The newest version of a model."""
-    return _document(namespace, name, _revision(context, caller, namespace, name, "main"))
+    return _document(namespace, name, _revision_at(namespace, name, "main", context))
 
 
 @router.get("/api/models/{namespace}/{name}/revision/{revision:path}")
-def model_revision(namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def model_revision(namespace: Readable, name: ValidName, version: RevisionIs) -> dict[str, Any]:
     """A version of a model: its commit and the names of its files."""
-    return _document(namespace, name, _revision(context, caller, namespace, name, revision))
+    return _document(namespace, name, version)
 
 
 @router.get("/api/models/{namespace}/{name}/refs")
-def model_references(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+def model_references(namespace: Readable, name: ValidName, context: ContextIs) -> dict[str, Any]:
     """The versions, as tags; `main` is the newest."""
-    newest = _revision(context, caller, namespace, name, "main")
+    newest = _revision_at(namespace, name, "main", context)
     with context.database.reading() as connection:
         versions = list_versions(connection, namespace, name)
     tags = [
@@ -229,34 +231,21 @@ def model_references(namespace: str, name: str, caller: CallerIs, context: Conte
 
 
 @router.get("/api/models/{namespace}/{name}/tree/{revision}")
-def model_tree(
-    namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs, recursive: bool = False
-) -> list[dict[str, Any]]:
+def model_tree(version: RevisionIs, recursive: bool = False) -> list[dict[str, Any]]:
     """Files and folders of a version."""
-    version = _revision(context, caller, namespace, name, revision)
-    return list_entries(version.oid, version.tree, "", recursive=recursive)
+    return list_entries(version, "", recursive=recursive)
 
 
 @router.get("/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
 @router.head("/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
-def resolve_model_file(
-    namespace: str, name: str, revision: str, path: str, caller: CallerIs, context: ContextIs
-) -> Response:
+def resolve_model_file(namespace: Readable, name: ValidName, path: str, version: RevisionIs) -> Response:
     """A file of a version; ranges are served."""
-    version = _revision(context, caller, namespace, name, revision)
     blob = version.tree.get(check_path(path))
     if blob is None:
         raise no_entry(namespace, name, path)
     return file_answer(version.locations[path], blob, version.oid)
 
 
-def _revision(context: Context, caller: Caller, namespace: str, name: str, revision: str) -> ModelRevision:
-    caller.check(check_name(namespace, "namespace"), write=False)
-    check_name(name, "name")
-    with context.database.reading() as connection:
-        return find_revision(connection, context.settings, namespace, name, revision)
-
-
 def _document(namespace: str, name: str, revision: ModelRevision) -> dict[str, Any]:
-    document = repository_document(namespace, name, revision.oid, revision.created_at, revision.tree)
+    document = repository_document(namespace, name, revision)
     return {**document, "modelId": document["id"], "tags": ["pairwright"]}

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from email.message import Message
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
 
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
@@ -111,8 +111,6 @@ def _parameter(header: str, value: str, name: str) -> str | None:
 
 
 router = APIRouter(prefix="/v1/files", tags=["OpenAI files"])
-ContextIs = Annotated[Context, Depends(context_of)]
-Document = dict[str, Any]
 PURPOSES = ("fine-tune", "evals", "user_data", "assistants", "batch", "vision")
 
 

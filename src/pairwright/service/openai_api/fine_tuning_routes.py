@@ -5,19 +5,20 @@ Customizer show it too. The base model is trained with LoRA. `auto` stands for t
 """
 
 import contextlib
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy.engine import RowMapping
 
 from pairwright.jobs.job import FINAL, JobState
 from pairwright.ledger.run_status import read_status
 from pairwright.service.access import CallerIs
-from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.context import Context, context_of
+from pairwright.service.api_errors import Refusal
+from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.openai_api.file_routes import find_file, home_namespace, list_page, unix_time
 from pairwright.service.request_models import Body, Count, DatasetReference, Dpo, Hyperparameters, JobBody, Json, Number
 from pairwright.service.rows import job_progress
@@ -26,12 +27,10 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.names import CHECKPOINT, check_name, new_id
 from pairwright.service.run.base_models import find_target
-from pairwright.service.run.job_control import end_job, reopen_job
-from pairwright.service.run.submitting import Source, check_source, find_repeat, insert_once
+from pairwright.service.run.job_control import end_job, find_job, reopen_job
+from pairwright.service.run.submitting import IdentityOf, Source, check_source, find_repeat, insert_once
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI fine-tuning"])
-ContextIs = Annotated[Context, Depends(context_of)]
-Document = dict[str, Any]
 # What `auto` stands for. The learning rate of multiplier 1 is that of LoRA for the method.
 EPOCHS, BATCH_SIZE, BETA = 3, 8, 0.1
 LEARNING_RATES = {"supervised": 1e-4, "dpo": 5e-5}
@@ -86,22 +85,10 @@ class FineTuningBody(Body):
 
 @router.post("")
 def create_job(
-    body: FineTuningBody,
-    request: Request,
-    caller: CallerIs,
-    context: ContextIs,
-    idempotency_key: Annotated[str | None, Header(max_length=300)] = None,
-    x_stainless_retry_count: Annotated[str | None, Header()] = None,
-    x_stainless_read_timeout: Annotated[str | None, Header()] = None,
+    body: FineTuningBody, request: Request, caller: CallerIs, context: ContextIs, identity_of: IdentityOf
 ) -> Document:
     """Fine-tune a base model on an uploaded file."""
-    identity = jobs.request_of(
-        caller.name,
-        body.model_dump_json().encode(),
-        key=idempotency_key,
-        attempt=x_stainless_retry_count,
-        timeout=x_stainless_read_timeout,
-    )
+    identity = identity_of(body)
     # A client that got no answer asks again: it gets the job that it made.
     repeated = find_repeat(context, caller, identity)
     if repeated is not None:
@@ -144,7 +131,7 @@ def list_jobs(
         for key, value in request.query_params.multi_items()
         if key.startswith("metadata[") and key.endswith("]")
     }
-    where = [] if caller.is_everywhere else [rows.c.namespace.in_({scope.partition(":")[0] for scope in caller.scopes})]
+    where = [] if caller.namespaces is None else [rows.c.namespace.in_(caller.namespaces)]
     chosen = sa.select(rows).where(*where).order_by(rows.c.number.desc())
     documents: list[Document] = []
     with context.database.reading() as connection:
@@ -164,34 +151,33 @@ def list_jobs(
 @router.get("/{job_id}")
 def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """One job."""
-    return job_document(_job(job_id, caller, context), context)
+    with context.database.reading() as connection:
+        return job_document(find_job(connection, job_id, caller), context)
 
 
 @router.post("/{job_id}/cancel")
 def cancel_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Cancel a job."""
-    _job(job_id, caller, context, write=True)
     return job_document(end_job(context, job_id, caller, is_paused=False), context)
 
 
 @router.post("/{job_id}/pause")
 def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Stop a job at its last checkpoint."""
-    _job(job_id, caller, context, write=True)
     return job_document(end_job(context, job_id, caller, is_paused=True), context)
 
 
 @router.post("/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Go on with a job that was paused, or that failed."""
-    _job(job_id, caller, context, write=True)
     return job_document(reopen_job(context, job_id, caller), context)
 
 
 @router.get("/{job_id}/events")
 def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
     """What happened to a job, and its metrics, newest first."""
-    row = _job(job_id, caller, context)
+    with context.database.reading() as connection:
+        row = find_job(connection, job_id, caller)
     return list_page(_events(row, context), after=after, limit=limit)
 
 
@@ -200,7 +186,8 @@ def list_checkpoints(
     job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 10
 ) -> Document:
     """The checkpoints of a job that are there, newest first; the final model alone can be asked."""
-    row = _job(job_id, caller, context)
+    with context.database.reading() as connection:
+        row = find_job(connection, job_id, caller)
     return list_page(_checkpoints(row, context), after=after, limit=limit)
 
 
@@ -295,23 +282,10 @@ def _source(connection: sa.Connection, body: FineTuningBody, caller: Caller) -> 
     return Source({"name": body.training_file, "namespace": training["namespace"], "files_url": url}, files)
 
 
-def _job(job_id: str, caller: Caller, context: Context, *, write: bool = False) -> RowMapping:
-    try:
-        with context.database.reading() as connection:
-            row = jobs.get(connection, check_name(job_id, "job_id"))
-    except Refusal:
-        raise not_found("fine-tuning job", job_id[:200]) from None
-    caller.check(row["namespace"], write=write)
-    return row
-
-
 def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
     """The final model, and before it what the trainer saved on its way and still has."""
     folder = context.settings.run_folder(row["id"])
-    metrics: dict[int, Document] = {}
-    for name, points in job_progress.read_metrics(folder).items():
-        for point in points:
-            metrics.setdefault(point["step"], {})[{"val_loss": "valid_loss"}.get(name, name)] = point["value"]
+    metrics = _metrics_by_step(folder)
 
     def document(step: int, model: str, created_at: int) -> Document:
         return {
@@ -321,7 +295,7 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
             "fine_tuned_model_checkpoint": model,
             "fine_tuning_job_id": row["id"],
             "step_number": step,
-            "metrics": {"step": step, **metrics.get(step, {})},
+            "metrics": metrics.get(step, (None, {"step": step}))[1],
         }
 
     saved = {}
@@ -337,20 +311,24 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
     return [saved[step] for step in sorted(saved, reverse=True)]
 
 
+def _metrics_by_step(folder: Path) -> dict[int, tuple[str | None, Document]]:
+    """Read when each step was logged, and its metrics under OpenAI's names."""
+    steps: dict[int, tuple[str | None, Document]] = {}
+    for name, points in job_progress.read_metrics(folder).items():
+        for point in points:
+            _, values = steps.setdefault(point["step"], (point["timestamp"], {"step": point["step"]}))
+            values[{"val_loss": "valid_loss"}.get(name, name)] = point["value"]
+    return steps
+
+
 def _events(row: RowMapping, context: Context) -> list[Document]:
     """Return the events of a job, newest first: changes of its state, and metrics by step."""
     events = []
     for number, entry in enumerate(jobs.status_details(row)["status_logs"]):
         is_error = row["state"] == JobState.FAILED and number == len(msgspec.json.decode(row["log"])) - 1
         events.append(_event(f"s{number}", unix_time(entry["updated_at"]), entry["message"], is_error=is_error))
-    curves = job_progress.read_metrics(context.settings.run_folder(row["id"]))
-    steps: dict[int, Document] = {}
-    for name, points in curves.items():
-        for point in points:
-            values = steps.setdefault(point["step"], {"step": point["step"], "time": point["timestamp"]})
-            values[{"val_loss": "valid_loss"}.get(name, name)] = point["value"]
-    for step, data in steps.items():
-        moment = _seconds(data.pop("time"), row)
+    for step, (time, data) in _metrics_by_step(context.settings.run_folder(row["id"])).items():
+        moment = unix_time(row["updated_at"]) if time is None else int(float(time))
         losses = [f"{name.replace('_', ' ')}={data[name]:.4g}" for name in ("train_loss", "valid_loss") if name in data]
         events.append(_event(f"m{step}", moment, f"Step {step}: {', '.join(losses)}", data=data))
     return sorted(events, key=lambda event: int(event["created_at"]), reverse=True)
@@ -368,15 +346,3 @@ def _event(
         "type": "message" if data is None else "metrics",
         "data": data or {},
     }
-
-
-def _seconds(moment: str | None, row: RowMapping) -> int:
-    """Return the time of a metric, which the trainer writes in seconds or as ISO 8601."""
-    try:
-        return int(float(moment or ""))
-    except ValueError:
-        pass
-    try:
-        return unix_time(moment or "")
-    except ValueError:
-        return unix_time(row["updated_at"])

@@ -4,22 +4,21 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from pairwright import __version__
 from pairwright.jobs.job import JobState
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import not_found
-from pairwright.service.context import Context, context_of
+from pairwright.service.context import Context, ContextIs
 from pairwright.service.rows.database import deployments, jobs
 from pairwright.service.run.deployments import DeploymentState
 
 router = APIRouter(tags=["operation"])
-ContextIs = Annotated[Context, Depends(context_of)]
 FOLDER = Path(__file__).parent
 # The only files that are served, with their places and media types; those in built/ are made from web/src/jobs.tsx.
 _FILES = {

@@ -52,8 +52,11 @@ class Caller:
             )
 
     @property
-    def is_everywhere(self) -> bool:
-        return not {"*", "*:read"}.isdisjoint(self.scopes)
+    def namespaces(self) -> list[str] | None:
+        """The namespaces that the caller may read; None for all of them."""
+        if not {"*", "*:read"}.isdisjoint(self.scopes):
+            return None
+        return sorted({scope.partition(":")[0] for scope in self.scopes})
 
 
 # The caller where the service has no tokens, on loopback only.

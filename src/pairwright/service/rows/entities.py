@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from pairwright.service.api_errors import already_there, not_found
 from pairwright.service.rows.database import entities
@@ -39,7 +39,7 @@ Document = dict[str, Any]
 
 def insert(connection: Connection, kind: str, namespace: str, name: str, document: Document) -> Document:
     """Insert an entity. Raises a 409 refusal if the key exists."""
-    if row_of(connection, kind, namespace, name) is not None:
+    if find(connection, kind, namespace, name) is not None:
         raise already_there(kind, f"{namespace}/{name}" if namespace else name)
     moment = now()
     row = {
@@ -77,16 +77,16 @@ def delete(connection: Connection, kind: str, namespace: str, name: str) -> Docu
     return document
 
 
-def get(connection: Connection, kind: str, namespace: str, name: str, *, hint: str = "") -> Document:
+def get(connection: Connection, kind: str, namespace: str, name: str) -> Document:
     """Return an entity. Raises a 404 refusal if there is none."""
-    row = row_of(connection, kind, namespace, name)
-    if row is None:
-        raise not_found(kind, f"{namespace}/{name}" if namespace else name, hint=hint)
-    return _document(row)
+    document = find(connection, kind, namespace, name)
+    if document is None:
+        raise not_found(kind, f"{namespace}/{name}" if namespace else name)
+    return document
 
 
 def find(connection: Connection, kind: str, namespace: str, name: str) -> Document | None:
-    row = row_of(connection, kind, namespace, name)
+    row = connection.execute(sa.select(entities).where(*_key(kind, namespace, name))).mappings().first()
     return None if row is None else _document(row)
 
 
@@ -101,10 +101,6 @@ def every(connection: Connection, kind: str) -> list[Document]:
     """Return all entities of a kind, oldest first."""
     chosen = sa.select(entities).where(entities.c.kind == kind).order_by(entities.c.created_at, entities.c.name)
     return [_document(row) for row in connection.execute(chosen).mappings()]
-
-
-def row_of(connection: Connection, kind: str, namespace: str, name: str) -> RowMapping | None:
-    return connection.execute(sa.select(entities).where(*_key(kind, namespace, name))).mappings().first()
 
 
 def _key(kind: str, namespace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -133,17 +133,7 @@ def reopen(connection: Connection, identity: str, message: str) -> bool:
 
     The one way back from a final state: its checkpoints are there, and somebody asked for it.
     """
-    row = get(connection, identity)
-    if row["state"] not in REOPENED:
-        return False
-    moment = now()
-    log = [*msgspec.json.decode(row["log"]), _entry(moment, message, None)][-MAX_LOG_ENTRIES:]
-    changed = connection.execute(
-        sa.update(jobs)
-        .where(jobs.c.id == identity, jobs.c.state == row["state"])
-        .values(state=JobState.PENDING.value, updated_at=moment, log=msgspec.json.encode(log).decode(), idle_starts=0)
-    )
-    return changed.rowcount == 1
+    return _change_state(connection, identity, REOPENED, JobState.PENDING, message, None, idle_starts=0)
 
 
 def set_document(connection: Connection, identity: str, **changes: Any) -> None:
@@ -175,8 +165,20 @@ def move(
     connection: Connection, identity: str, new: JobState, message: str, *, detail: str | None = None, **values: Any
 ) -> bool:
     """Change the state of a job. Returns False if the transition is not allowed from its current state."""
+    return _change_state(connection, identity, states_before(new), new, message, detail, **values)
+
+
+def _change_state(
+    connection: Connection,
+    identity: str,
+    before: Sequence[JobState],
+    new: JobState,
+    message: str,
+    detail: str | None,
+    **values: Any,
+) -> bool:
     row = get(connection, identity)
-    if row["state"] not in states_before(new):
+    if row["state"] not in before:
         return False
     moment = now()
     log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]

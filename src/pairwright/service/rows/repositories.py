@@ -21,6 +21,7 @@ from pairwright.service.rows.names import is_commit, now
 
 MAIN = "main"
 BRANCH, TAG = "branch", "tag"
+MAX_HISTORY = 1000
 Tree = dict[str, Blob]
 _tree_of = msgspec.json.Decoder(Tree).decode
 
@@ -115,18 +116,13 @@ def delete_reference(connection: Connection, namespace: str, name: str, *, kind:
         raise _no_revision(namespace, name, reference)
 
 
-def history(
-    connection: Connection, namespace: str, name: str, *, start: str | None = None, limit: int = 1000
-) -> list[Commit]:
-    """Return commits, newest first: those that lead to `start`, or all of them."""
-    _check_there(connection, namespace, name)
+def history(connection: Connection, namespace: str, name: str, *, start: str) -> list[Commit]:
+    """Return the commits that lead to `start`, newest first, at most MAX_HISTORY."""
     chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc())
-    if start is None:
-        return [_commit(row) for row in connection.execute(chosen.limit(limit)).mappings()]
     line: list[Commit] = []
     # Parents are older than their children, so one pass over the commits follows the line.
     for row in connection.execute(chosen).mappings():
-        if row["oid"] == start and len(line) < limit:
+        if row["oid"] == start and len(line) < MAX_HISTORY:
             line.append(_commit(row))
             start = row["parent"]
     return line
@@ -181,11 +177,6 @@ def _insert(connection: Connection, namespace: str, name: str, *, parent: str | 
     }
     connection.execute(sa.insert(commits).values(row))
     return oid
-
-
-def blobs_in_use(connection: Connection) -> set[str]:
-    """Return the sha256 of all files in all commits, and of uploaded files."""
-    return blobs_of(connection, None).keys() | set()
 
 
 def blobs_of(connection: Connection, namespace: str | None) -> dict[str, int]:

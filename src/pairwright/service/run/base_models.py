@@ -6,14 +6,14 @@ again when a job is submitted.
 """
 
 import json
-import math
-import struct
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from sqlalchemy.engine import Connection
 
 from pairwright.errors import ConfigError
+from pairwright.jobs.doctor.memory import count_parameters
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows import entities
 from pairwright.service.rows.names import check_model_name
@@ -115,29 +115,15 @@ def _settings(folder: Path) -> Document:
 
 
 def _weights(folder: Path) -> tuple[int, str]:
-    """Return the number of parameters and the most common precision, from the safetensors headers."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    """Return the number of parameters and the most common precision."""
+    try:
+        counts = count_parameters(folder)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{folder}: a file is not safetensors: {error}") from None
+    if not counts:
         raise ConfigError(f"{folder}: no *.safetensors: save the model with save_pretrained(safe_serialization=True)")
-    num_parameters = 0
-    # Number of parameters by dtype.
-    sizes: dict[str, int] = {}
-    for file in files:
-        try:
-            with open(file, "rb") as opened:
-                # safetensors: a little-endian uint64 with the length of the JSON header, then the header.
-                (length,) = struct.unpack("<Q", opened.read(8))
-                header = json.loads(opened.read(min(length, 100 * 2**20)))
-        except (OSError, ValueError, struct.error) as error:
-            raise ConfigError(f"{file}: not a safetensors file: {error}") from None
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = math.prod(tensor["shape"])
-                num_parameters += count
-                sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + count
-    # The dtype that most parameters have.
-    kind = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
-    return num_parameters, _PRECISION.get(kind, kind.lower())
+    kind = counts.most_common(1)[0][0]
+    return counts.total(), _PRECISION.get(kind, kind.lower())
 
 
 def _context(settings: Document) -> int:

@@ -194,9 +194,7 @@ def insert(
     if connection.scalar(taken) is not None:
         raise already_there("deployment", f"{namespace}/{name}")
     is_external = "host_url" in document["work"]
-    live = sa.select(sa.func.count()).select_from(rows)
-    live = live.where(rows.c.state != DeploymentState.FAILED, rows.c.port.is_distinct_from(EXTERNAL))
-    if not is_external and (connection.scalar(live) or 0) >= settings.max_deployments:
+    if not is_external and len(served_here(connection)) >= settings.max_deployments:
         raise Refusal(409, "too_many_deployments", f"{settings.max_deployments} models are served: delete one first")
     moment = now()
     row = {
@@ -215,6 +213,12 @@ def insert(
     }
     connection.execute(sa.insert(rows).values(row))
     return get(connection, namespace, name)
+
+
+def served_here(connection: Connection) -> list[RowMapping]:
+    """The deployments that take one of `max_deployments` places."""
+    live = sa.select(rows).where(rows.c.state != DeploymentState.FAILED, rows.c.port.is_distinct_from(EXTERNAL))
+    return list(connection.execute(live).mappings())
 
 
 def get(connection: Connection, namespace: str, name: str) -> RowMapping:

@@ -1,25 +1,32 @@
-"""What becomes of a job by request (cancelled, paused, resumed, deleted)."""
+"""Jobs by request: found, cancelled, paused, resumed, deleted. Each checks that the caller may do it."""
 
 import shutil
 
-from sqlalchemy.engine import RowMapping
+from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import FINAL, JobState
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.names import check_name
 from pairwright.service.run.model_names import refuse_deployed
 from pairwright.service.run.result_file import delete_result_file
 from pairwright.service.run.usage import free_blobs
+
+
+def find_job(connection: Connection, job_id: str, caller: Caller, *, write: bool = False) -> RowMapping:
+    """Return the row of a job. Raises a refusal if there is none (404), or the caller has no right to it (403)."""
+    row = jobs.get(connection, check_name(job_id, "job_id"))
+    caller.check(row["namespace"], write=write)
+    return row
 
 
 def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -> RowMapping:
     """Cancel or pause a job, and return its row."""
     verb = "paused" if is_paused else "cancelled"
     with context.database.writing() as connection:
-        # Read again inside the transaction: the job may have moved on since the check.
-        row = jobs.get(connection, job_id)
+        row = find_job(connection, job_id, caller, write=True)
         is_active = row["state"] in (*jobs.WAITING, JobState.RUNNING)
         if is_active:
             jobs.set_document(connection, job_id, is_paused=is_paused)
@@ -39,7 +46,7 @@ def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -
 def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
     """Put a job back into the queue, and return its row. Raises a 409 refusal unless it failed or was cancelled."""
     with context.database.writing_one_at_a_time("jobs") as connection:
-        row = jobs.get(connection, job_id)
+        row = find_job(connection, job_id, caller, write=True)
         if row["state"] not in jobs.REOPENED:
             raise Refusal(
                 409,
@@ -60,10 +67,10 @@ def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
     return row
 
 
-def remove_job(context: Context, job_id: str) -> None:
+def remove_job(context: Context, job_id: str, caller: Caller) -> None:
     """Delete a job that has ended, with its files and its model. Raises a 409 refusal if it is active or deployed."""
     with context.database.writing_one_at_a_time("deployments") as connection:
-        row = jobs.get(connection, job_id)
+        row = find_job(connection, job_id, caller, write=True)
         if row["state"] not in FINAL:
             raise Refusal(409, "job_active", f"job {job_id} is {row['state']}: cancel it first")
         refuse_deployed(connection, row["output_model"])

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from pairwright.jobs.job import JobState
-from pairwright.ledger.run_status import read_status
+from pairwright.jobs.local import result_folder
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.context import Context
 from pairwright.service.rows import entities
@@ -45,9 +45,7 @@ def model_folder(connection: Connection, model: str, caller: Caller, settings: S
         return Path(target["model_path"])
     if row["state"] != JobState.COMPLETED:
         raise Refusal(409, "model_not_ready", f"model: {model!r} is made by job {row['id']}, which is {row['state']}")
-    run_folder = settings.run_folder(row["id"])
-    run = read_status(run_folder, strict=False)
-    folder = run_folder / ((run and run.model) or "model")
+    folder = result_folder(settings.run_folder(row["id"]))
     if not folder.is_dir():
         raise Refusal(409, "model_gone", f"model: the files of {model!r} are not there any more")
     return folder
@@ -87,7 +85,13 @@ def list_models(
         for document in _other_models(connection, entries)
         if all(str(document.get(name)) in values for name, values in filters.items())
     ]
-    where = [*_finished(caller), *(MODEL_FILTERS[name].in_(values) for name, values in filters.items())]
+    where = [
+        jobs.c.state == JobState.COMPLETED,
+        jobs.c.output_model != "",
+        *(MODEL_FILTERS[name].in_(values) for name, values in filters.items()),
+    ]
+    if caller.namespaces is not None:
+        where.append(jobs.c.namespace.in_(caller.namespaces))
     joined = jobs.join(job_facets, job_facets.c.number == jobs.c.number)
     num_jobs = connection.scalar(sa.select(sa.func.count()).select_from(joined).where(*where)) or 0
     key = jobs.c.output_model if by_name else jobs.c.number
@@ -165,13 +169,6 @@ def refuse_deployed(connection: Connection, model: str) -> None:
     if model and (row := connection.execute(chosen.limit(1)).first()) is not None:
         message = f"model {model!r} is served by the deployment {row[0]}/{row[1]}: delete that first"
         raise Refusal(409, "model_deployed", message)
-
-
-def _finished(caller: Caller) -> list[sa.ColumnElement[bool]]:
-    where = [jobs.c.state == JobState.COMPLETED, jobs.c.output_model != ""]
-    if not caller.is_everywhere:
-        where.append(jobs.c.namespace.in_(sorted({scope.partition(":")[0] for scope in caller.scopes})))
-    return where
 
 
 def _with_entry(document: ModelDocument, entry: ModelDocument | None) -> ModelDocument:

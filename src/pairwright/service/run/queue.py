@@ -191,16 +191,15 @@ class JobQueue:
         if new is JobState.PENDING:
             values["idle_starts"] = 0 if progress["steps_completed"] > row["step"] else row["idle_starts"] + 1
         if new is JobState.COMPLETED:
-            with contextlib.suppress(OSError):  # curves are no reason to lose a model
+            with contextlib.suppress(OSError):  # failing to write the curves must not fail the job
                 add_result_file(self._context, row, self._run(row))
         self._move(row, new, message, detail=detail, **values)
         if new in FINAL:
             with contextlib.suppress(BackendError):  # killed before it was written
                 follow_status(self._run(row), read_job(self._run(row)), Status(state=new, message=message))
             if new is JobState.COMPLETED:
-                run = read_status(self._run(row), strict=False)
-                with contextlib.suppress(OSError):  # a card is no reason to lose a model
-                    write_card(row, self._run(row) / ((run and run.model) or "model"))
+                with contextlib.suppress(OSError):  # failing to write the card must not fail the job
+                    write_card(row, local.result_folder(self._run(row)))
             if new is JobState.COMPLETED or (new is JobState.CANCELLED and not jobs.is_paused(row)):
                 self._drop_checkpoints(row)
         for memory in (self._asked_to_stop, self._quiet, self._noted):
@@ -215,7 +214,7 @@ class JobQueue:
         """Return state, message and detail of a job whose worker is gone."""
         folder = self._run(row)
         run = read_status(folder, strict=False)
-        if run is not None and run.state == "completed" and (folder / (run.model or "model")).is_dir():
+        if run is not None and run.state == "completed" and local.result_folder(folder).is_dir():
             return JobState.COMPLETED, "completed", None
         if row["state"] == JobState.CANCELLING:
             return JobState.CANCELLED, "cancelled", None

@@ -1,12 +1,16 @@
 """Creates jobs from requests. Base model, dataset revision and configuration are pinned on submission."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends, Header
+from pydantic import BaseModel
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.errors import SourceError
+from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.request_models import DatasetReference, JobBody
@@ -43,6 +47,25 @@ class Source:
 
     document: Document
     files: list[Document]
+
+
+async def _identity_of(
+    caller: CallerIs,
+    idempotency_key: Annotated[str | None, Header(max_length=300)] = None,
+    x_stainless_retry_count: Annotated[str | None, Header()] = None,
+    x_stainless_read_timeout: Annotated[str | None, Header()] = None,
+) -> Callable[[BaseModel], jobs.Request]:
+    return lambda body: jobs.request_of(
+        caller.name,
+        body.model_dump_json().encode(),
+        key=idempotency_key,
+        attempt=x_stainless_retry_count,
+        timeout=x_stainless_read_timeout,
+    )
+
+
+# A function that gives the identity of a submission, by which a repeat is recognised.
+IdentityOf = Annotated[Callable[[BaseModel], jobs.Request], Depends(_identity_of)]
 
 
 def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Request) -> RowMapping:

@@ -46,7 +46,7 @@ def free_blobs(context: Context, candidates: Iterable[str]) -> int:
 
 def used_blobs(context: Context, connection: sa.Connection) -> set[str]:
     """The blobs of all commits and files, and of jobs that have not ended: their repository may be deleted by now."""
-    used = repositories.blobs_in_use(connection)
+    used = set(repositories.blobs_of(connection, None))
     for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER, *jobs.REOPENED)):
         used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
     return used
