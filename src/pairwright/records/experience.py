@@ -35,7 +35,9 @@ from pairwright.records.checks import (
     set_tuple,
 )
 from pairwright.records.json_text import check_json, check_text, decode, encode
-from pairwright.records.messages import TEXT, ErrorSite, Json, Message, mark_generated
+from pairwright.records.messages import TEXT, Json, mark_generated
+from pairwright.records.messages import ErrorSite as ErrorSite
+from pairwright.records.messages import Message as Message
 
 if TYPE_CHECKING:
     import torch
