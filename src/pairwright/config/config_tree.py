@@ -79,9 +79,6 @@ class Config(Section):
         return self
 
 
-# Dotted keys: which exist, their fields, and what to write instead of one that does not exist.
-
-
 def is_top_key(key: str) -> bool:
     """Whether a dotted key begins with a section or another key at the top of the configuration."""
     return key.partition(".")[0] in Config.model_fields

@@ -1,8 +1,14 @@
 """The export loop: read pairs batch by batch, write the output atomically, count refused and noted pairs.
 
-A target says of which parts its lines consist (`Layout`). A pair that it cannot represent is counted as
-refused. A pair that is written incompletely, or that the target trains differently, is counted as noted. Always pairs =
-written + refused.
+A target says of which parts its lines consist (`Layout`), and a batch of pairs is joined at once:
+
+    [*checks, *json_line({"prompt": Part(write_chat, "prompt"), "chosen": Part(write_chat, "chosen"), ...})]
+
+A part depends on some columns of a pair, and is computed once for each distinct combination of their values: a text
+that is in many pairs is decoded, checked and encoded once. Columns are `prompt`, `chosen` and `rejected` (Content),
+`tools` (JSON text with functions nested as in chat APIs, or None), and both rewards. Parts and checks run in the order
+of the layout. A pair is refused by the first that raises Unfit, and those that follow do not see it. A pair that is
+written incompletely, or that the target trains differently, is noted. Always pairs = written + refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,18 +39,6 @@ from pairwright.paths import Place, write_atomic
 from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json
 from pairwright.records.tool_texts import to_chat_tool
-
-# Lines of JSON from columns: a target says of which parts its lines consist, and a batch of pairs is joined at once.
-#
-#     [*checks, *json_line({"prompt": Part(write_chat, "prompt"), "chosen": Part(write_chat, "chosen"), ...})]
-#
-# A part depends on some columns of a pair, and is computed once for each distinct combination of their values: a text
-# that is in many pairs is decoded, checked and encoded once. Parts and checks run in the order of the layout. A pair
-# is refused by the first of them that raises Unfit, and those that follow do not see it.
-#
-# Columns are `prompt`, `chosen` and `rejected` (Content), `tools` (JSON text with functions nested as in chat APIs,
-# or None), and both rewards.
-
 
 Indices = npt.NDArray[np.int64]
 NARROW = ("id", "weight", "chosen_reward", "rejected_reward")

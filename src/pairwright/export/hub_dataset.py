@@ -86,9 +86,6 @@ class HubSummary(msgspec.Struct):
     folder: str
 
 
-# Push
-
-
 def push(
     folder: str | Place,
     repo: str,
@@ -170,9 +167,6 @@ def describe_folder(source: Path) -> Manifest:
         names = [name for name in (PAIRS, FUNNEL, OUTCOMES) if (source / name).is_file()]
         return Manifest("pairs", count_pairs(source), {name: _describe_file(source / name) for name in names})
     raise HubError(f"{source}: neither a pairs table ({PAIRS}) nor an experience table ({MARKER})")
-
-
-# Pull
 
 
 def pull(repo: str, output: str | Place, *, revision: str | None = None, token: str | None = None) -> Pairs | Table:

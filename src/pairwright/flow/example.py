@@ -117,9 +117,7 @@ def run_example(
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())
 
 
-# `pairwright init`: a small project that runs at once, from one of the templates in examples/templates.
-
-
+# Of projects that `pairwright init` makes, in examples/templates
 Template = Literal["chat", "tools", "openai-sdk", "traces", "nat"]
 TEMPLATES: tuple[str, ...] = get_args(Template)
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")

@@ -4,6 +4,10 @@ A job is a training task on any backend; its reference is `job.json` in the run 
 
 The file is written atomically, before anything is started and after every change, so that `pairwright jobs attach`
 finds the job after a crash or a network failure. It contains no secrets.
+
+A backend is submit, status, cancel, deploy and logs as functions, and a common `wait` that polls status. Every function
+takes the run folder, which holds the job reference, and the full configuration, which holds the secrets. All of them
+block. From an event loop, call them with `asyncio.to_thread`; `wait` raises if called inside a loop.
 """
 
 import asyncio
@@ -200,13 +204,6 @@ def write_yaml(path: Path, value: Json, *, heading: str) -> None:
     with write_atomic(path, error=PairwrightError) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write("".join(f"# {line}\n" for line in heading.splitlines()))
         yaml.dump(value, file)
-
-
-# The backend interface: submit, status, cancel, deploy and logs as functions, and a common `wait` that polls status.
-#
-# Every function takes the run folder, which holds the job reference, and the full configuration, which holds the
-# secrets. All of them block. From an event loop, call them with `asyncio.to_thread`; `wait` raises if called inside a
-# loop.
 
 
 Say = Callable[[str], None]

@@ -67,11 +67,7 @@ def pair_examples(drafts: pl.DataFrame) -> list[str]:
     return named.to_series().bottom_k(NUM_EXAMPLES).sort().to_list()
 
 
-# Hint for a build without pairs: which filter dropped the last ones, and which value would let some through.
-#
-# Where groups are all single, the hint names the field that would group them (`grouping_hint`).
-
-
+# What to change for the hint of a build without pairs, by the reason of its last drops.
 _ADVICE = {
     Reason.EXCLUDED: "exclusions.csv in the folder of the table says who excluded them and why",
     Reason.FILTERED: "a wider --where lets some through",

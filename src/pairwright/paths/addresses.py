@@ -19,13 +19,13 @@ from typing import IO, Any
 
 from pairwright.errors import PairwrightError, PlaceError
 
-# The Arrow file system of an address, and its errors as one-line messages
-
 # Schemes that pyarrow.fs implements itself; any other scheme goes through fsspec
 _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
 _NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # Arrow's names of the object stores, where folders are key prefixes
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _MAX_REASON_CHARS = 300
+READ_BYTES = 2 * 2**20  # buffer of a sequential read
+_MAX_COPY_BYTES = 5 * 2**30  # limit of a server-side copy in S3
 _CHUNK_BYTES = 8 * 2**20
 _abandoned: list[Any] = []  # upload streams that failed: see `send`
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
@@ -125,12 +125,6 @@ def _fsspec(scheme: str, root: str, label: str) -> tuple[Any, str]:
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
     return PyFileSystem(FSSpecHandler(system)), path
-
-
-# Files and folders at an address
-
-READ_BYTES = 2 * 2**20  # buffer of a sequential read
-_MAX_COPY_BYTES = 5 * 2**30  # limit of a server-side copy in S3
 
 
 @dataclass(frozen=True)

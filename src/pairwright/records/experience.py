@@ -35,28 +35,12 @@ from pairwright.records.checks import (
     set_tuple,
 )
 from pairwright.records.json_text import check_json, check_text, decode, encode
-from pairwright.records.messages import TEXT, ErrorSite, Json, Message, ToolCall, mark_generated
+from pairwright.records.messages import TEXT, Json, mark_generated
+from pairwright.records.messages import ErrorSite as ErrorSite
+from pairwright.records.messages import Message as Message
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "ARRAYS",
-    "EID",
-    "RESPONSE_ARRAYS",
-    "SIDE_ARRAYS",
-    "CustomField",
-    "ErrorSite",
-    "Experience",
-    "Json",
-    "Kind",
-    "Message",
-    "Pair",
-    "Side",
-    "SideOf",
-    "Source",
-    "ToolCall",
-]
 
 
 class Kind(StrEnum):

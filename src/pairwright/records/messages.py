@@ -1,4 +1,4 @@
-"""Messages and their parts: Message, ToolCall, ErrorSite, and messages as chat dicts.
+"""Messages and their parts: Message, ToolCall, ErrorSite; messages as chat dicts and in canonical form, with hashes.
 
 A message is one turn of a conversation, with the tool calls in it. An error site marks a failure in a conversation.
 """
@@ -14,8 +14,6 @@ from msgspec.structs import force_setattr
 from pairwright.errors import RecordError
 from pairwright.records.checks import check_parts, set_tuple
 from pairwright.records.json_text import check_json, check_text
-
-# Messages and tool calls
 
 Json = dict[str, Any]
 TEXT = "text"  # the role of raw text outside any chat template
@@ -159,8 +157,6 @@ ERROR_KINDS = {
 }
 
 
-# Messages as chat dicts, and raw text as messages
-
 _OWN_CONTENT: Any = object()  # marks that no other content was passed: None is a valid content
 
 
@@ -292,16 +288,6 @@ class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
             check_json(self.meta, "error.meta", finite=True)
 
 
-# The canonical form of messages: when two prompts, or two completions, are the same.
-#
-# Two runs of one agent are rarely identical as text: call ids are random, arguments are spaced differently, `null`
-# content and `""` mean the same. The canonical form keeps what the model saw or did and drops how it was serialized:
-#
-# - content: text parts become text; None and "" are equal - arguments: JSON objects with sorted keys and no white
-# space; text that is not JSON stays as it is - call ids: replaced by their order of appearance, so that a result
-# still belongs to its call - `generated`, `extra`: left out
-
-
 _SORTED = msgspec.msgpack.Encoder(order="sorted")  # faster than JSON, since texts need no escapes
 pack = _SORTED.encode
 _encode_json = msgspec.json.Encoder(order="sorted").encode
@@ -310,7 +296,13 @@ digest = xxhash.xxh3_128_hexdigest
 
 
 def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
-    """Messages as plain JSON values that are equal exactly if the messages mean the same."""
+    """Messages as plain JSON values that are equal exactly if the messages mean the same.
+
+    Two runs of one agent are rarely identical as text: call ids are random, arguments are spaced differently, null
+    content and "" mean the same. What the model saw or did is kept, how it was serialized is dropped: text parts are
+    joined, arguments are decoded where they are JSON, call ids become their order of appearance, so that a result
+    still belongs to its call; `generated` and `extra` are left out.
+    """
     call_numbers: dict[str, int] = {}  # ids are numbered across the conversation, in order of first appearance
     canonical: list[Any] = []
     for message in messages:

@@ -157,9 +157,6 @@ def _count_tests(text: str) -> tuple[int, int]:
     return counts.get(True, 0), counts.get(False, 0)
 
 
-# Criteria with a reference
-
-
 def exact(run: Experience, reference: Any) -> Judged:
     """1 if the final text is the reference, apart from white space at its ends."""
     return _agree(final_text(run) == str(reference).strip(), reference)

@@ -156,7 +156,8 @@ class Experience:
     def __post_init__(self) -> None:
         for name, dtype in TENSORS.items():
             setattr(self, name, _as_tensor(getattr(self, name), name, dtype))
-        self.eid = EID(**self.eid) if isinstance(self.eid, dict) else self.eid or EID()
+        eid: EID | Json | None = self.eid
+        self.eid = EID() if eid is None else EID(**eid) if isinstance(eid, dict) else eid
         self.info, self.metrics, self.custom_fields = self.info or {}, self.metrics or {}, self.custom_fields or []
         if self.multi_modal_inputs is not None:
             self.multi_modal_inputs = {

@@ -36,11 +36,25 @@ from pairwright.store.table import Table
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
 # Rewards in units of 1e-9: nine decimals.
 _UNITS = 1e9
 TIE_TOLERANCE = 1e-9
 TIE_FLOOR = 1e-6
 _LIMIT = 2.0**52  # below it a whole number of units is exact, and so is a difference of two
+GROUP_KEYS = ("prompt_hash", "tid", "step")
+# 2**64 over the golden ratio, the multiplier of Fibonacci hashing: spreads small scope numbers over all bits.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+# A row number is (table << 40) + place in the table, so that it is unique among all tables of a build.
+PLACE_BITS = 40
+_NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
+_WITHIN = "within:"
+_MASKED, _FAILED = "mask_sample", "_ng_failure_class"
+_READ = (
+    *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
+    "truncate_status", "model_version", "prompt_text", "response_text", "info",
+)  # fmt: skip
+_BATCH_BYTES = 32 * 2**20
 
 
 def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) -> Floats:
@@ -105,15 +119,9 @@ def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     return np.where(on_grid, units, 0.0), on_grid
 
 
-# Reward scale of each source: range and mean, with exact sums that do not depend on the order of addition
-
-# Mantissas have 53 bits; summed as high part and low 26 bits, int64 does not overflow below 2**36 values.
-_BITS, _LOW = 53, 26
-
-
 @dataclass(frozen=True)
 class Scale:
-    """Number, exact sum, minimum and maximum of rewards."""
+    """Number, exact sum, minimum and maximum of the rewards of a source; the sum does not depend on the order."""
 
     num: int
     total: Fraction
@@ -152,19 +160,14 @@ def exact_sum(values: Floats) -> Fraction:
     """
     # value = mantissa * 2**exponent with a mantissa below 1 in magnitude, so mantissa * 2**53 is whole.
     mantissas, exponents = np.frexp(values)
-    wholes = np.ldexp(mantissas, _BITS).astype(np.int64)
+    wholes = np.ldexp(mantissas, 53).astype(np.int64)
     total = Fraction(0)
     for exponent in np.unique(exponents).tolist():
         some = wholes[exponents == exponent]
-        whole = (int((some >> _LOW).sum()) << _LOW) + int((some & (2**_LOW - 1)).sum())
-        total += Fraction(whole) * Fraction(2) ** (exponent - _BITS)
+        # Summed as high part and low 26 bits: int64 does not overflow below 2**36 values.
+        whole = (int((some >> 26).sum()) << 26) + int((some & (2**26 - 1)).sum())
+        total += Fraction(whole) * Fraction(2) ** (exponent - 53)
     return total
-
-
-Indices = npt.NDArray[np.int64]
-GROUP_KEYS = ("prompt_hash", "tid", "step")
-# 2**64 over the golden ratio, the multiplier of Fibonacci hashing: spreads small scope numbers over all bits.
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def group_keys(options: PairOptions) -> tuple[str, ...]:
@@ -324,20 +327,6 @@ def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
     if rows["uid"].n_unique() == rows.height:
         return pl.lit(False)
     return pl.int_range(pl.len()).over("uid", "prompt_hash", order_by=["completion_hash", "reward"]) > 0
-
-
-# Reading experiences as narrow rows
-
-# A row number is (table << 40) + place in the table, so that it is unique among all tables of a build.
-PLACE_BITS = 40
-_NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
-_WITHIN = "within:"
-_MASKED, _FAILED = "mask_sample", "_ng_failure_class"
-_READ = (
-    *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
-    "truncate_status", "model_version", "prompt_text", "response_text", "info",
-)  # fmt: skip
-_BATCH_BYTES = 32 * 2**20
 
 
 def read_candidate_rows(

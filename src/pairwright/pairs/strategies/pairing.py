@@ -296,9 +296,6 @@ def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
     return pairs.select(rank < largest)
 
 
-# Funnel counts of groups and pairs, computed without enumerating the dropped pairs
-
-
 def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Flags:
     """Add the stage `groups` to the funnel; returns the mask of groups with at least one pair."""
     sizes, rewards = candidates.sizes, candidates.rewards
@@ -365,8 +362,7 @@ def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOpt
     return int((sizes * (sizes - 1) // 2).sum()) - sum(count_gaps(starts, again["reward"].to_numpy(), options))
 
 
-# Drafts: pairs as narrow rows without texts; strategies return them and filters work on them
-
+# The columns of drafts: pairs without texts, which strategies return and filters work on.
 DRAFT_SCHEMA: dict[str, Any] = {
     "key": pl.String,
     "tid": pl.String,
