@@ -47,7 +47,8 @@ def measure(base: np.ndarray, trained: np.ndarray) -> np.ndarray:
     known = base[:, REPORTS] > 0
     expected = np.divide(base[:, HONEST], base[:, REPORTS], out=np.zeros(NUM_LINES + 1), where=known)
     weights = np.where(known, trained[:, REPORTS], 0)
-    at_equal = (trained[known, HONEST].sum() - (weights * expected).sum()) / weights.sum()
+    # NaN where no report of the trained model can be compared
+    at_equal = (trained[known, HONEST].sum() - (weights * expected).sum()) / weights.sum() if weights.sum() else np.nan
     return np.array([*np.subtract(shares(trained), shares(base)), at_equal])
 
 
@@ -66,9 +67,12 @@ def describe(name: str, seeds: list[tuple[dict[Any, np.ndarray], dict[Any, np.nd
     samples = []
     for _ in range(NUM_RESAMPLES):
         chosen = [draw.integers(len(base), size=len(base)) for base, _ in sides]
-        parts = [measure(base[rows].sum(0), trained[rows].sum(0)) for (base, trained), rows in zip(sides, chosen, strict=True)]
+        parts = [
+            measure(base[rows].sum(0), trained[rows].sum(0))
+            for (base, trained), rows in zip(sides, chosen, strict=True)
+        ]
         samples.append(np.mean(parts, 0))
-    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
+    low, high = np.nanpercentile(samples, [2.5, 97.5], axis=0)
     for number in range(len(MEASURES)):
         each = " ".join(f"{100 * value:+.0f}" for value in by_seed[:, number])
         mean = by_seed[:, number].mean()

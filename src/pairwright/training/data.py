@@ -3,6 +3,7 @@
 Nothing is left out silently: what was refused by the tokens stage, or is unscored, is in `counts`.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
@@ -77,8 +78,31 @@ def join_weights(weights: Items[Array | None], counts: Items[int]) -> torch.Tens
     return torch.from_numpy(np.concatenate(filled))
 
 
+class _Trees(ABC):
+    """Trees and token weights of items by position. What an update has looked at is kept for its next looks."""
+
+    _recent: dict[int, Looked]
+
+    def tree(self, position: int) -> Tree:
+        return self._look(position)[0]
+
+    def token_weights(self, position: int) -> Array | None:
+        """How much each trained token counts, of a pair first those of the chosen side; None where all count alike."""
+        return self._look(position)[1]
+
+    def _look(self, position: int) -> Looked:
+        if position not in self._recent:
+            if len(self._recent) >= NUM_RECENT:
+                self._recent.clear()
+            self._recent[position] = self._make(position)
+        return self._recent[position]
+
+    @abstractmethod
+    def _make(self, position: int) -> Looked: ...
+
+
 @dataclass(frozen=True)
-class PairData:
+class PairData(_Trees):
     """Encoded pairs with their weights and gaps; `train` and `validation` are positions."""
 
     pairs: CachedPairs
@@ -103,24 +127,10 @@ class PairData:
         # Neither trained nor held out: `where` excluded them.
         return set(range(len(self.pairs))).difference(self.train.tolist(), self.validation.tolist())
 
-    def tree(self, position: int) -> Tree:
-        """The pair at a position."""
-        return self._look(position)[0]
-
-    def token_weights(self, position: int) -> Array | None:
-        """How much each trained token counts, first those of the chosen side; None where all count alike."""
-        return self._look(position)[1]
-
-    def _look(self, position: int) -> Looked:
-        # What an update has looked at is kept for its next looks.
-        if position not in self._recent:
-            if len(self._recent) >= NUM_RECENT:
-                self._recent.clear()
-            pair = self.pairs[position]
-            sides = [weigh_by_credit(one) if self.uses_credit else one for one in (pair.chosen, pair.rejected)]
-            weights = find_weights(sides, pair.prompt_length)
-            self._recent[position] = as_tree(pair), weights
-        return self._recent[position]
+    def _make(self, position: int) -> Looked:
+        pair = self.pairs[position]
+        sides = [weigh_by_credit(one) if self.uses_credit else one for one in (pair.chosen, pair.rejected)]
+        return as_tree(pair), find_weights(sides, pair.prompt_length)
 
     def list_held(self, position: int) -> list[HeldTurns]:
         """Both sides, for the ledger."""
@@ -148,8 +158,8 @@ class PairData:
 class ChosenSides(PairData):
     """The chosen sides of pairs alone."""
 
-    def _look(self, position: int) -> Looked:
-        pair, weights = super()._look(position)
+    def _make(self, position: int) -> Looked:
+        pair, weights = super()._make(position)
         chosen = Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
         return chosen, None if weights is None else weights[: int(pair.masks[0].sum())]
 
@@ -161,7 +171,7 @@ class ChosenSides(PairData):
 
 
 @dataclass(frozen=True)
-class PolicyData:
+class PolicyData(_Trees):
     """Runs of an experience table: sequences with reward and group; NaN is the reward of an unscored run.
 
     The last `num_validation` are held out. `signals` has what was recorded for single tokens.
@@ -191,14 +201,6 @@ class PolicyData:
             return ""
         return f"{sum(counts.values())} runs were left out ({list_reasons(counts)}); of the {num_runs} others, "
 
-    def tree(self, position: int) -> Tree:
-        """The run at a position."""
-        return self._look(position)[0]
-
-    def token_weights(self, position: int) -> Array | None:
-        """How much each trained token counts; None where all count alike."""
-        return self._look(position)[1]
-
     def num_counted(self, position: int) -> float:
         """Trained tokens, each by its weight."""
         return _count_trained(*self._look(position))
@@ -217,16 +219,11 @@ class PolicyData:
     def validation(self) -> Array:
         return np.arange(len(self.ids) - self.num_validation, len(self.ids))
 
-    def _look(self, position: int) -> Looked:
-        # What an update has looked at is kept for its next looks.
-        if position not in self._recent:
-            if len(self._recent) >= NUM_RECENT:
-                self._recent.clear()
-            sequence = self.sequences[position]
-            sequence = weigh_by_credit(sequence) if self.uses_credit else sequence
-            tree = as_tree(sequence)
-            self._recent[position] = tree, find_weights([sequence], len(tree.prompt))
-        return self._recent[position]
+    def _make(self, position: int) -> Looked:
+        sequence = self.sequences[position]
+        sequence = weigh_by_credit(sequence) if self.uses_credit else sequence
+        tree = as_tree(sequence)
+        return tree, find_weights([sequence], len(tree.prompt))
 
     def with_validation(self, other: "PolicyData") -> "PolicyData":
         """These runs, and those of another table held out."""

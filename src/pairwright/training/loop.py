@@ -38,7 +38,7 @@ from pairwright.training.checkpoint import (
 )
 from pairwright.training.chosen_watch import ChosenWatch
 from pairwright.training.data import LOSSES, UNUSED, DataError
-from pairwright.training.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
+from pairwright.training.metrics import REPORTERS, Log, Progress, Sums, add, check_reporters, means
 from pairwright.training.micro_batches import even_parts
 from pairwright.training.model.load_model import model_hash, save_model, trainable
 from pairwright.training.model.policy_model import open_policy
@@ -239,7 +239,9 @@ class Training:
         """Update, log, validate and save until the last step, or until asked to stop."""
         settings, state = self.settings, self.state
         reporters = (
-            open_reporters(settings.report_to, self.folder.path, self.config.name) if self.ranks.is_first else []
+            [REPORTERS[name](self.folder.path, self.config.name) for name in settings.report_to]
+            if self.ranks.is_first
+            else []
         )
         log = Log(self.folder, reporters, state, self.order, self.progress, self.num_steps)
         watch = ChosenWatch(settings, self.rate)

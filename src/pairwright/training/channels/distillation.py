@@ -59,7 +59,7 @@ class DistillChannel(Channel):
         # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
         def bare() -> Any:
             is_adapter_off = self._kind == "initial" and self.teacher is None
-            return policy.without_adapter() if is_adapter_off else nullcontext()
+            return policy.model.disable_adapter() if is_adapter_off else nullcontext()
 
         # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
         if self._kind == "same" and policy.can_share and _is_cheaper_together(students, teachers):

@@ -11,8 +11,7 @@ A model in shards (sharding.py) runs below its root. Its head stays gathered aft
 or `settle` is called.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,12 +131,6 @@ class Policy:
         weight = self.head.weight
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
-
-    @contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """The model as it was before its adapter."""
-        with self.model.disable_adapter():
-            yield
 
     def settle(self) -> None:
         """After passes without a backward pass: give back what they left gathered, so that weights can be written."""

@@ -36,10 +36,6 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def share(self, items: Any) -> Any:
-        """The items of this process: every size-th one."""
-        return items[self.rank :: self.size]
-
     def share_neighbours(self, items: Any) -> Any:
         """The items of this process: those that stand together."""
         start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
