@@ -93,6 +93,20 @@ def test_the_time_left_counts_the_tokens_of_prompts_and_of_answers_in_work():
     assert Status(num_runs=4, load=load).seconds_left is None
 
 
+def test_the_time_left_counts_runs_where_the_first_to_end_were_short():
+    load = Load(decoding=3, num_prompt_tokens=1500, num_tokens=5000)
+    status = Status(num_runs=4, num_done=1, num_prompt_tokens=800, num_tokens=200, num_ended_tokens=1000, load=load)
+    status.started -= 30
+    assert 89 < status.seconds_left < 91
+
+
+def test_a_warning_of_the_policy_is_said_once(capsys):
+    with CollectView() as view:
+        view.show(Status(warning="no tools"))
+        view.show(Status(warning="no tools"))
+    assert capsys.readouterr().err == "warning: no tools\n"
+
+
 def test_what_is_loaded_is_said_at_once(capsys):
     with CollectView() as view:
         view.show(Status(phase="loading models/base"))

@@ -39,6 +39,7 @@ class StageRecord(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int = 0
     result: Json = {}
     error: str | None = None
+    inputs: dict[str, str] = {}  # what it read beside its key: files of the user, such as agent.py, with their hashes
 
 
 class Meter:

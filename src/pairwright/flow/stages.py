@@ -143,7 +143,10 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path, view: View) ->
     for line in config.pairs.list_unused():
         view.say(f"pairs: {line}")
     if not summary["pairs"]:
-        raise PairwrightError(f"no pair was built: {summary['hint'] or 'see ' + str(folder / 'funnel.json')}")
+        raise PairwrightError(
+            f"{summary['hint'] or 'no pairs: see ' + str(folder / 'funnel.json')}. What the model wrote: "
+            f"pairwright experience head {tables[-1]}"
+        )
     return {"pairs": summary["pairs"], "validation": summary["validation"]}
 
 
