@@ -286,7 +286,7 @@ def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base
         "high": first.difference.high,
         "failed": sum(len(side.errors) for side in runs),
         "passed": evaluation.passed,
-        "verdict": None if evaluation.verdict is None else evaluation.verdict.reason,
+        "verdict": "no gate was set" if evaluation.verdict is None else evaluation.verdict.reason,
     }
 
 
