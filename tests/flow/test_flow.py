@@ -109,7 +109,8 @@ def test_an_agent_that_changed_after_its_runs_is_named_and_its_runs_are_kept(mod
     agent.write_text(agent.read_text() + "\n# better\n")
     run(config, tmp_path / "run", lines)
     (warning,) = [line for line in lines if line.startswith("warning")]
-    assert f"{agent} changed since round-1/collect" in warning and f"remove {tmp_path / 'run'}" in warning
+    assert f"{agent} changed since round-1/collect" in warning
+    assert f"remove {tmp_path / 'run'}" in warning
 
 
 def trained_and_sampled(folder: Path) -> tuple[int, int]:

@@ -4,12 +4,15 @@
 default command, with the other commands below.
 """
 
+import difflib
+import os
 from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperGroup
 
 from pairwright.cli.short_help import HELP_NAMES, shorten_help
+from pairwright.errors import ConfigError
 
 
 class GroupWithDefault(TyperGroup):
@@ -19,6 +22,9 @@ class GroupWithDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", *HELP_NAMES):
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            if near and not os.path.exists(args[0]):
+                raise ConfigError(f"{args[0]}: no such command, file or folder. Did you mean {near[0]!r}?")
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 

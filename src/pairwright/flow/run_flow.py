@@ -190,8 +190,8 @@ class Flow:
             self.view.say(f"{stage.name}: unchanged")
             if changed := [name for name, key in stage.inputs.items() if known.inputs.get(name, key) != key]:
                 self.view.say(
-                    f"warning: {', '.join(changed)} changed since {stage.name}, whose runs are kept: for new ones choose "
-                    f"another folder (-o), or remove {self.folder}"
+                    f"warning: {', '.join(changed)} changed since {stage.name}, whose runs are kept: for new ones "
+                    f"choose another folder (-o), or remove {self.folder}"
                 )
             return known.result
         if self.manifest.has_other(stage.name, stage.key):

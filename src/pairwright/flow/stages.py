@@ -67,7 +67,7 @@ def _say_advice(experience: Path, view: View) -> None:
         mark = " (recommended)" if item is recommended(advice) else ""
         view.say(f"advice: {item.rule}{mark}: {item.advice}")
     if advice:
-        view.say(f"advice: pairwright advise {experience} has the recipes and the evidence")
+        view.say(f"advice: recipes and evidence: pairwright advise {experience}")
 
 
 def check_collection(config: Config, folder: Path) -> None:
