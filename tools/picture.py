@@ -1,6 +1,7 @@
 """Pictures of pages, as small PNG files.
 
     python -m tools.picture runs/tools/report.html docs/assets/report.png    a report (`make picture`)
+    python -m tools.picture runs/first docs/assets/pair.png --tab pair       a page of `pairwright view`
     python -m tools.picture runs/tools /tmp/pictures                         report and view of a run, light and dark,
                                                                              1280 and 390 pixels wide
 
@@ -67,6 +68,18 @@ def serve_view(run: Path) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
 
 
+def show_tab(page: Page, link: str, name: str) -> None:
+    """Open a page of the view, and wait until it is drawn."""
+    tab, clicked = PAGES[name]
+    page.goto(link, wait_until="networkidle")
+    page.goto(f"{page.url.partition('#')[0]}#/{tab}")
+    page.wait_for_load_state("networkidle")
+    if clicked:
+        page.locator(clicked).first.click()
+    page.wait_for_timeout(300)  # the bar of a request appears after a moment
+    page.wait_for_selector(".busy", state="detached")
+
+
 def take_gallery(browser: Browser, run: Path, folder: Path) -> None:
     """Write pictures of the report of a run and of the pages of its view."""
     with serve_view(run) as link:
@@ -79,15 +92,8 @@ def take_gallery(browser: Browser, run: Path, folder: Path) -> None:
                 page = context.new_page()
                 page.goto((run / "report.html").resolve().as_uri())
                 write_picture(page, folder / f"report-{width}-{scheme}.png")
-                page.goto(link, wait_until="networkidle")
-                address = page.url.partition("#")[0]
-                for name, (tab, clicked) in PAGES.items():
-                    page.goto(f"{address}#/{tab}")
-                    page.wait_for_load_state("networkidle")
-                    if clicked:
-                        page.locator(clicked).first.click()
-                    page.wait_for_timeout(300)  # the bar of a request appears after a moment
-                    page.wait_for_selector(".busy", state="detached")
+                for name in PAGES:
+                    show_tab(page, link, name)
                     write_picture(page, folder / f"{name}-{width}-{scheme}.png")
                 context.close()
 
@@ -99,16 +105,22 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=1000)
     parser.add_argument("--height", type=int, default=720)
     parser.add_argument("--anchor", help="the part of the page to show")
+    parser.add_argument("--tab", choices=PAGES, help="the page of the view of a run")
     parser.add_argument("--dark", action="store_true")
     words = parser.parse_args()
     with open_browser() as browser:
-        if words.page.is_dir():
+        if words.page.is_dir() and not words.tab:
             take_gallery(browser, words.page, words.output)
             return 0
         viewport = {"width": words.width, "height": words.height}
         page = browser.new_page(viewport=viewport, color_scheme="dark" if words.dark else "light")
-        page.goto(words.page.resolve().as_uri() + (f"#{words.anchor}" if words.anchor else ""))
-        size = write_picture(page, words.output)
+        if words.tab:
+            with serve_view(words.page) as link:
+                show_tab(page, link, words.tab)
+                size = write_picture(page, words.output)
+        else:
+            page.goto(words.page.resolve().as_uri() + (f"#{words.anchor}" if words.anchor else ""))
+            size = write_picture(page, words.output)
     if size > MAX_BYTES:
         print(f"more than {MAX_BYTES:,} bytes: make it smaller with --width and --height", file=sys.stderr)
         return 1

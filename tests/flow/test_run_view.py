@@ -2,7 +2,7 @@
 
 import json
 
-from pairwright.cli.commands.run import live_view
+from pairwright.cli.commands.run import LiveView
 from pairwright.cli.progress_view import CollectView, figures
 from pairwright.collection import Completion, collect
 from pairwright.collection.counters import Status
@@ -16,7 +16,7 @@ from pairwright.records.messages import Message
 
 
 def test_stages_are_numbered_and_stand_in_columns(capsys):
-    with live_view() as view:
+    with LiveView() as view:
         view.begin("round-1/pairs", 2, 5)
         view.say("round-1/pairs: started")
         view.say("warning: something else")

@@ -16,7 +16,7 @@ from pairwright.errors import ConfigError
 
 
 class GroupWithDefault(TyperGroup):
-    """`default` is the command unless the first word names another one, or asks for help."""
+    """`default` is the command unless the first word names another one, or asks for help: `build`."""
 
     default = "build"
 
@@ -49,10 +49,6 @@ class GroupWithDefault(TyperGroup):
         names = {item.value for item in items}
         others = self.commands[self.default].shell_complete(ctx, incomplete)
         return [*items, *(item for item in others if item.value not in names)]
-
-
-class GroupWithBuild(GroupWithDefault):
-    """`build` is the default command."""
 
 
 class GroupWithCompare(GroupWithDefault):
