@@ -58,8 +58,11 @@ def read_console(text: str) -> list[tuple[str, list[str]]]:
     return pairs
 
 
-def run_page(page: Path, folder: Path) -> list[Example]:
-    """Write the files of a page into a folder, run its commands there, and give each with its output."""
+def run_page(page: Path, folder: Path, *, programs: Path = Path(sys.executable).parent) -> list[Example]:
+    """Write the files of a page into a folder, run its commands there, and give each with its output.
+
+    programs: The folder of `pairwright` and `python`.
+    """
     (folder / "examples").symlink_to(_ROOT / "examples")
     script, commands = ["exec 2>&1"], []
     for language, name, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
@@ -73,7 +76,7 @@ def run_page(page: Path, folder: Path) -> list[Example]:
                 commands.append((command, shown))
                 script.append(f"printf '{_MARK}'\n{command}\nprintf '{_MARK}%s' $?")
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",

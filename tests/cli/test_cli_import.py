@@ -118,7 +118,7 @@ def test_an_import_that_read_nothing_is_exit_code_1_and_says_why(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     done = run("import", tmp_path / "x.json", tmp_path / "empty.jsonl", "-o", tmp_path / "e")
     assert done.returncode == 1
-    assert "nothing was imported: 2 files" in last_line(done)
+    assert "nothing was imported: no record in 2 files" in last_line(done)
     assert "an empty file" in last_line(done)
     assert json.loads(run("import", tmp_path / "x.json", "-o", tmp_path / "e", "--json").stdout)["added"] == 0
 

@@ -139,6 +139,22 @@ def test_calls_of_tools_are_read_from_what_the_model_wrote(monkeypatch):
     asyncio.run(policy.close())
 
 
+def test_tools_that_the_template_cannot_call_are_warned_of():
+    tokenizer = byte_tokenizer()  # its template has calls in a form of its own
+    tools = ({"type": "function", "function": {"name": "clock", "parameters": {}}},)
+
+    async def main(**options):
+        policy = LocalPolicy(Engine(llama(tokenizer, context=512), tokenizer, **options))
+        await policy.complete(Ask(messages=(Message("user", "time?"),), max_tokens=2))
+        assert policy.warning == ""
+        await policy.complete(Ask(messages=(Message("user", "time?"),), tools=tools, max_tokens=2))
+        await policy.close()
+        return policy.warning
+
+    assert "policy.tools_as_text" in asyncio.run(main())
+    assert asyncio.run(main(tools_as_text="hermes")) == ""
+
+
 def test_a_prompt_that_does_not_fit_is_refused_not_retried():
     tokenizer = byte_tokenizer()
     policy = LocalPolicy(Engine(llama(tokenizer, context=16), tokenizer))

@@ -49,7 +49,7 @@ def test_what_came_from_the_environment_is_never_shown(tmp_path):
     ("overrides", "message"),
     [
         ([("sede", "1")], "unknown key 'sede'; did you mean 'seed'?"),
-        ([("sources.formt", "1")], "unknown key 'sources.formt'; did you mean 'format'?"),
+        ([("sources.formt", "1")], "unknown key 'sources.formt'; did you mean 'sources.format'?"),
         ([("zzz", "1")], "unknown key 'zzz'; known keys: name, seed"),
         ([("seed", "-1")], "seed: Input should be greater than or equal to 0"),
         ([("seed", "1"), ("seed.x", "1")], "'seed' is a value, not a section"),

@@ -98,6 +98,21 @@ def test_what_changed_is_done_again_and_what_it_does_not_touch_is_not(model, tmp
         run(written(tmp_path, model, collect__num_tasks=9), folder)
 
 
+def test_an_agent_that_changed_after_its_runs_is_named_and_its_runs_are_kept(model, tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text((HERE / "tiny_workflow.py").read_text())
+    config = written(tmp_path, model, collect__workflow=f"{agent}:play", loop__evaluate="never")
+    run(config, tmp_path / "run")
+    lines: list[str] = []
+    run(config, tmp_path / "run", lines)
+    assert not [line for line in lines if line.startswith("warning")]
+    agent.write_text(agent.read_text() + "\n# better\n")
+    run(config, tmp_path / "run", lines)
+    (warning,) = [line for line in lines if line.startswith("warning")]
+    assert f"{agent} changed since round-1/collect" in warning
+    assert f"remove {tmp_path / 'run'}" in warning
+
+
 def trained_and_sampled(folder: Path) -> tuple[int, int]:
     """How many sides of the dumped batches there are, and how many have exactly the ids that were sampled."""
     known = {exp.eid.uid: exp for exp in Table(folder / "experience").records()}
@@ -223,7 +238,7 @@ def test_no_pairs_end_with_one_line_and_a_failed_stage(model, tmp_path):
     command = [sys.executable, "-m", "pairwright.cli", "run", str(config), "--output", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "no pair was built" in done.stderr.splitlines()[-1]
+    assert "no pairs: all " in done.stderr.splitlines()[-1]
     stages = json.loads((tmp_path / "run/manifest.json").read_text())["stages"]
     assert stages["round-1/pairs"]["state"] == "failed"
 

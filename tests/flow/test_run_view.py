@@ -2,7 +2,7 @@
 
 import json
 
-from pairwright.cli.commands.run import live_view
+from pairwright.cli.commands.run import LiveView
 from pairwright.cli.progress_view import CollectView, figures
 from pairwright.collection import Completion, collect
 from pairwright.collection.counters import Status
@@ -16,7 +16,7 @@ from pairwright.records.messages import Message
 
 
 def test_stages_are_numbered_and_stand_in_columns(capsys):
-    with live_view() as view:
+    with LiveView() as view:
         view.begin("round-1/pairs", 2, 5)
         view.say("round-1/pairs: started")
         view.say("warning: something else")
@@ -91,6 +91,20 @@ def test_the_time_left_counts_the_tokens_of_prompts_and_of_answers_in_work():
     status.started -= 30
     assert 9.9 < status.seconds_left < 10.1
     assert Status(num_runs=4, load=load).seconds_left is None
+
+
+def test_the_time_left_counts_runs_where_the_first_to_end_were_short():
+    load = Load(decoding=3, num_prompt_tokens=1500, num_tokens=5000)
+    status = Status(num_runs=4, num_done=1, num_prompt_tokens=800, num_tokens=200, num_ended_tokens=1000, load=load)
+    status.started -= 30
+    assert 89 < status.seconds_left < 91
+
+
+def test_a_warning_of_the_policy_is_said_once(capsys):
+    with CollectView() as view:
+        view.show(Status(warning="no tools"))
+        view.show(Status(warning="no tools"))
+    assert capsys.readouterr().err == "warning: no tools\n"
 
 
 def test_what_is_loaded_is_said_at_once(capsys):

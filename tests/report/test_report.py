@@ -16,6 +16,7 @@ from pairwright.pairs import PairOptions, build_pairs
 from pairwright.report import make_report, write_report
 from pairwright.report.outcome import MAX_TRANSCRIPTS, _change
 from pairwright.report.pairs_section import MAX_CHARACTERS, MAX_PAIRS, count_common, count_same_turns
+from pairwright.report.run_folder import open_run
 from pairwright.report.training_section import MAX_POINTS
 
 HOSTILE = "\"'><script>document.title='owned'</script><img src=x onerror=alert(1)></style></pre>\u202e{{7*7}}javascript:alert(1)&lt;"
@@ -314,3 +315,14 @@ def test_refusals_and_dropped_content_are_on_the_page_even_if_nothing_is_painted
 def test_a_metric_that_got_worse_is_marked(better, low, high, p, word):
     difference = {"mean": 0.0035, "low": low, "high": high}
     assert word in str(_change({"better": better, "difference": difference, "sign_test_p": p}))
+
+
+def test_tokenizers_are_those_of_the_run_and_those_that_its_configuration_names(tmp_path):
+    run, base = tmp_path / "run", tmp_path / "project"
+    for folder in (run / "train" / "model", base / "models" / "base"):
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text("{}")
+    (run / "config.yaml").write_text(f"base: {base}\nmodel: models/base\ntokens: {{tokenizer: null}}\n")
+    assert open_run(run).tokenizers == [run / "train" / "model", base / "models" / "base"]
+    (run / "config.yaml").write_text("- not ours\n")
+    assert open_run(run).tokenizers == [run / "train" / "model"]

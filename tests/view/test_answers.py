@@ -253,6 +253,7 @@ def test_tokens_have_texts_ids_paint_and_mask(answers, run):
     row = next(row for row in listed["rows"] if row["side"] == "chosen")
     sequence = ask(answers, "tokens.sequence", source="support/tokens", row=row["row"])
     assert len(sequence["ids"]) == len(sequence["texts"]) == len(sequence["mask"]) == row["num_tokens"]
+    assert row["task"] == sequence["task"] != ""
     trained = "".join(text for text, mask in zip(sequence["texts"], sequence["mask"], strict=True) if mask)
     assert trained.startswith("Thank you for asking.")
     assert trained.endswith("<|im_end|>")

@@ -1,23 +1,23 @@
 // Tokens: a sequence painted by what each token is; trained ones are underlined; ids and log-probabilities on hover.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { copy, useAnswer } from "./api";
-import { Answer, Column, CopyLink, count, Facet, Facets, Filters, number, Pager, Sources, Table } from "./parts";
+import { Answer, Column, CopyLink, count, Facet, Facets, Filters, number, Pager, Sources, Table, TaskName } from "./parts";
 import { Empty } from "./experiences";
 import { change, Route, useKeys } from "./route";
 import { Facts } from "./transcript";
 
 const PAGE = 100;
 const FOLDED = 300; // characters of template text without a break that are folded: tool schemas, long instructions
-type Row = { row: number; id: string; side: string; number: number; prompt_length: number | null; num_tokens: number | null; num_trained: number | null; refusal: string | null };
+type Row = { row: number; id: string; task: string; side: string; number: number; prompt_length: number | null; num_tokens: number | null; num_trained: number | null; refusal: string | null };
 type Rows = { total: number; matches: number; offset: number; rows: Row[]; columns: string[]; losses: string[]; counts: Record<string, number> };
 type Sequence = {
-  row: number; id: string; refusal?: string; detail?: string; side: string; number: number; num_tokens: number; num_trained: number; ids: number[];
+  row: number; id: string; task: string; refusal?: string; detail?: string; side: string; number: number; num_tokens: number; num_trained: number; ids: number[];
   texts: string[] | null; paint: number[]; mask: number[]; messages: number[]; logprobs: (number | null)[] | null; report: Record<string, unknown>;
   palette: Record<string, string>; note: string | null;
 };
 
 const COLUMNS: Column<Row>[] = [
-  { name: "id", keep: true, label: "id", wide: true, cell: (row) => <span class="mono">{row.id.slice(0, 20)}</span> },
+  { name: "id", keep: true, label: "task", wide: true, cell: (row) => <TaskName task={row.task || row.id} /> },
   { name: "side", keep: true, label: "side", sort: true, cell: (row) => row.side ? <span class={`${row.side}-text`}>{row.side}</span> : "" },
   { name: "num_tokens", keep: true, label: "tokens", num: true, sort: true, cell: (row) => row.refusal ? <span class="bad-text">refused</span> : number(row.num_tokens) },
   { name: "num_trained", keep: true, label: "trained", num: true, sort: true, cell: (row) => row.refusal ? "" : number(row.num_trained) },
@@ -69,7 +69,7 @@ function SequenceView(props: { sequence: Sequence }) {
   };
   useKeys({ n: () => go(1), p: () => go(jump < 0 ? 0 : -1) }, [jump, trained]);
   useEffect(() => setJump(-1), [sequence]);
-  const head = <header class="detail-head"><div class="row spread"><h2 class="cut grow mono" title={sequence.id}>{sequence.id}</h2><CopyLink />
+  const head = <header class="detail-head"><div class="row spread"><h2 class="cut grow" title={sequence.id}>{sequence.task || sequence.id}</h2><CopyLink />
     <button class="plain" aria-label="Close" onClick={() => change({ row: null })}>✕</button></div>
     <div class="row small">{sequence.side && <span class={`chip ${sequence.side}`}>{sequence.side}</span>}
       {!sequence.refusal && <><span class="chip">{count(sequence.num_tokens, "token")}</span><span class="chip">{number(sequence.num_trained)} trained</span>

@@ -119,7 +119,7 @@ def make_small_model(folder: Path, tasks: list[dict[str, Any]], *, seed: int) ->
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 50 == 49:
+        if step == 0 or step % 50 == 49:
             print(f"step {step + 1} of {num_steps}: loss {loss.item():.3f}", flush=True)
     model.generation_config = GenerationConfig(**special)
     transformers_logging.disable_progress_bar()

@@ -63,16 +63,16 @@ _AT_STOP = {
     "evaluate compare": _FROM_START,
     "report": _FROM_START,
     "config from-nat": _FROM_START,
-    "jobs submit": "pairwright jobs list shows whether the job was handed over",
-    "jobs cancel": "pairwright jobs show JOB prints its state",
-    "jobs deploy": "pairwright jobs show JOB prints its state",
+    "jobs submit": "whether the job was handed over: pairwright jobs list",
+    "jobs cancel": "its state: pairwright jobs show JOB",
+    "jobs deploy": "its state: pairwright jobs show JOB",
     "record": "what was recorded is in the table",
     "serve jobs": "the same command serves again, and goes on with the jobs",
     "serve model": "the same command serves again",
     "serve targets add": _FROM_START,
     "serve targets remove": _FROM_START,
-    "serve token create": "pairwright serve token list shows whether there is a token",
-    "serve token revoke": "pairwright serve token list shows whether there is a token",
+    "serve token create": "whether there is a token: pairwright serve token list",
+    "serve token revoke": "whether there is a token: pairwright serve token list",
 }
 _NOTHING = "nothing was written"
 _WRITTEN = re.compile(r"; \w+( \w+)? was written$")  # "; nothing was written", "; no report was written"

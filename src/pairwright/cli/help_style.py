@@ -4,21 +4,27 @@
 default command, with the other commands below.
 """
 
+import difflib
+import os
 from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperGroup
 
 from pairwright.cli.short_help import HELP_NAMES, shorten_help
+from pairwright.errors import ConfigError
 
 
 class GroupWithDefault(TyperGroup):
-    """`default` is the command unless the first word names another one, or asks for help."""
+    """`default` is the command unless the first word names another one, or asks for help: `build`."""
 
     default = "build"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", *HELP_NAMES):
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            if near and not os.path.exists(args[0]):
+                raise ConfigError(f"{args[0]}: no such command, file or folder. Did you mean {near[0]!r}?")
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
@@ -43,10 +49,6 @@ class GroupWithDefault(TyperGroup):
         names = {item.value for item in items}
         others = self.commands[self.default].shell_complete(ctx, incomplete)
         return [*items, *(item for item in others if item.value not in names)]
-
-
-class GroupWithBuild(GroupWithDefault):
-    """`build` is the default command."""
 
 
 class GroupWithCompare(GroupWithDefault):

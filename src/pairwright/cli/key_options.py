@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
@@ -20,9 +20,6 @@ from pairwright.cli.arguments import (
     complete_names,
     literals_of,
 )
-
-if TYPE_CHECKING:
-    pass
 from pairwright.cli.overrides import ConfigCommand
 
 _META = "pairwright.flags"  # where the context keeps what derived options set
@@ -61,7 +58,6 @@ _SPELLINGS = {
         metavar="NAME,NAME", is_joined=True, complete=complete_names("tensorboard", "wandb", "mlflow", "trackio")
     ),
     "evaluate.metrics": Spelling("--metric"),
-    "evaluate.num_resamples": Spelling("--resamples"),
     "teach.max_concurrency": Spelling("--concurrency"),
 }
 

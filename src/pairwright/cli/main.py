@@ -150,7 +150,7 @@ def main() -> None:
         sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install 'pairwright[{extra}]'", 1))
     except TyperException as error:
         message = error.format_message() or "expected the name of a command, see above."
-        sys.exit(_fail(f"{message} Try --help.", 3))
+        sys.exit(_fail(f"{message.rstrip('.')}. Try --help.", 3))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(_fail(describe_stop(""), Interrupted.exit_code))
     except BrokenPipeError:  # `pairwright ... | head`

@@ -103,15 +103,18 @@ class CollectView(LiveTable):
 
     def __init__(self) -> None:
         super().__init__("collecting ", wait=1)
+        self._said = {""}  # phases and warnings that are shown already
         self._has_warned = False
-        self._phase = ""
 
     def show(self, status: "Status") -> None:
         if status.phase:
-            if status.phase != self._phase:
+            if status.phase not in self._said:
                 self.say(status.phase)
-            self._phase = status.phase
+            self._said.add(status.phase)
             return
+        if status.warning not in self._said:
+            self.say(f"warning: {status.warning}")
+        self._said.add(status.warning)
         warning = None if self._has_warned else status.why_no_signal()
         if warning is not None:
             self._has_warned = True

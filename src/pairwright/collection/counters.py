@@ -96,6 +96,7 @@ class Status:
     num_asked: int = 0  # requests that wait for their answer
     load: Any = None  # the requests by state (generate.batcher.Load), where the policy knows them
     phase: str = ""  # what is done before the first run, such as loading the model
+    warning: str = ""  # of the policy: what cannot work with this model
     reward_min: float | None = None
     reward_max: float | None = None
     is_compared: bool = False  # several candidates of a task are collected, to be compared
@@ -168,7 +169,8 @@ class Status:
     def seconds_left(self) -> float | None:
         """Estimate from the tokens of prompts and answers: those of the runs that ended say how many there will be.
 
-        None before the first run has ended. Without tokens, the number of ended runs decides.
+        None before the first run has ended. The number of ended runs decides where there are no tokens, and where runs
+        in work have more than those that ended: the first to end are the short ones.
         """
         # runs of an earlier process took none of the time of this one
         ended = self.num_done - self.num_before + self.num_failed
@@ -176,7 +178,7 @@ class Status:
         if ended <= 0:
             return None
         num_tokens = self.prompt_tokens_read + self.tokens_written
-        if not self.num_ended_tokens or not num_tokens:
-            return self.seconds / ended * left
         expected = self.num_ended_tokens / ended * (ended + left)
-        return max(0.0, expected - num_tokens) / num_tokens * self.seconds
+        if expected <= num_tokens:
+            return self.seconds / ended * left
+        return (expected - num_tokens) / max(num_tokens, 1) * self.seconds

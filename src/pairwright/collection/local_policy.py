@@ -21,6 +21,7 @@ class LocalPolicy:
         self.engine = engine
         self._batcher = Batcher(engine)
         self._call_format = engine.call_format
+        self.warning = ""  # shown once while the runs are collected
 
     @classmethod
     def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
@@ -46,6 +47,11 @@ class LocalPolicy:
         return self._batcher.load
 
     async def complete(self, ask: Ask) -> list[Completion]:
+        if ask.tools and self._call_format is None:
+            self.warning = (
+                f"the agent offers tools, and the chat template of {self.engine.name} has no known form of tool calls, "
+                "so that no answer can call one: set policy.tools_as_text and tokens.tools_as_text to hermes"
+            )
         try:
             prompt = self.engine.prompt_ids(ask.messages, ask.tools, variables=ask.chat_template_kwargs)
             sampling = Sampling(

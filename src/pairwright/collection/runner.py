@@ -400,6 +400,7 @@ class Collection:
         assert self._watch is not None
         while True:
             self.status.load = getattr(self._policy, "in_work", None)
+            self.status.warning = getattr(self._policy, "warning", "")
             self._watch(self.status)
             await asyncio.sleep(_WATCH_SECONDS)
 

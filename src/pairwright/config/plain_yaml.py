@@ -34,6 +34,8 @@ def read_yaml(path: Path, yaml: YAML | None = None) -> Any:
         return parse_yaml(data.decode("utf-8"), str(path), yaml)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: a folder; expected a YAML file, such as {path}/config.yaml") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 

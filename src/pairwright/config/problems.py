@@ -132,7 +132,7 @@ def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
         return f"unknown key {'.'.join(location)!r}, which was removed: {_REMOVED[removed]}"
     known = _list_keys(location[:-1], root)
     near = difflib.get_close_matches(location[-1], known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    hint = f"did you mean {'.'.join([*location[:-1], *near])!r}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key {'.'.join(location)!r}; {hint}"
 
 

@@ -39,6 +39,7 @@ class StageRecord(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int = 0
     result: Json = {}
     error: str | None = None
+    inputs: dict[str, str] = {}  # what it read beside its key: files of the user, such as agent.py, with their hashes
 
 
 class Meter:
@@ -89,8 +90,9 @@ class Manifest:
         self.path = path
         self.stages: dict[str, StageRecord] = {}
         self._about: Json = {"seed": seed, "versions": _versions(), "git": _revision(), "started": time.time()}
+        program = "pairwright" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name
         # keys in KEY=VALUE words are not stored
-        self._about["command"], _ = redact(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+        self._about["command"], _ = redact(shlex.join([program, *sys.argv[1:]]))
         if path.exists():
             try:
                 known = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -62,6 +62,8 @@ class PlannedStage:
     is_precious: bool = False
     check: Callable[[], None] = lambda: None
     """Raises the errors that `do` would raise at its start, without side effects."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Files of the user that it reads, with their hashes. They are not part of the key: a changed one is named."""
 
 
 @dataclass
@@ -192,11 +194,17 @@ class Flow:
         self._num_begun += 1
         self.view.begin(stage.name, self._num_begun, self._num_stages)
         if self._is_done(stage):
+            known = self.manifest.stages[stage.name]
             self.view.say(f"{stage.name}: unchanged")
-            return self.manifest.stages[stage.name].result
+            if changed := [name for name, key in stage.inputs.items() if known.inputs.get(name, key) != key]:
+                self.view.say(
+                    f"warning: {', '.join(changed)} changed since {stage.name}, whose runs are kept: for new ones "
+                    f"choose another folder (-o), or remove {self.folder}"
+                )
+            return known.result
         if self.manifest.has_other(stage.name, stage.key):
             self._remove_outdated(stage)
-        record = StageRecord(key=stage.key)
+        record = StageRecord(key=stage.key, inputs=stage.inputs)
         # written as running first: after a crash the stage is known to be unfinished and is resumed
         self.manifest.write(stage.name, record)
         self.view.say(f"{stage.name}: started")
@@ -219,6 +227,7 @@ class Flow:
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
             do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
             check: Callable[[], None] = lambda: None  # noqa: E731
+            inputs = {}
         else:
             config = self.policy_config(model, number)
             # limits of concurrency and time do not decide what is sampled, so they are no part of the key
@@ -230,16 +239,19 @@ class Flow:
                 mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}
             )
             key = content_hash("collect", settings, policy, config.seed, upstream)
+            inputs = self._user_files(config.collect.workflow, config.collect.dataset)
+            inputs["policy.tools_as_text"] = config.policy.tools_as_text
             do = lambda: collect_stage(config, place, self.base, self.view)  # noqa: E731
             check = lambda: check_collection(config, place)  # noqa: E731
         name = f"round-{number}/{self._gathering}"
-        return PlannedStage(name, key, (place / "experience",), do, is_precious=True, check=check)
+        return PlannedStage(name, key, (place / "experience",), do, is_precious=True, check=check, inputs=inputs)
 
     def scoring(self, number: int, place: Path, upstream: str) -> PlannedStage:
         """The stage that scores the experience of a round. Its answers of judges are kept whatever changes."""
         config, folder = self.config, place / "experience"
         settings = config.score.model_dump(mode="json", include={"scorers", "judge"})
-        code = _code_key(config.score.scorers, self.base)
+        names = [scorer.partition("=")[2] or scorer for scorer in config.score.scorers]
+        code = [key for name in names for key in self._user_files(name).values()]
         return PlannedStage(
             f"round-{number}/score",
             content_hash("score", settings, code, upstream),
@@ -311,6 +323,9 @@ class Flow:
             key,
             folders,
             lambda: evaluate_stage(config, place, self.initial, model, self.base, self.view),
+            inputs=self._user_files(
+                config.evaluate.workflow or config.collect.workflow, config.evaluate.dataset or config.collect.dataset
+            ),
         )
 
     def deployment(self) -> PlannedStage:
@@ -420,6 +435,31 @@ class Flow:
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
         return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
 
+<<<<<<< HEAD
+=======
+    def _user_files(self, *names: str | None) -> dict[str, str]:
+        """The files that workflows (file.py:name), rubrics and datasets name, with their hashes."""
+        found = {}
+        for name in filter(None, names):
+            for part in (name, name.rpartition(":")[0]):
+                path = Path(part) if self.base is None or Path(part).is_file() else self.base / part
+                if part and path.is_file():
+                    found[part] = content_hash(path.read_bytes().hex())
+        return found
+
+    def _copy_evaluation(self, number: int) -> None:
+        """Copy the evaluation of the last round to the run's folder."""
+        for name in ("evaluation.json", "evaluation.tasks.csv"):
+            source = self.folder / f"round-{number}" / name
+            if source.exists():
+                shutil.copyfile(source, self.folder / name)
+
+    def _report(self) -> None:
+        from pairwright.report import write_report
+
+        write_report(self.folder, self.folder / "report.html")
+        self.view.say(f"report: {self.folder / 'report.html'}")
+
 
 def write_config(folder: Path, config: Json) -> None:
     """Write the configuration to the run's folder; values from the environment stay references."""
@@ -437,18 +477,6 @@ def _model_key(model: Path) -> str:
     if not (model / "config.json").exists():
         raise ConfigError(f"model: {model} is not the folder of a model (no config.json)")
     return model_hash(model)
-
-
-def _code_key(scorers: tuple[str, ...], base: Path | None) -> list[str]:
-    """Hashes of the files that scorers name: functions, rubrics."""
-    found = []
-    for scorer in scorers:
-        name = scorer.partition("=")[2] or scorer
-        for part in (name, name.rpartition(":")[0]):
-            path = Path(part) if base is None or Path(part).is_file() else base / part
-            if part and path.is_file():
-                found.append(content_hash(path.read_bytes().hex()))
-    return found
 
 
 def _decisions_key(tables: list[Path], votes: str | Path | None, score: str | None = None) -> list[str]:

@@ -67,7 +67,7 @@ def _say_advice(experience: Path, view: View) -> None:
         mark = " (recommended)" if item is recommended(advice) else ""
         view.say(f"advice: {item.rule}{mark}: {item.advice}")
     if advice:
-        view.say(f"advice: pairwright advise {experience} has the recipes and the evidence")
+        view.say(f"advice: recipes and evidence: pairwright advise {experience}")
 
 
 def check_collection(config: Config, folder: Path) -> None:
@@ -143,7 +143,10 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path, view: View) ->
     for line in config.pairs.list_unused():
         view.say(f"pairs: {line}")
     if not summary["pairs"]:
-        raise PairwrightError(f"no pair was built: {summary['hint'] or 'see ' + str(folder / 'funnel.json')}")
+        raise PairwrightError(
+            f"{summary['hint'] or 'no pairs: see ' + str(folder / 'funnel.json')}. What the model wrote: "
+            f"pairwright experience head {tables[-1]}"
+        )
     return {"pairs": summary["pairs"], "validation": summary["validation"]}
 
 
@@ -283,7 +286,7 @@ def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base
         "high": first.difference.high,
         "failed": sum(len(side.errors) for side in runs),
         "passed": evaluation.passed,
-        "verdict": None if evaluation.verdict is None else evaluation.verdict.reason,
+        "verdict": "no gate was set" if evaluation.verdict is None else evaluation.verdict.reason,
     }
 
 

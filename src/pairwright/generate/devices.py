@@ -66,7 +66,11 @@ def _why_not(kind: str) -> str | None:
         if torch.backends.mps.is_available():
             return None
         return "macOS 12.3 or later is needed" if torch.backends.mps.is_built() else "this torch was built without MPS"
-    return None  # the CPU, and names that torch itself refuses
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        return f"torch has no such device; expected {', '.join(KINDS)}"
+    return None
 
 
 def _describe(kind: str) -> str:

@@ -138,7 +138,7 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     drops = list(last.drops.items())
     in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
     reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
-    text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason.value!r}"
+    text = f"no pairs: all {drop.count:,} remaining {last.unit} were dropped: {reason.value}"
     advice = _value(reason, clues, options) or _advice(reason, options)
     text = f"{text}; {advice}" if advice else text
     first = funnel.stages[0]
@@ -147,7 +147,7 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
         # An early reason is worth naming only where it took most of the experiences.
         if drop.count * 2 > first.num_in:
             advice = _advice(reason, options)
-            text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
+            text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} were dropped: {reason.value}"
             text += f"; {advice}" if advice else ""
     return text
 

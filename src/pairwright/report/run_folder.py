@@ -5,13 +5,15 @@ RUN/round-N/         the stages of round N
 <stages>/            experience/, pairs/, tokens/, metrics.jsonl (or train/metrics.jsonl), evaluation.json, model/
 """
 
+import contextlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pairwright.config.plain_yaml import read_yaml
 from pairwright.errors import PairwrightError
 from pairwright.records.json_text import from_json
 
@@ -43,7 +45,18 @@ class RunFolder:
     config: Path | None
     manifest: Path | None
     comparison: Path | None = None
-    tokenizers: list[Path] = field(default_factory=list)
+
+    @property
+    def tokenizers(self) -> list[Path]:
+        """Model folders of the run, the newest first; then those that its configuration names."""
+        places = ("model", "train/model", "adapter", "train/adapter")
+        folders = [stages.folder / place for stages in self.rounds[::-1] for place in places]
+        with contextlib.suppress(PairwrightError, AttributeError, TypeError):  # config.yaml may be of another program
+            config = read_yaml(self.config) if self.config is not None else {}
+            named = [config.get("tokens", {}).get("tokenizer"), config.get("model")]
+            bases = [Path(), Path(config.get("base") or "")]
+            folders += [base / name for name in named if isinstance(name, str) for base in bases]
+        return [path for path in dict.fromkeys(folders) if (path / "tokenizer.json").is_file()]
 
     @property
     def is_empty(self) -> bool:
@@ -78,8 +91,6 @@ def open_run(folder: Path) -> RunFolder:
         config=_file(folder / "config.yaml"),
         manifest=_file(folder / "manifest.json"),
         comparison=_file(folder / "comparison.json"),
-        # the newest model first: its tokenizer is the most likely one
-        tokenizers=[path for stages in rounds[::-1] for path in _models(stages.folder)],
     )
     if run.is_empty:
         raise PairwrightError(
@@ -151,11 +162,6 @@ def _stages(folder: Path, name: str) -> Stages:
         train=_file(folder / "train.json") or _file(folder / "train" / "train.json"),
         evaluation=_file(folder / "evaluation.json"),
     )
-
-
-def _models(folder: Path) -> list[Path]:
-    places = (folder / "model", folder / "train" / "model", folder / "adapter", folder / "train" / "adapter")
-    return [path for path in places if (path / "tokenizer.json").is_file()]
 
 
 def _file(path: Path) -> Path | None:

@@ -20,9 +20,7 @@ def settings_section(run: RunFolder) -> Section | None:
         manifest = read_json(run.manifest)
         parts += _overview(manifest)
         facts = _flat(manifest)
-        # <dt> and <dd> alternate in one flat list
-        rows = [part for name, value in facts[:MAX_FACTS] for part in (tag("dt", name), tag("dd", value))]
-        every = [tag("dl", *rows)]
+        every = [_list(facts[:MAX_FACTS])]
         if len(facts) > MAX_FACTS:
             every.append(tag("p", f"{len(facts) - MAX_FACTS:,} more are in {run.manifest.name}.", class_="note"))
         parts.append(tag("details", tag("summary", run.manifest.name), *every))
@@ -33,16 +31,16 @@ def settings_section(run: RunFolder) -> Section | None:
 
 
 def _overview(manifest: Any) -> list[Markup]:
-    """Tables of the run and of its stages, for the manifest that `pairwright run` writes; else nothing."""
+    """The facts of the run and a table of its stages, for the manifest that `pairwright run` writes; else nothing."""
     if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
         return []
-    rows = [["command", _text(manifest["command"])]] if manifest.get("command") else []
+    rows = [("command", _text(manifest["command"]))] if manifest.get("command") else []
     if isinstance(manifest.get("started"), int | float):
-        rows.append(["started", f"{datetime.fromtimestamp(manifest['started'], UTC):%Y-%m-%d %H:%M} UTC"])
-    rows += [[name, _text(manifest[name])] for name in ("seed", "git") if manifest.get(name) is not None]
+        rows.append(("started", f"{datetime.fromtimestamp(manifest['started'], UTC):%Y-%m-%d %H:%M} UTC"))
+    rows += [(name, _text(manifest[name])) for name in ("seed", "git") if manifest.get(name) is not None]
     versions = manifest.get("versions")
     if isinstance(versions, dict):
-        rows.append(["versions", _text(", ".join(f"{name} {version}" for name, version in versions.items()))])
+        rows.append(("versions", _text(", ".join(f"{name} {version}" for name, version in versions.items()))))
     stages = [
         [
             _text(name),
@@ -55,7 +53,11 @@ def _overview(manifest: Any) -> list[Markup]:
         if isinstance(stage, dict)
     ]
     heads = ("stage", "state", "time", "CPU time", "peak memory")
-    return [table(("run", ""), rows), *([table(heads, stages)] if stages else [])]
+    return [_list(rows), *([tag("div", table(heads, stages), class_="card scroll")] if stages else [])]
+
+
+def _list(facts: list[tuple[str, str]]) -> Markup:
+    return tag("dl", *(part for name, value in facts for part in (tag("dt", name), tag("dd", value))))
 
 
 def _text(value: Any) -> str:

@@ -379,7 +379,7 @@ def _second_look(path: Place, number: int | None, data: bytes, error: Exception,
         return Rejected(str(path), number, f"invalid UTF-8: {failure.reason}", raw=raw)
     except (ValueError, RecursionError):
         if not data.strip(b"\0 \t\r\n"):
-            return Rejected(str(path), number, "nothing but NUL bytes", raw=None)
+            return Rejected(str(path), number, "nothing but NUL bytes" if data else "an empty file", raw=None)
         return Rejected(str(path), number, f"not valid JSON: {error}", raw=raw)
 
 

@@ -291,7 +291,7 @@ def _checked(
     if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
     if layout is None:
-        way_out = f"pairwright explain {path} shows what it has and a --map that may read it"
+        way_out = f"its fields, and a --map that may read it: pairwright explain {path}"
         return Rejected(str(path), None, f"no known format: {way_out}")
     rows = [record for record in records if isinstance(record, dict)]
     reason = missing_fields(rows, options.map) or layout.reader.refuse(rows, options)

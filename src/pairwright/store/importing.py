@@ -155,12 +155,12 @@ def refuse_empty(summary: ImportSummary) -> None:
     if summary.total("experiences"):
         return
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in list(summary.reasons.items())[:3])
-    num_files = summary.total("files")
+    num_files, first = summary.total("files"), next(iter(summary.examples.values()), "")
     raise SourceError(
-        f"nothing was imported: {num_files:,} file{'s' if num_files != 1 else ''}, and no record in them"
-        + (f" ({reasons})" if reasons else "")
-        + ". Traces are JSON, JSON Lines, CSV, Parquet, Arrow, SQLite or Excel files; pairwright explain FILE "
-        "shows what is recognised in one, and --format NAME insists on a format"
+        f"nothing was imported: no record in {num_files:,} file{'s' if num_files != 1 else ''}"
+        + (f" ({reasons}; the first: {first})" if reasons else "")
+        + ". Traces are JSON, JSON Lines, CSV, Parquet, Arrow, SQLite or Excel files; --format NAME forces a format. "
+        "What is recognised in a file: pairwright explain FILE"
     )
 
 

@@ -90,7 +90,7 @@ def read_slope(folder: Place, name: str) -> tuple[float, int]:
     scorer, _, criterion = name.partition(".")
     path = calibration_path(folder, scorer)
     if not path.exists():
-        raise TableError(f"{scorer} is not calibrated: pairwright score {folder} --calibrate {scorer} --labels ...")
+        raise TableError(f"{scorer} is not calibrated: pairwright score {folder} --calibrate {scorer} --labels reward")
     report = msgspec.json.decode(path.read_bytes())
     if report["hash"] != read_score_log(folder, scorer)["hash"].last():
         raise TableError(f"{scorer} has changed since it was calibrated: calibrate it again")
@@ -131,7 +131,8 @@ def read_score_log(folder: Place, name: str) -> "pl.DataFrame":
     if not path.exists():
         known = ", ".join(list_scorers(folder)) or "none"
         raise TableError(
-            f"{folder}: no scores of {name!r}; there are: {known}. Make them with: pairwright score {folder} --with ..."
+            f"{folder}: no scores of {name!r}; there are: {known}. Make them with: "
+            f"pairwright score {folder} --with programs"
         )
     return _read(str(path), path.stat().st_size if isinstance(path, Path) else None)
 

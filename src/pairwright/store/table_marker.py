@@ -32,7 +32,9 @@ def check_table(folder: Place, *, create: bool) -> None:
                     f"{folder}: a pairs table, and an experience table is expected here; next with pairs: pairwright "
                     f"tokens {folder} --tokenizer MODEL -o DIR, or pairwright export {folder} --to trl -o FILE"
                 )
-            raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
+            raise TableError(
+                f"{folder}: no experience table here; make one with `pairwright import TRACES -o {folder}`"
+            )
         if any(not name.startswith(".") for name in names):
             raise TableError(f"{folder}: not empty and not an experience table: choose another folder")
         # The time is what templates that print a date are given for records without one of their own.

@@ -76,11 +76,15 @@ class Answers:
                 _limit(asked),
                 _text(asked, "q", ""),
             ),
-            "decide.next": self._next_pair,
+            "decide.next": lambda asked: self._decisions.next_pair(
+                self.queries(asked, "pairs"), **_in_queue(asked, "gap", "id")
+            ),
             "decide.summary": lambda asked: self._decisions.summarize(
                 self.queries(asked, "pairs"), _text(asked, "source")
             ),
-            "decide.record": self._next_record,
+            "decide.record": lambda asked: self._decisions.next_record(
+                self.queries(asked, "experiences"), **_in_queue(asked, "random", "uid")
+            ),
             "decide.ratings": lambda asked: self._decisions.summarize_ratings(
                 self.queries(asked, "experiences"), _text(asked, "source")
             ),
@@ -105,26 +109,6 @@ class Answers:
         """The queries over the table that a decision names."""
         return self.queries({"source": [str(asked.get("source", ""))]}, kind)
 
-    def _next_pair(self, asked: Parameters) -> Any:
-        return self._decisions.next_pair(
-            self.queries(asked, "pairs"),
-            _text(asked, "source"),
-            voter=_text(asked, "voter"),
-            order=_text(asked, "order", "gap"),
-            is_blind=_text(asked, "blind", "1") == "1",
-            identity=_text(asked, "id", ""),
-        )
-
-    def _next_record(self, asked: Parameters) -> Any:
-        return self._decisions.next_record(
-            self.queries(asked, "experiences"),
-            _text(asked, "source"),
-            voter=_text(asked, "voter"),
-            order=_text(asked, "order", "random"),
-            is_blind=_text(asked, "blind", "1") == "1",
-            identity=_text(asked, "uid", ""),
-        )
-
     def _list_library(self, _: Parameters) -> dict[str, Any]:
         before = set(self.library.items)
         self.library.refresh()
@@ -143,6 +127,17 @@ class Answers:
         if len(numbers) > MAX_PAGE:
             raise ConfigError(f"row: at most {MAX_PAGE} rows, got {len(numbers):,}")
         return rows.snippets(numbers, _text(asked, "q"), rows.snapshot())
+
+
+def _in_queue(asked: Parameters, order: str, identity: str) -> dict[str, Any]:
+    """Whose queue it is, in which order, and the id of what is asked for, if it is named."""
+    return {
+        "source": _text(asked, "source"),
+        "voter": _text(asked, "voter"),
+        "order": _text(asked, "order", order),
+        "is_blind": _text(asked, "blind", "1") == "1",
+        "identity": _text(asked, identity, ""),
+    }
 
 
 def _query(asked: Parameters) -> Query:

@@ -7,9 +7,9 @@ ids are sent, and which side comes first is drawn for each voter.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from pairwright.view.row_queries import Numbers, Query, RowQueries, Snapshot
 
 ORDERS = ("disagreement", "gap", "random")
 _CHUNK = 256  # rows of the queue that are looked at together
+_File = TypeVar("_File", VoteFile, RatingFile, ExclusionFile)
 
 
 class VoteQuestion(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,9 +84,7 @@ class Decisions:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._votes: dict[Path, VoteFile] = {}
-        self._ratings: dict[Path, RatingFile] = {}
-        self._exclusions: dict[Path, ExclusionFile] = {}
+        self._files: dict[Path, Any] = {}
 
     # Votes
 
@@ -279,7 +278,7 @@ class Decisions:
         exclusion = _convert(asked, ExcludeQuestion)
         item = self._library.get(exclusion.source, "experiences")
         table.rows.find("uid", exclusion.uid, table.rows.snapshot())  # raises for an id that is not in the table
-        file = self._exclusion_file(item)
+        file = self._opened(ExclusionFile, item.path)
         if exclusion.is_excluded:
             file.exclude(exclusion.name, exclusion.uid, exclusion.reason)
         else:
@@ -289,7 +288,7 @@ class Decisions:
     def list_exclusions(self, source: str) -> dict[str, Any]:
         """The excluded experiences of a table."""
         item = self._library.get(source, "experiences")
-        exclusions = self._exclusion_file(item).exclusions()
+        exclusions = self._opened(ExclusionFile, item.path).exclusions()
         rows = [
             {"uid": uid, "name": one.name, "reason": one.reason, "time": one.time} for uid, one in exclusions.items()
         ]
@@ -298,21 +297,16 @@ class Decisions:
     # Files
 
     def _vote_file(self, source: str) -> VoteFile:
-        path = _folder_of(self._library.get(source, "pairs")) / "votes.csv"
-        if path not in self._votes:
-            self._votes[path] = VoteFile(path)
-        return self._votes[path]
+        return self._opened(VoteFile, _folder_of(self._library.get(source, "pairs")) / "votes.csv")
 
     def _rating_file(self, source: str) -> RatingFile:
-        path = _folder_of(self._library.get(source, "experiences")) / "ratings.csv"
-        if path not in self._ratings:
-            self._ratings[path] = RatingFile(path)
-        return self._ratings[path]
+        return self._opened(RatingFile, _folder_of(self._library.get(source, "experiences")) / "ratings.csv")
 
-    def _exclusion_file(self, item: Item) -> ExclusionFile:
-        if item.path not in self._exclusions:
-            self._exclusions[item.path] = ExclusionFile(item.path)
-        return self._exclusions[item.path]
+    def _opened(self, kind: Callable[[Path], _File], path: Path) -> _File:
+        if path not in self._files:
+            self._files[path] = kind(path)
+        file: _File = self._files[path]
+        return file
 
 
 def _folder_of(item: Item) -> Path:

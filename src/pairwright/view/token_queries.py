@@ -9,6 +9,8 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import PairwrightError
+from pairwright.pairs.pair_table import FILE_NAME
+from pairwright.records.experience import EID
 from pairwright.report.run_folder import open_run, read_json
 from pairwright.tokens.sequence import Paint
 from pairwright.tokens.stage.cache import ITEMS, SCHEMA, describe_losses
@@ -68,7 +70,9 @@ class TokenQueries:
             "total": total,
             "matches": len(numbers),
             "offset": offset,
-            "rows": [{"row": number, **row} for number, row in zip(page, rows, strict=True)],
+            "rows": [
+                {"row": number, **row, "task": self._task(row["id"])} for number, row in zip(page, rows, strict=True)
+            ],
             "columns": list(SCHEMA.names),
             "losses": describe_losses(manifest) if "items" in manifest else [],
             "counts": {
@@ -87,12 +91,14 @@ class TokenQueries:
         snapshot = self.rows.snapshot()
         (cells,) = self.rows.take([row], SCHEMA.names, snapshot)
         if cells["refusal"] is not None:
-            return {"row": row, "id": cells["id"], "refusal": cells["refusal"], "detail": cells["detail"]}
+            known = {name: cells[name] for name in ("id", "refusal", "detail")}
+            return {"row": row, "task": self._task(cells["id"]), **known}
         ids = cells["ids"][:MAX_TOKENS]
         texts = None if self._tokenizer is None else token_texts(self._tokenizer, ids)
         return {
             "row": row,
             "id": cells["id"],
+            "task": self._task(cells["id"]),
             "side": cells["side"],
             "number": cells["number"],
             "num_tokens": cells["num_tokens"],
@@ -109,6 +115,17 @@ class TokenQueries:
             },
             "note": None if texts is not None else self._why_no_texts(),
         }
+
+    def _task(self, identity: str) -> str:
+        """The task of a pair in the table beside the folder, or of an experience; "" if it is not known."""
+        if identity.startswith("["):
+            return str(EID.parse(identity).task)
+        return self._tasks.get(identity, "")
+
+    @cached_property
+    def _tasks(self) -> dict[str, str]:
+        file = self._item.path.parent / "pairs" / FILE_NAME
+        return dict(pl.read_parquet(file, columns=["id", "task"]).iter_rows()) if file.is_file() else {}
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:

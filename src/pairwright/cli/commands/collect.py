@@ -67,7 +67,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
         say(f"the agent's requests had parameters that a local model does not know: {names}; they had no effect")
     if status.num_silent:
         say(f"{status.num_silent:,} of {status.num_done:,} runs that are done recorded nothing")
-    again = f"; pairwright collect {config} -o {output} --resume retries them" if collection.errors else ""
+    again = f"; to retry them: pairwright collect {config} -o {output} --resume" if collection.errors else ""
     say(
         f"{status.num_done:,} of {status.num_runs:,} runs done, {status.num_failed:,} failed{again}. "
         f"{status.num_candidates:,} candidates in {collection.experience} after {duration(collection.seconds)}. "

@@ -24,7 +24,7 @@ def compare_recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train on the same runs in several ways, with equal budgets, and give every model the same exams."""
-    from pairwright.cli.commands.run import live_view
+    from pairwright.cli.commands.run import LiveView
     from pairwright.config import base_folder, load_config
     from pairwright.errors import ConfigError, PairwrightError
     from pairwright.flow.compare_recipes import Comparer
@@ -38,7 +38,7 @@ def compare_recipes(
     if unknown:
         raise ConfigError(f"--only {unknown[0]}: expected one of {', '.join(chosen.recipes)}")
     folder = output or Path("runs") / f"{settings.name}-recipes"
-    with live_view() as view:
+    with LiveView() as view:
         comparer = Comparer(config, chosen, folder, base=base_folder(settings, config), overrides=overrides, view=view)
         table = comparer.run(range(first_seed, first_seed + seeds), only or list(chosen.recipes))
     write_report(folder, folder / "report.html", title=f"{settings.name}: recipes")

@@ -1,6 +1,5 @@
 """`pairwright jobs submit|list|show|attach|logs|cancel|deploy`."""
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from pairwright.cli.guards import Interrupted
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
+from pairwright.cli.progress_view import LiveTable
 from pairwright.errors import PairwrightError, PlaceError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def follow_job(folder: Path, config: "Config", *, as_json: bool) -> None:
     job = read_job(folder)
     backend = backend_of(job, config)
     try:
-        with _ProgressView() as view:
+        with _JobView() as view:
             status = backend.wait(folder, config, view.show)
     except KeyboardInterrupt as error:
         # Ctrl-C ends the watching, not the job
@@ -190,39 +190,15 @@ def follow_job(folder: Path, config: "Config", *, as_json: bool) -> None:
         say(f"{job.id} is completed. Next: pairwright jobs deploy {folder}")
 
 
-class _ProgressView:
-    """A job's progress: one live line in a terminal, in a pipe a line when its state changed or after ten seconds."""
+class _JobView(LiveTable):
+    """A job's progress in one line; in a pipe also whenever its state changes."""
 
-    def __enter__(self) -> "_ProgressView":
-        self._live: Any = None
-        self._last: Any = None
-        self._next = 0.0
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._live = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._live.start()
-            self._task = self._live.add_task("", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+    _state: Any = None
 
     def show(self, status: "Status") -> None:
-        if self._live is not None:
-            # without a percentage the bar only shows that something is going on
-            total = None if status.percentage is None else 100.0
-            self._live.update(self._task, description=_line(status), completed=status.percentage or 0, total=total)
-            return
-        key = (status.state, status.step, status.message)
-        is_new_state = self._last is None or self._last[0] is not status.state
-        # a new state is always printed, a new step at most every ten seconds
-        if key != self._last and (is_new_state or time.monotonic() >= self._next):
-            say(_line(status))
-            self._last, self._next = key, time.monotonic() + 10
+        if status.state is not self._state:
+            self._state, self._next_line = status.state, 0.0
+        self.update({"stage": _line(status)})
 
 
 def _line(status: "Status") -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE
-from pairwright.cli.help_style import GroupWithBuild
+from pairwright.cli.help_style import GroupWithDefault
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import flat_rows, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pairwright.paths import Place
 
 app = typer.Typer(
-    cls=GroupWithBuild, help="Build preference pairs from experience tables, and look at them.", no_args_is_help=True
+    cls=GroupWithDefault, help="Build preference pairs from experience tables, and look at them.", no_args_is_help=True
 )
 
 Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]

@@ -52,7 +52,7 @@ def run_flow(
         return
     # references to the environment stay references in the file
     resolved = printable_config(config, overrides=overrides)
-    with live_view() as view:
+    with LiveView() as view:
         flow = Flow(settings, folder, base=base, view=view)
         result = flow.run(resolved=resolved)
     if limit is not None:
@@ -83,12 +83,9 @@ def _where_model(result: dict[str, Any], folder: Path, num_rounds: int) -> str:
     return f"Job {result.get('job')} left no model here; its backend has it"
 
 
-def live_view() -> Any:
+class LiveView:
     """A context that gives the view of a run: one live table at a time, lines for everything else."""
-    return _LiveView()
 
-
-class _LiveView:
     def __enter__(self) -> Any:
         from pairwright.flow import View
 
@@ -200,7 +197,7 @@ def run_demo(
     folder = output or Path("runs") / example.folder
     if resume and not folder.exists():
         raise ConfigError(f"--resume: {folder} has no demo to go on with")
-    with live_view() as view:
+    with LiveView() as view:
         result, evaluation = run_example(example, folder, seed=seed, view=view, overrides=parse_overrides(override))
     if as_json:
         print_json(evaluation)

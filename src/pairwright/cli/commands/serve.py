@@ -111,7 +111,7 @@ def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
         with rows.writing() as connection:
             entities.delete(connection, entities.TARGET, "", name)
     except Refusal as refusal:
-        raise ConfigError(f"{refusal.message}: pairwright serve targets list --data {data} shows them") from None
+        raise ConfigError(f"{refusal.message}; see: pairwright serve targets list --data {data}") from None
     finally:
         rows.close()
     say(f"{name} is no base model any more")

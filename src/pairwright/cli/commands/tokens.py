@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE
-from pairwright.cli.help_style import GroupWithBuild
+from pairwright.cli.help_style import GroupWithDefault
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pairwright.tokens.stage.check import TemplateCheck
     from pairwright.tokens.tokenizer import ChatTokenizer
 
-app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
+app = typer.Typer(
+    help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithDefault
+)
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id.")]
 TemplateFile = Annotated[
@@ -33,9 +35,11 @@ TemplateKwargs = Annotated[
     typer.Option(metavar="JSON", help="Variables of the chat template, as a JSON object.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+# Keys that belong into a configuration: they are set there, or as KEY=VALUE
+_WITHOUT_OPTION = ("tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries")
 
 
-@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=("tokens.tokenizer",)))
+@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=_WITHOUT_OPTION))
 def build(
     ctx: typer.Context,
     source: Annotated[

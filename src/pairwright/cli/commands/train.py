@@ -83,7 +83,12 @@ def train_model(
 
 def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
     """The tables on this machine; where it is not named, the one that the tokens were made of is in their manifest."""
+    from pairwright.store.table_marker import MARKER
+
     tables = {name: fetch(text) for name, text in names.items()}
+    if tables["pairs"] is not None and (tables["pairs"] / MARKER).exists():
+        table = names["pairs"]
+        raise ConfigError(f"{table}: an experience table; build pairs from it first: pairwright pairs {table} -o DIR")
     if tables["tokens"] is not None:
         from pairwright.tokens.stage.stage import missing_table
 

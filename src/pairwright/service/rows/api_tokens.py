@@ -102,7 +102,7 @@ def list_tokens(database: Database) -> list[dict[str, Any]]:
 def revoke_token(database: Database, name: str) -> None:
     with database.writing() as connection:
         if not connection.execute(sa.delete(tokens).where(tokens.c.name == name)).rowcount:
-            raise ConfigError(f"no token {name!r}; pairwright serve token list shows them")
+            raise ConfigError(f"no token {name!r}; see: pairwright serve token list")
 
 
 def count_tokens(database: Database) -> int:
