@@ -435,8 +435,6 @@ class Flow:
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
         return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
 
-<<<<<<< HEAD
-=======
     def _user_files(self, *names: str | None) -> dict[str, str]:
         """The files that workflows (file.py:name), rubrics and datasets name, with their hashes."""
         found = {}
@@ -446,19 +444,6 @@ class Flow:
                 if part and path.is_file():
                     found[part] = content_hash(path.read_bytes().hex())
         return found
-
-    def _copy_evaluation(self, number: int) -> None:
-        """Copy the evaluation of the last round to the run's folder."""
-        for name in ("evaluation.json", "evaluation.tasks.csv"):
-            source = self.folder / f"round-{number}" / name
-            if source.exists():
-                shutil.copyfile(source, self.folder / name)
-
-    def _report(self) -> None:
-        from pairwright.report import write_report
-
-        write_report(self.folder, self.folder / "report.html")
-        self.view.say(f"report: {self.folder / 'report.html'}")
 
 
 def write_config(folder: Path, config: Json) -> None:
