@@ -158,8 +158,8 @@ class PairData(_Trees):
 class ChosenSides(PairData):
     """The chosen sides of pairs alone."""
 
-    def _make(self, position: int) -> Looked:
-        pair, weights = super()._make(position)
+    def _look(self, position: int) -> Looked:
+        pair, weights = super()._look(position)  # the pairs' own memory of trees, which holds whole pairs
         chosen = Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
         return chosen, None if weights is None else weights[: int(pair.masks[0].sum())]
 

@@ -77,8 +77,10 @@ def train_model(
         tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
         for line in _list_unused(settings.train, named_tables, has_pairs=tables["pairs"] is not None):
             say(f"note: {line}")
-        train = _run if settings.backend.name == "local" else _hand_over
-        train(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
+        if settings.backend.name == "local":
+            _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
+        else:
+            _hand_over(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
 
 
 def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
