@@ -227,7 +227,7 @@ class Flow:
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
             do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
             check: Callable[[], None] = lambda: None  # noqa: E731
-            inputs = {}
+            inputs: dict[str, str] = {}
         else:
             config = self.policy_config(model, number)
             # limits of concurrency and time do not decide what is sampled, so they are no part of the key

@@ -52,7 +52,7 @@ class RunFolder:
         places = ("model", "train/model", "adapter", "train/adapter")
         folders = [stages.folder / place for stages in self.rounds[::-1] for place in places]
         with contextlib.suppress(PairwrightError, AttributeError, TypeError):  # config.yaml may be of another program
-            config = read_yaml(self.config) if self.config is not None else {}
+            config: Any = read_yaml(self.config) if self.config is not None else {}
             named = [config.get("tokens", {}).get("tokenizer"), config.get("model")]
             bases = [Path(), Path(config.get("base") or "")]
             folders += [base / name for name in named if isinstance(name, str) for base in bases]
