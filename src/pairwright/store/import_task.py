@@ -189,8 +189,8 @@ def _batch(rows: list[Experience], cells: dict[int, Cells], task: ImportTask, re
             counts["tokens_dropped"] += 1
         if "not_read" in exp.info:
             result.not_read.update(exp.info["not_read"])
-    known = [cells.pop(id(exp.completion), None) or _cells_of(exp) for exp in rows]
-    computed = {
+    known = [cells.pop(id(exp.completion)) if id(exp.completion) in cells else _cells_of(exp) for exp in rows]
+    computed: dict[str, list[Any]] = {
         "completion": [cell.text or None for cell in known],
         "num_completion_characters": [cell.num_characters for cell in known],
         "num_tool_calls": [cell.num_calls for cell in known],
