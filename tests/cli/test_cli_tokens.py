@@ -59,7 +59,7 @@ def test_check_says_in_words_what_a_template_without_tools_does_with_them_and_th
     )
     assert done.stderr == "phi3_mini: supported, 3 of 12 conversations exact, tools not supported\n"
     assert (
-        "what is trained stands in brackets:\n\n<|user|>Which word?<|end|><|assistant|>[It is a word.<|end|>]"
+        "what is trained is in brackets:\n\n<|user|>Which word?<|end|><|assistant|>[It is a word.<|end|>]"
         in done.stdout
     )
 

@@ -192,7 +192,7 @@ def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
              "--set", "train.threads=1")  # fmt: skip
     lines = stop(start(*words), has_file(tmp_path / "run", "metrics.jsonl"))
     assert lines[-1].startswith("pairwright: stopped after step ")
-    assert lines[-1].endswith("go on with --resume")
+    assert lines[-1].endswith("continue with --resume")
     assert json.loads((tmp_path / "run/train.json").read_text())["state"] == "stopped"
     finish(*words, "--resume")
 
@@ -227,7 +227,7 @@ def test_a_run_goes_on_with_the_same_command(pattern, model, tmp_path):
     words = ("run", config, "--output", tmp_path / "run")
     lines = stop(start(*words), has_file(tmp_path / "run", pattern))
     assert "stopped" in lines[-1]
-    assert "goes on where it was" in lines[-1] or "go on with --resume" in lines[-1]
+    assert "goes on where it was" in lines[-1] or "continue with --resume" in lines[-1]
     finish(*words)
 
 

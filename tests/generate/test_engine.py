@@ -302,5 +302,5 @@ def test_what_is_no_model_is_refused_with_the_reason(tmp_path):
     with pytest.raises(GenerateError, match="cannot be loaded"):
         Engine.load(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/model"}')
-    with pytest.raises(GenerateError, match="is no folder here"):
+    with pytest.raises(GenerateError, match="is not a folder here"):
         Engine.load(tmp_path)

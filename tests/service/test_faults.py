@@ -156,7 +156,7 @@ def test_a_job_that_never_gets_on_is_given_up(fresh):
         kill_process(worker_of(fresh, job))
         fresh.start()
     details = fresh.wait_for(job, "failed")
-    assert details["status_logs"][-1]["message"].startswith("given up")
+    assert details["status_logs"][-1]["message"].startswith("gave up")
 
 
 def starts_or_none(service: Service, job: str) -> list[int]:

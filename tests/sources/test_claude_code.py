@@ -187,7 +187,7 @@ def test_unusable_lines_are_rejected_one_by_one_and_still_link_the_conversation(
     assert [(r.line, r.reason) for r in rejected] == [
         (2, "message.content: expected a list, got a number"),
         (3, "line: expected an object, got a number"),
-        (4, "uuid: '1' stands on an earlier line already"),
+        (4, "uuid: '1' is on an earlier line already"),
         (5, "message.content[0].name: expected text, got null"),
     ]
 

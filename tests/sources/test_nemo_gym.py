@@ -158,8 +158,8 @@ USER = {"role": "user", "content": "more"}
     [
         ([generated([1], [2]), USER, generated([9], [3])], "a turn's prompt does not continue the tokens before it"),
         ([generated([1], [2]), USER, {"role": "assistant", "content": "x"}], "some turns have no token ids"),
-        ([generated([1], ["two"])], "token fields that are no lists of token ids"),
-        ([generated([1], [2], generation_log_probs=[10**400])], "a log-probability that is no number of 64 bits"),
+        ([generated([1], ["two"])], "token fields that are not lists of token ids"),
+        ([generated([1], [2], generation_log_probs=[10**400])], "a log-probability that is not a number of 64 bits"),
     ],
 )
 def test_tokens_that_make_no_sequence_are_dropped_with_the_reason(output, reason):

@@ -53,7 +53,7 @@ def test_skyrl_dumps_add_up_the_scores_of_tokens():
     assert (first.reward, second.reward) == (1.0, 0.0)
     assert (first.truncate_status, second.truncate_status) == (None, "response_truncated")
     assert first.completion == (Message("text", "4<|im_end|>", generated=True),)
-    with pytest.raises(BadRecord, match="no number"):
+    with pytest.raises(BadRecord, match="not a number"):
         list(READERS["skyrl"][0].read({"input_prompt": "a", "output_response": "b", "score": ["x"]}, None, Options()))
 
 

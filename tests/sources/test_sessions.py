@@ -422,7 +422,7 @@ def test_messages_and_parts_without_their_session_are_rejected(storage):
 
 def test_a_session_of_opencode_leads_to_no_file_outside_its_folder(storage):
     record = {"id": "../../etc", "projectID": "p1", "directory": "/"}
-    with pytest.raises(BadRecord, match="no file name"):
+    with pytest.raises(BadRecord, match="not a file name"):
         list(opencode.FORMAT.read(record, Origin(str(storage / "session" / "p1" / "x.json")), Options()))
     shutil.rmtree(storage / "message")
     (storage / "message").mkdir()

@@ -61,5 +61,5 @@ def test_rows_that_are_no_experiences_are_refused():
     table = to_arrow(golden_experiences())
     at = table.schema.get_field_index("prompt")
     bad = table.set_column(at, table.field(at), pa.array(['[{"role": 5}]', "x"], pa.large_string()))
-    with pytest.raises(TableError, match="no valid experience"):
+    with pytest.raises(TableError, match="not a valid experience"):
         from_arrow(bad)

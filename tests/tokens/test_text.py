@@ -151,7 +151,7 @@ def test_what_cannot_be_trained_as_text_is_refused():
         options=EncodeOptions(require_stop=False),
     )
     assert pair.chosen.ids.tolist() == [7, 1, 3]
-    with pytest.raises(Refusal, match="nothing stands before"):
+    with pytest.raises(Refusal, match="nothing is before"):
         encode_pair(made_tokenizer(bos=False), [text("")], [answer("wet")], [answer("dry")])
     with pytest.raises(Refusal, match="not_generated"):
         encode_pair(made_tokenizer(), [text("sea")], [text("wet", generated=False)], [answer("dry")])

@@ -1,6 +1,6 @@
 """Arguments of the command line: values that the shell completes, and paths that may be addresses.
 
-Completed names stand in the code's own tables, loaded when they are asked for.
+Completed names are in the code's own tables, loaded when they are asked for.
 """
 
 import re

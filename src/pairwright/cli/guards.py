@@ -67,7 +67,7 @@ _AT_STOP = {
     "jobs cancel": "its state: pairwright jobs show JOB",
     "jobs deploy": "its state: pairwright jobs show JOB",
     "record": "what was recorded is in the table",
-    "serve jobs": "the same command serves again, and goes on with the jobs",
+    "serve jobs": "the same command serves again, and continues with the jobs",
     "serve model": "the same command serves again",
     "serve targets add": _FROM_START,
     "serve targets remove": _FROM_START,
@@ -127,7 +127,7 @@ def guard_commands(command: Any, name: str = "") -> None:
 
 
 def describe_stop(name: str, *, is_resumed: bool = False) -> str:
-    """How to go on with a command that was stopped; `is_resumed` where it had --resume already."""
+    """How to continue with a command that was stopped; `is_resumed` where it had --resume already."""
     way = _AT_STOP.get(name, _NOTHING)
     return f"stopped; {_SAME if is_resumed and way == _WITH_RESUME else way}"
 

@@ -65,7 +65,7 @@ _SPELLINGS = {
 def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = ()) -> type[ConfigCommand]:
     """A command class that has an option for each key.
 
-    keys: keys of the configuration, such as `train.epochs`; a section stands for all its keys that are no sections.
+    keys: keys of the configuration, such as `train.epochs`; a section stands for all its keys that are not sections.
     after: the parameter of the command below which help lists the options.
     without: keys of a named section that get no option.
     """
@@ -92,12 +92,12 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             rest = super().parse_args(ctx, args)
             flags = {}
-            for param in self.params:  # derived options are no arguments of the command's function
+            for param in self.params:  # derived options are not arguments of the command's function
                 key = getattr(param, "config_key", None)
                 if key is None:
                     continue
                 value, source = ctx.params.pop(param.name, None), ctx.get_parameter_source(param.name)
-                # a default must not override the file: only what stands on the command line counts
+                # a default must not override the file: only what is on the command line counts
                 if source is not None and source.name == "COMMANDLINE":
                     is_joined = key in _SPELLINGS and _SPELLINGS[key].is_joined
                     value = value.split(",") if is_joined else value

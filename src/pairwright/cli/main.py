@@ -111,7 +111,7 @@ def run_program() -> None:
     cannot be unwound. Exit handlers run last in, first out, so this one ends the process after all others.
     """
     handle_interrupts()
-    code = 1  # of an exception that is no SystemExit
+    code = 1  # of an exception that is not a SystemExit
     atexit.register(lambda: _leave(code))
     try:
         main()

@@ -88,7 +88,7 @@ def load_settings(
 
 def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:
     """Each word with its part in the command: option, value (of the option before it), argument, literal (after --)."""
-    # spellings of options that take a value: the word after one is no argument
+    # spellings of options that take a value: the word after one is not an argument
     with_value = {
         spelling
         for param in params

@@ -144,7 +144,7 @@ class AgentCalls:
         if previous is None:
             return prompt
         if previous not in self._responses:
-            raise BadRequest(f"previous_response_id: {previous!r} is no response of this run")
+            raise BadRequest(f"previous_response_id: {previous!r} is not a response of this run")
         return self._responses[previous] + prompt
 
     def _parent(self, canonical: list[Any]) -> _Answer | None:

@@ -26,7 +26,7 @@ def begin_or_resume(folder: Path, config: Config, *, resume: bool, workflow: str
         return run_id
     if not resume:
         raise CollectError(
-            f"{folder.parent}: already has a collection: add --resume to go on with it, or choose another folder"
+            f"{folder.parent}: already has a collection: add --resume to continue with it, or choose another folder"
         )
     return _resume(folder, identity)
 

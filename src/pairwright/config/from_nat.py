@@ -1,7 +1,7 @@
 """A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and which of its keys have no counterpart.
 
-`from_nat` converts the tree of a file (`nat_file.py`). Every key of theirs either stands in ours, changes
-nothing, or is named with the reason; a named section stands for all below it. A default of theirs that is not ours is
+`from_nat` converts the tree of a file (`nat_file.py`). Every key of theirs either is in ours, changes
+nothing, or is named with the reason; a named section stands for all below it. One of their defaults that is not ours is
 written out. `${VAR}` stays a reference. Secrets are never copied.
 
 >>> conversion = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
@@ -91,7 +91,7 @@ _NO_COUNTERPART = "no counterpart"
 
 @dataclass(frozen=True)
 class Unmapped:
-    """A key of theirs (and all below it) that is not in our configuration, and why."""
+    """A NAT key (and all below it) that our configuration does not have, and why."""
 
     key: str
     reason: str
@@ -108,12 +108,12 @@ class Converted:
 
 
 def from_nat(theirs: Mapping[Any, Any]) -> Converted:
-    """Our configuration for a NAT file as `read_nat` reads it. ConfigError where it is none for finetuning."""
+    """Our configuration for a NAT file as `read_nat` reads it. ConfigError if it does not configure finetuning."""
     if not any(section in theirs for section in ("finetuning", *COMPONENTS)):
         raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
     tree = with_text_keys(theirs)
     curriculum = entry_of(tree, "finetuning").get("curriculum_learning")
-    # a section that is switched off has no effect, whatever stands in it
+    # a section that is switched off has no effect, whatever is in it
     if isinstance(curriculum, dict) and not curriculum.get("enabled"):
         del tree["finetuning"]["curriculum_learning"]
     conversion = _Conversion(chosen={section: find_component(tree, section) for section in COMPONENTS})
@@ -136,7 +136,7 @@ class _Conversion:
     unmapped: dict[str, str] = field(default_factory=dict)
 
     def convert(self, key: Key, value: Any) -> None:
-        """Put one key of theirs where it belongs, or name it."""
+        """Map one NAT key to our configuration, or record it as unsupported."""
         section = key[0]
         if section in self.chosen and len(key) > 1:
             if key[1] != self.chosen[section]:
@@ -177,7 +177,7 @@ class _Conversion:
             self._give_reason(pattern, key)
 
     def place(self, own: str, value: Any, key: Key) -> None:
-        """Set a key of ours. A null of theirs leaves our default; of two that disagree the first counts."""
+        """Set a key of ours. One of their nulls leaves our default; of two that disagree the first counts."""
         name, path = ".".join(key), tuple(own.split("."))
         if value is None:
             return

@@ -26,7 +26,7 @@ class Key:
     choices: tuple[str, ...]
     comment: str
     section: type[BaseModel] | None  # the class of a key that holds keys
-    is_section: bool  # False where the section may be null, or stands in a list or a mapping
+    is_section: bool  # False where the section may be null, or is in a list or a mapping
 
 
 def list_keys(section: type[BaseModel]) -> Iterator[Key]:

@@ -78,7 +78,7 @@ WITHOUT_EFFECT = {
     "finetuning.run_configuration.result_json_path": "$",
     "eval.general.dataset.structure.disable": False,
 }
-"""Values that change nothing: a run of ours does the same."""
+"""Values that equal our default behaviour."""
 
 DEFAULTS = {
     "trajectory_builders.*.reward_from_score_diff": True,
@@ -110,7 +110,7 @@ REASONS = {
         ),
         _AGENT,
     ),
-    "optimizer": "NAT's search for parameters and prompts is no part of a training run",
+    "optimizer": "NAT's search for parameters and prompts is not a part of a training run",
     "eval.evaluators.*": _SCORES,
     "eval.general.output": _FOLDER,
     "eval.general.output_dir": _FOLDER,

@@ -280,5 +280,5 @@ class PairsConfig(Section):
         if self.score is None:
             new |= {"reliability", "min_probability"}
         options = self.model_dump(mode="json", exclude={"preset", *new})
-        options["min_candidates"] = 2  # a key of theirs, which everybody left at its default
+        options["min_candidates"] = 2  # one of their keys, which everybody left at its default
         return {**options, "strategy": "given"} if self.strategy == "imported" else options

@@ -41,7 +41,7 @@ def _parse_object(value: Any) -> Any:
 TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_parse_object)]  # of chat templates, by name
 
 
-# Of a service: an address without a slash at its end, and a token; an empty variable of the environment is no token.
+# Of a service: an address without a slash at its end, and a token; an empty variable of the environment is not a token.
 ServiceUrl = Annotated[str | None, AfterValidator(lambda url: url.rstrip("/") if url else None)]
 ServiceToken = Annotated[SecretStr | None, BeforeValidator(lambda token: None if token == "" else token)]
 

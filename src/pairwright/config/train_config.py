@@ -1,6 +1,6 @@
 """`train`: channels, batches, optimizer, model and checkpoints, with NeMo Customizer's and NeMo RL's names accepted.
 
-A name of theirs stands beside ours in `AliasChoices`; `training_type` and `sequence_packing_enabled`, which have no
+One of their names is beside ours in `AliasChoices`; `training_type` and `sequence_packing_enabled`, which have no
 field of their own, are translated before the section is checked.
 """
 

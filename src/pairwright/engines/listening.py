@@ -156,7 +156,7 @@ def _proxies() -> Callable[[str], bool]:
 
 
 def _host(netloc: str) -> str:
-    # An IPv6 address stands in brackets, as in [::1]:8000.
+    # An IPv6 address is in brackets, as in [::1]:8000.
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0]
     return netloc.partition(":")[0].lower()

@@ -52,7 +52,7 @@ def evaluate(
     """Compare two models by each metric; the gate judges the first. Default: the reward, or the only metric."""
     options = options or CompareOptions()
     metrics = tuple(metrics) or (Metric(_only_metric(before, after)),)
-    # two metrics of the same name could not be told apart in the files
+    # two metrics of the same name could not be distinguished in the files
     twice = {metric.name for metric in metrics if sum(metric.name == other.name for other in metrics) > 1}
     if twice:
         raise ConfigError(f"metrics: {sorted(twice)[0]!r} is named more than once")

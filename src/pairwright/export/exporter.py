@@ -190,7 +190,7 @@ class LineBatch:
             return self.values[columns[0]], own[0]
         codes = own[0]
         for name, others in zip(columns[1:], own[1:], strict=True):
-            # Numbered anew after each column: the product of all sizes may be too large.
+            # Numbered again after each column: the product of all sizes may be too large.
             both = codes * len(self.values[name]) + others
             _, firsts, codes = np.unique(both, return_index=True, return_inverse=True)
         parts = (

@@ -213,7 +213,7 @@ def pull_files(repo: str, output: str | Place, *, revision: str | None = None, t
         if folder.is_file() or (names and _STAGING not in names):
             raise ConfigError(f"{folder}: is not empty: name a new folder for {repo}")
         _download(api, repo, commit, manifest, folder / _STAGING)
-    # Everything was checked; a crash from here on leaves a folder that is no table yet, and the next pull goes on.
+    # Everything was checked; a crash from here on leaves a folder that is not a table yet, and the next pull goes on.
     # File names such that what makes a folder a table comes last.
     for name in sorted(manifest.files, key=lambda name: (name in (PAIRS, MARKER), name)):
         publish(folder / _STAGING / name, folder / name)
@@ -237,7 +237,7 @@ def check_manifest(repo: str, content: bytes | None) -> Manifest:
     for name in manifest.files:
         is_part = manifest.kind == "experience" and _PART.fullmatch(name) is not None
         if name not in _NAMES[manifest.kind] and not is_part:
-            raise HubError(f"{repo}: {MANIFEST}: {name[:100]!r} is no file of a table of {manifest.kind}")
+            raise HubError(f"{repo}: {MANIFEST}: {name[:100]!r} is not a file of a table of {manifest.kind}")
     marker = PAIRS if manifest.kind == "pairs" else MARKER
     if marker not in manifest.files:
         raise HubError(f"{repo}: {MANIFEST}: names no {marker}")

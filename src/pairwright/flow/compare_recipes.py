@@ -113,7 +113,7 @@ class Comparer:
 
     def _try(self, recipe: Recipe | None, config: Config, model: Path, experience: Path, folder: Path) -> Json:
         """Train and examine; what it cost, or why it failed."""
-        gc.collect()  # what the recipe before left behind is no cost of this one
+        gc.collect()  # what the recipe before left behind is not a cost of this one
         meter = Meter()
         try:
             result = {} if recipe is None else self._train(recipe, config, model, experience, folder)

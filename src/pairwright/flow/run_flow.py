@@ -230,7 +230,7 @@ class Flow:
             inputs: dict[str, str] = {}
         else:
             config = self.policy_config(model, number)
-            # limits of concurrency and time do not decide what is sampled, so they are no part of the key
+            # limits of concurrency and time do not decide what is sampled, so they are not part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             # as collections of earlier versions have it, so that these are found again
             judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
@@ -431,7 +431,7 @@ class Flow:
             path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
             for path in self.config.sources.paths
         ]
-        # Its text, since a touched file with the same words is no reason to import again.
+        # Its text, since a touched file with the same words is not a reason to import again.
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
         return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
 

@@ -185,7 +185,7 @@ class Batcher:
                 for ticket in scheduler.step():
                     assert ticket.result is not None
                     waiting_of.pop(ticket).resolve(ticket.result)
-            except Exception as error:  # passed on to all tasks in work; the next ones begin anew
+            except Exception as error:  # passed on to all tasks in work; the next ones start again
                 for waiting in waiting_of.values():
                     waiting.resolve(error)
                 waiting_of.clear()

@@ -43,7 +43,7 @@ class Engine:
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.stop_ids = _stop_ids(model, tokenizer)
         self._chat = ChatEncoder(tokenizer, tools_as_text=tools_as_text != "off")
-        # how tool calls stand in its answers; None where that is not known
+        # how tool calls are in its answers; None where that is not known
         self.call_format = HERMES if tools_as_text != "off" else format_of(tokenizer.chat_template)
         self._texts: dict[tuple[bool, tuple[int, ...]], str] = {}
         self._max_batch_tokens, self._max_cache_tokens = max_batch_tokens, max_cache_tokens

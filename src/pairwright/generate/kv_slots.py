@@ -125,7 +125,7 @@ class PrefixTree:
         head = Node(node.tokens[:size], start=node.start, block=node.block, offset=node.offset)
         head.parent = parent
         parent.children[key_of(head.tokens, 0)] = head
-        # rows that use the old node go on with it; in the tree its two halves stand in its place
+        # rows that use the old node continue with it; in the tree its two halves are in its place
         node.parent = None
         tail = Node(node.tokens[size:], start=head.end, block=node.block, offset=node.offset + size)
         tail.last_used = node.last_used

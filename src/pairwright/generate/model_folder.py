@@ -75,7 +75,7 @@ def base_of_adapter(folder: Path) -> Path | None:
         if place.is_dir():
             return place
     raise GenerateError(
-        f"{config_path}: the base model {base_name!r} is no folder here; put it there or change the path"
+        f"{config_path}: the base model {base_name!r} is not a folder here; put it there or change the path"
     )
 
 

@@ -104,7 +104,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     # The order of the file is the curriculum.
     if is_ordered and tree["data"]["shuffle"]:
         tree["data"]["shuffle"] = False
-        say("data.shuffle is false: the pairs stand in the order of a curriculum")
+        say("data.shuffle is false: the pairs are in the order of a curriculum")
     path = (folder / "nemo-rl-dpo.yaml").resolve()
     write_yaml(path, tree, heading="Written by pairwright for examples/run_dpo.py of NeMo RL.")
     script = _write_script(folder, path, model, settings)

@@ -103,7 +103,7 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
             raise _error(failure) from error
         reason = " ".join(str(error).split())[:300]
         raise EngineError(
-            f"training on Ray failed ({type(error).__name__}): {reason}. What was saved is intact: go on with --resume"
+            f"training on Ray failed ({type(error).__name__}): {reason}. Saved files are intact: continue with --resume"
         ) from error
 
 

@@ -85,7 +85,7 @@ def build_ledger(
             continue
         answers, num_repeated = read_answers(tables, use_recorded=status.tokens.get("recorded") != "ignore")
         if num_repeated:
-            ledger.notes.append(f"{channel}: {num_repeated:,} records stand in the tables more than once")
+            ledger.notes.append(f"{channel}: {num_repeated:,} records are in the tables more than once")
         if encode and any(None in answer.turns.values() for answer in answers.values()):
             options = TokensConfig(**status.tokens, tokenizer=str(inputs["tokenizer"]))
             count_tokens(answers, tables, options, folder / "ledger", progress)
@@ -154,7 +154,7 @@ def _iterate_rows(rows: pl.DataFrame) -> Iterator[Any]:
 
 def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:
     """For each pair, the answers of its two sides. A pair across groups has the prompt of its chosen side: messages of
-    the other side stand at other positions than in its experience, by the shift beside it."""
+    the other side are at other positions than in its experience, by the shift beside it."""
     columns = ["id", "chosen_uid", "rejected_uid", "across_groups"]
     sides: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
     for batch in pair_batches(pairs, columns):

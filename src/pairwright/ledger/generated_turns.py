@@ -34,7 +34,7 @@ class Answer(msgspec.Struct):
 
 
 def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple[dict[Key, Answer], int]:
-    """All answers of tables, and how many records stand there more than once. Without `use_recorded`, recorded ids do
+    """All answers of tables, and how many records are there more than once. Without `use_recorded`, recorded ids do
     not count, as they do not where `tokens.recorded` is `ignore`."""
     answers: dict[Key, Answer] = {}
     num_repeated = 0

@@ -62,7 +62,7 @@ def distill_loss(
 ) -> DistillLosses:
     """The loss of each position from the logits of both.
 
-    `targets_K` are the tokens that stand there, needed for the importance ratio; `old_logps_K` their recorded
+    `targets_K` are the tokens that are there, needed for the importance ratio; `old_logps_K` their recorded
     log-probabilities (NaN where there is none: a ratio of 1). `weights_K` says how much each position counts: divide by
     their sum, not by their number.
     """
@@ -103,7 +103,7 @@ def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
 def _weight(
     student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillTerms
 ) -> Tensor | None:
-    """min(π/π_old, ratio_clip) of the token that stands there, under the student at temperature 1; no gradient.
+    """min(π/π_old, ratio_clip) of the token that is there, under the student at temperature 1; no gradient.
 
     None where no log-probabilities were recorded.
     """

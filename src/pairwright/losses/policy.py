@@ -34,7 +34,7 @@ class PolicyTokens:
     """Which sequence each token belongs to, below `num_sequences`."""
     num_sequences: int
     old_logps_N: Tensor | None = None
-    """Recorded log-probabilities; NaN where a token has none. None is none for all: the ratio is 1 there."""
+    """Recorded log-probabilities, NaN for tokens without one; None for no recorded values. The ratio is 1 there."""
     ref_logps_N: Tensor | None = None
     """log ref of each token; needed where `kl_weight` is not 0."""
     weights_S: Tensor | None = None

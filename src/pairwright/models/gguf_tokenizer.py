@@ -118,7 +118,7 @@ def _byte_level(fields: Json, where: str) -> Tokenizer:
         )
     rule = _RULES[name]
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    # Added tokens stand in the vocabulary, too, so that they keep their ids; the model itself cannot reach them.
+    # Added tokens are in the vocabulary, too, so that they keep their ids; the model itself cannot reach them.
     vocabulary = {
         token: number for number, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED
     }
@@ -168,7 +168,7 @@ def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: in
 
     tokenizer: that of the model's folder.
     where: the folder's name, for errors.
-    num_embeddings: rows of the model's embedding; ids that are no token become unused ones.
+    num_embeddings: rows of the model's embedding; ids that are not tokens become unused ones.
     """
     backend = tokenizer.backend
     content = json.loads(backend.to_str())

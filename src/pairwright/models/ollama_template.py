@@ -1,6 +1,6 @@
 """Ollama's Modelfile: the chat template in Go's syntax, derived from the model's own by rendering chats, and stops.
 
-A chat template is taken apart into what stands before and after a message of each role. Go's template is written from
+A chat template is taken apart into what is before and after a message of each role. Go's template is written from
 these parts, and the parts are checked against the model's template on longer chats: a template that is no such sequence
 of messages (one that prints the date, or rewrites earlier turns) is refused.
 """
@@ -68,7 +68,7 @@ def go_template(parts: ChatParts) -> str:
 
 
 def chat_parts(tokenizer: ChatTokenizer, where: str) -> ChatParts:
-    """Take the default chat template apart; raises ConvertError where it is no sequence of messages."""
+    """Take the default chat template apart; raises ConvertError where it is not a sequence of messages."""
     if not tokenizer.has_template:
         raise ConvertError(f"{where}: has no chat template")
     if tokenizer.reads_clock:

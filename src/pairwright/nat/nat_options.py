@@ -239,7 +239,7 @@ class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type
     num_runs: int = Field(default=1, ge=1)
     """How often the evaluation is run to collect pairs."""
     continue_on_collection_error: bool = False
-    """Go on with the other runs if one fails."""
+    """Continue with the other runs if one fails."""
     deduplicate_pairs: bool = True
     """Keep equal pairs once."""
     max_pairs: int | None = Field(default=None, ge=1)
@@ -252,4 +252,4 @@ class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type
     seed: int = Field(default=0, ge=0)
     """Seed of the sample."""
     resume: bool = True
-    """Go on with a collection in finetuning.output_dir that was interrupted, if it has the same configuration."""
+    """Continue with a collection in finetuning.output_dir that was interrupted, if it has the same configuration."""

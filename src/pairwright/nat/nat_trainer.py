@@ -236,7 +236,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             self._write_state("collecting")
         if not self._all_trajectories:
             reasons = f" ({'; '.join([*errors, *self._hints])})" if errors or self._hints else ""
-            self._write_state("empty")  # nothing to go on with: the next run starts anew
+            self._write_state("empty")  # nothing to continue with: the next run starts again
             return self._fail(f"No trajectories collected{reasons}; see {self._root()}")
         return None
 

@@ -140,7 +140,7 @@ class Preferences:
     experiences: list[Experience]
     places: dict[str, tuple[int, int, int]]  # uid -> number of the group, of the trajectory in it, of the item in that
     num_other: int
-    """Episode items that are no DPOItem."""
+    """Episode items that are not DPOItem."""
     num_cut: int
     """Prompts reduced to their last message."""
 

@@ -24,7 +24,7 @@ def choose_threshold(rewards: Array, threshold: float | None, *, option: str) ->
         raise PairwrightError("no run has a reward: nothing says which are good")
     if not lowest < highest:
         raise PairwrightError(f"all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
-    # Halfway is where 0 and 1, -1 and 1, or thumbs are told apart; other scales want a threshold of their own.
+    # Halfway is where 0 and 1, -1 and 1, or thumbs are distinguished; other scales want a threshold of their own.
     chosen = (lowest + highest) / 2 if threshold is None else threshold
     if not lowest < chosen <= highest:
         raise PairwrightError(

@@ -194,12 +194,12 @@ def _pair(row: dict[str, Any]) -> Pair:
             info=info,
         )
     except (msgspec.MsgspecError, RecordError, TypeError) as error:
-        raise TableError(f"pair {row.get('id')!r}: a row that is no valid pair: {error}") from error
+        raise TableError(f"pair {row.get('id')!r}: a row that is not a valid pair: {error}") from error
 
 
 @contextlib.contextmanager
 def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """Open the Parquet file of a pairs table, given its folder or the file; raises TableError if it is none."""
+    """Open the Parquet file of a pairs table, given its folder or the file; raises TableError for any other file."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     if not path.exists():
         if (folder / TABLE_MARKER).exists():

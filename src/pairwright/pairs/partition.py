@@ -30,7 +30,7 @@ from pairwright.pairs.strategies.strategies import find_strategy
 from pairwright.pairs.strategies.votes import Votes, plan_votes
 from pairwright.store.table import Table
 
-# Rows that stand in a group: candidates, and what only the size of the group or a duplicate keeps out.
+# Rows that are in a group: candidates, and what only the size of the group or a duplicate keeps out.
 _COMPARABLE = (None, Reason.SINGLE.value, Reason.REPEATED_CANDIDATE.value)
 _LOST = {"row": pl.Int64, "lost": pl.String}
 

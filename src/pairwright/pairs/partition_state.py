@@ -136,7 +136,7 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     if last is None:
         return "there was nothing to pair: the tables are empty"
     drops = list(last.drops.items())
-    in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
+    in_order = last is not funnel.stages[0]  # experience reasons are sorted by name, pair reasons in pipeline order
     reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
     text = f"no pairs: all {drop.count:,} remaining {last.unit} were dropped: {reason.value}"
     advice = _value(reason, clues, options) or _advice(reason, options)

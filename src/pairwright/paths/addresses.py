@@ -29,7 +29,7 @@ _MAX_COPY_BYTES = 5 * 2**30  # limit of a server-side copy in S3
 _CHUNK_BYTES = 8 * 2**20
 _abandoned: list[Any] = []  # upload streams that failed: see `send`
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
-# AWS error codes, as they stand in Arrow's messages, to what the user can do about them
+# AWS error codes, as they are in Arrow's messages, to what the user can do about them
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
     "INVALID_ACCESS_KEY_ID": "the access key is not known there (AWS_ACCESS_KEY_ID)",

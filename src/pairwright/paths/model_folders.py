@@ -13,7 +13,7 @@ from typing import Any
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.paths.paths import is_address, place
 
-# models/, datasets/ and spaces/ are no organisations: the Hub's own pages have these addresses
+# models/, datasets/ and spaces/ are not organisations: the Hub's own pages have these addresses
 _HUB_ID = re.compile(r"(?!(?:models|datasets|spaces)/)[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VOCABULARY_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "additional_chat_templates/*")
 MODEL_FILES = ("*.safetensors", *VOCABULARY_FILES)
@@ -24,7 +24,7 @@ class ModelFolderError(PairwrightError):
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Whether a name has the form org/name and is no path of this machine.
+    """Whether a name has the form org/name and is not a path of this machine.
 
     >>> [is_hub_id(name) for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "./mine", "a/b/c", "models/mine")]
     [True, False, False, False]

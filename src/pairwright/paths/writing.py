@@ -9,7 +9,7 @@ Lines are appended whole, under a lock of the kernel, and synced. A crash can le
 which nobody was told that it is saved: `repair_tail` removes it, and the next append does, too.
 
 The lock of a folder is held by the kernel for the process (flock) and released when the process ends, however that
-happens: what a dead process leaves behind is an unlocked file, which is no obstacle.
+happens: what a dead process leaves behind is an unlocked file, which is not an obstacle.
 """
 
 import contextlib

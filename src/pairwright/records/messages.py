@@ -205,7 +205,7 @@ def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str 
     chat = []
     for message in messages:
         content = message.content
-        # an empty list of parts stays: it is no text
+        # an empty list of parts stays: it is not text
         if not content and not isinstance(content, list):
             content = empty if message.tool_calls else ""
         chat.append(to_chat_message(message, content=content, arguments=decode))

@@ -81,7 +81,7 @@ def _sampling(
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=asked.top_p or 1.0,
-        # 0 is no limit for the engine, -1 for clients.
+        # 0 is not a limit for the engine, -1 for clients.
         top_k=max(asked.top_k or 0, 0),
         max_tokens=limit,
         n=asked.n or 1,

@@ -65,7 +65,7 @@ def dot_location(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
-        # Names of union members such as `list[str]` are no identifiers.
+        # Names of union members such as `list[str]` are not identifiers.
         elif part.isidentifier() and part != "str":
             text += f".{part}" if text else part
     return text

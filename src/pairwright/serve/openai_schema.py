@@ -11,7 +11,7 @@ from pairwright.records.messages import Json
 from pairwright.serve.openai_errors import refuse_unsupported
 
 MAX_CHOICES = 128
-# strict: true and 1.0 are no token ids.
+# strict: true and 1.0 are not tokens ids.
 Ids = list[Annotated[int, Field(ge=0, strict=True)]]
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """Validate that a value survives a JSON round trip and is at most 50 levels deep."""
     try:
-        # A round trip finds what JSON cannot hold: NaN, lone surrogates, keys that are no text.
+        # A round trip finds what JSON cannot hold: NaN, lone surrogates, keys that are not text.
         same = bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
         same = False

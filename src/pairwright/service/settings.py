@@ -19,7 +19,7 @@ from pathlib import Path
 from pairwright.paths import write_bytes
 
 MEGABYTE = 2**20
-# An absolute path with at least one folder, and its last part. URLs are none: a colon or a slash stands before.
+# An absolute path with at least one folder, and its last part. URLs are none: a colon or a slash is before.
 _PATH = re.compile(r"(?<![\w:/.~-])~?/(?:[^\s'\"`:;,()<>|/]+/)+([^\s'\"`:;,()<>|/]*)")
 WORK_FILE = "work.json"  # what the worker of a job is to do, in the job's folder
 

@@ -5,7 +5,7 @@ they become prompt, completion and reward:
 
     roles        a closed set with synonyms (sources/roles.py); anything else is refused
     system       a system prompt beside the messages is the first message, unless a system message has it already
-    prompt       what stands before the first message that the model generated, unless the reader knows better
+    prompt       what is before the first message that the model generated, unless the reader knows better
     results      have the id of their call; metrics["unanswered_calls"] counts the calls without a result
     reward       `--reward` if it is given: a score, a field of the record, or an expression. Else the reward that the
                  format names, else the score called "reward" or "score", else the only one. Nothing is ever invented

@@ -162,7 +162,7 @@ def _nested(value: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 def _read(value: Any, origin: Origin, layout: Layout, options: Options) -> list[Experience]:
     read = list(layout.reader.read(value, origin, options))
     experiences = [exp for exp in read if isinstance(exp, Experience)]
-    # A rejected part is no refusal of the record as long as experiences come of the rest.
+    # A rejected part is not a refusal of the record as long as experiences come of the rest.
     if not experiences and read and isinstance(read[0], Rejected):
         raise BadRecord(read[0].reason)
     return experiences

@@ -321,7 +321,7 @@ def value_at_path(row: Any, path: Path) -> Any:
 
 
 def remove_paths(row: Json, paths: Iterator[Path]) -> Json:
-    """Return a copy of a record without the fields at these paths; what stands beside them stays."""
+    """Return a copy of a record without the fields at these paths; what is beside them stays."""
     for path in paths:
         row = _without(row, path)
     return row

@@ -149,7 +149,7 @@ def json_value(value: Any, where: str) -> Any:
     try:
         return msgspec.json.decode(value)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise BadRecord(f"{where}: text that is no JSON ({error})") from None
+        raise BadRecord(f"{where}: text that is not JSON ({error})") from None
 
 
 _NUMBERS = (float, int, bool)

@@ -73,7 +73,7 @@ def expand_paths(paths: list[str]) -> list[Place]:
 def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> dict[Place, str]:
     """Map each file of `expand_paths` to its path relative to the folder or glob root that matched it.
 
-    A file given by its own path is named relative to its parent folder. What is no regular file (opening a FIFO could
+    A file given by its own path is named relative to its parent folder. Anything but a regular file (a FIFO could
     wait forever) and folders that cannot be listed are left out and added to `refused`.
     """
     names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once

@@ -48,7 +48,7 @@ NOTHING_READ = "its reader found neither a record nor a reason to refuse one"
 class Layout(msgspec.Struct, frozen=True):
     """Detected layout of a file: its format, the variant that reads it, and its shape.
 
-    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are no lines of their own,
+    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are not lines of their own,
     "table" a file of rows (sources/tables.py), with `table` among the tables of an SQLite file.
     """
 
@@ -266,7 +266,7 @@ def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Re
         # mostly tells enough of a large list, which is decoded only once then
         first = None if "records" in options.map else first_items(path, _SAMPLE)
         if first is not None:
-            # The list itself may be the record, so it stands before its items.
+            # The list itself may be the record, so it is before its items.
             records = [first, *first]
             layout = _layout(first, records, "document", format_name)
         if layout is None:

@@ -71,7 +71,7 @@ def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float 
     try:
         return _OPERATIONS[type(node.op)](left, right)
     except ZeroDivisionError:
-        # NaN is no score: the record counts as unscored, and the import goes on.
+        # NaN is not a score: the record counts as unscored, and the import goes on.
         return math.nan
 
 

@@ -1,7 +1,7 @@
 """Scores as people write them: numbers, "4,5", "95%", "4/5", stars, thumbs, PASS and FAIL, yes and no.
 
 `read_score` reads the value of a field that is known to be a score, `verdict` only what says good or bad: a field such
-as `feedback` or `result` may hold free text or a count, and then it is no score.
+as `feedback` or `result` may hold free text or a count, and then it is not a score.
 """
 
 import re
@@ -81,7 +81,7 @@ def verdict(value: Any) -> float | None:
 
 
 def read_score(value: Any) -> float | None:
-    """Return the number of a score, or None for what is no score.
+    """Return the number of a score, or None for what is not a score.
 
     A percentage and a fraction are shares of 1, so that "95%", "4/5" and 0.9 of one file can be compared; stars are
     counted.
@@ -117,7 +117,7 @@ def _number(text: str) -> float:
     return float(text.replace(",", "."))
 
 
-# Objects that hold the scores of a judge, and the leaves in them that are no scores.
+# Objects that hold the scores of a judge, and the leaves in them that are not scores.
 _JUDGES = _words(
     """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
     grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""

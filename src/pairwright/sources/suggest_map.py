@@ -94,7 +94,7 @@ def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options:
 
 
 def sample_rows(path: Place, options: Options) -> tuple[list[Json], str | None]:
-    """Return the first records of a file, and the path of the list that they stand in, if they stand in one."""
+    """Return the first records of a file, and the path of the list that they are in, if they are in one."""
     with open_bytes(path) as file:
         magic = file.read(8)
     try:

@@ -50,8 +50,8 @@ def to_utf8(file: IO[bytes], encoding: str) -> IO[bytes]:
 def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
     """Decode JSON that a strict decoder refused, with the repairs that are safe; adds their names to `repairs`.
 
-    Raises ValueError or RecursionError if it is no JSON after them either. NaN and infinities, which Python writes, are
-    read as they are.
+    Raises ValueError or RecursionError if it is not JSON after them either. NaN and infinities, which Python writes,
+    are read as they are.
     """
     own_repairs: Counter[str] = Counter()
     if data[:1] == b"\0" or data[-1:] == b"\0":

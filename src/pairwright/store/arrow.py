@@ -97,7 +97,7 @@ def from_batch(batch: pa.RecordBatch) -> list[Experience]:
         _read_arrays(batch, names, fields)
         return [Experience(**values) for values in fields]
     except (msgspec.MsgspecError, RecordError, CorruptBytes) as error:
-        raise TableError(f"a row that is no valid experience: {error}") from error
+        raise TableError(f"a row that is not a valid experience: {error}") from error
 
 
 def to_arrow(experiences: Sequence[Experience]) -> pa.Table:

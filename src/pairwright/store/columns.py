@@ -22,7 +22,7 @@ from pairwright.records.messages import Message, canonical_messages, content_has
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode
-_NOTHING = object()  # stands before the first row
+_NOTHING = object()  # is before the first row
 
 
 @dataclass(frozen=True)

@@ -337,7 +337,7 @@ class _Parser:
             self._fail(self._at, f"no type {self._text!r:.40}; there are {', '.join(_TYPES)}")
         self._advance()
         self._expect(")")
-        # A text that is no number becomes null, so that one such row does not end a scan.
+        # A text that is not a number becomes null, so that one such row does not end a scan.
         return value.expression.cast(_TYPES[name], strict=False)
 
     def _function(self, at: int, name: str) -> pl.Expr:

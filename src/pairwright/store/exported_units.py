@@ -57,7 +57,9 @@ def _from_parquet(local: Path, name: str) -> Iterator[Experience | Rejected]:
         columns = file.schema_arrow.names
         missing = [column for column in _NEEDED if column not in columns]
         if missing:
-            yield Rejected(name, None, f"a Parquet file that is no experience table: no column {missing[0]!r}", NAME)
+            yield Rejected(
+                name, None, f"a Parquet file that is not an experience table: no column {missing[0]!r}", NAME
+            )
             return
         first = 0
         for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):

@@ -81,7 +81,7 @@ class ImportResult(msgspec.Struct):
     num_unchosen: int = 0  # records that `unchosen` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
     examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
-    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
+    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is not JSON in UTF-8
     not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
     def add_counts(self, other: "ImportResult") -> None:

@@ -54,7 +54,7 @@ class ImportSummary(msgspec.Struct):
     num_replaced: int = 0
     examples: dict[str, str] = {}  # by reason: the first rejection, with its place
     scores_to_choose: list[str] = []  # of unscored records: names for `--reward`
-    repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
+    repairs: dict[str, int] = {}  # of text that is not JSON in UTF-8, by name
     not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
     maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
     same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label

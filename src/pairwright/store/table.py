@@ -349,7 +349,7 @@ class Table(RowAccess[Experience]):
         """
         with self._lock:
             self._close_journal()
-        folder = local_path(self.path)  # nobody appends at an address
+        folder = local_path(self.path)  # there are no appends at an address
         if folder is None:
             return 0
         num_journals = sum(map(self._compact, sorted(folder.glob(f"*{SUFFIX}"))))

@@ -384,7 +384,7 @@ def encode_raw_text(
     first = trained.index(True)
     spans = [_encode_prompt(tokenizer, messages[:first], control_tokens)]
     if not len(spans[0].ids):
-        detail = "no prompt, and no BOS token in its place: nothing stands before the first token"
+        detail = "no prompt, and no BOS token in its place: nothing is before the first token"
         raise Refusal("not_generated", detail, message=first)
     # Then each message by itself, continuing the ids before it.
     last, stop = len(messages) - 1, None

@@ -131,7 +131,7 @@ def truncate_pair(
 
     "keep_end" keeps the prompt's last tokens (and the first `keep_first`, such as a BOS token or the system prompt).
     "keep_start" would cut the generation prompt, which the completions continue, so it refuses, as "drop" does. A
-    completion that does not fit by itself is refused.
+    completion that does not fit alone is refused.
     """
     longest = max(len(pair.chosen), len(pair.rejected))
     if longest <= max_length:

@@ -230,7 +230,7 @@ _SIZES = (5, 3, 2)
 
 
 def _doubles(renderer: Renderer, tags: Tags) -> bool:
-    """Does the template write an empty thinking block before one that stands in the text?"""
+    """Does the template write an empty thinking block before one that is in the text?"""
     opening, closing = tags
     turn: Json = {"role": "assistant", "content": f"{opening}zqr{closing}zqc"}
     rendered = _render(renderer, [_USER, turn])

@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source       how the ids came about: rendered by the template, recorded, or raw text
     dropped      (message, field) of trained turns that the template does not render; only where that is allowed
     prompt_dropped  the same for messages that are not trained, and (-1, "tools") for tool schemas
-    images       content parts that are no text, which no channel trains on; only where they are allowed
+    images       content parts that are not text, which no channel trains on; only where they are allowed
     mode         template variables that were set by whether the record has reasoning
     rules        the rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in their order
     added_tokens tokens that nobody generated: a thought that was closed before a turn (not trained), and a stop token

@@ -216,7 +216,7 @@ def _build_item(
 def truncate_distillation(
     item: Distillation, max_length: int, truncation: Truncation = "keep_end", *, keep_first: int = 0
 ) -> Distillation:
-    """Cut student and teacher at the same place until both fit; hinted turns that are cut away are no targets any more.
+    """Cut student and teacher at the same place until both fit; hinted turns that are cut away are not targets.
 
     "keep_end" cuts what comes first: inside what both have in common before the first hint, or, if that is not enough,
     after a turn, with everything before its end. "keep_start" cuts after the last turn that fits. `keep_first` tokens

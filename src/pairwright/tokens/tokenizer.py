@@ -266,7 +266,7 @@ class ChatTokenizer:
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
         """The same tokenizer for templates that get these variables, too: `{"enable_thinking": False}`.
 
-        What was learnt about its templates is learnt anew. A variable that they do not read is a Refusal.
+        What was learnt about its templates is learnt again. A variable that they do not read is a Refusal.
         """
         if not variables:
             return self

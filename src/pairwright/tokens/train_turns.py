@@ -94,7 +94,7 @@ def load_predicate(name: str) -> Predicate:
 
 
 def fingerprint_function(name: str | None, group: str) -> list[str]:
-    """What a cache key needs beside the name of a function: the text of its file. A rule's name is no function."""
+    """What a cache key needs beside the name of a function: the text of its file. A rule's name is not a function."""
     if name is None or ":" not in name:
         return []
     path = inspect.getsourcefile(inspect.unwrap(load_function(name, group=group)))
@@ -150,7 +150,7 @@ def select_in_sides(
     results = []
     names, keeps = ("chosen", "rejected"), (credit.chosen, credit.rejected)
     for name, completion, sequence, known, keep in zip(names, completions, sides, facts, keeps, strict=True):
-        # A turn that was cut away for its length is no turn of the pair.
+        # A turn that was cut away for its length is not a turn of the pair.
         turns = sorted(set(sequence.message_index[sequence.mask].tolist()))
         selected = select_turns([*prompt, *completion], turns, rule, known, keep)
         refuse_empty(selected, turns, rule, f"{name}: ")

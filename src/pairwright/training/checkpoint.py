@@ -68,7 +68,7 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
         reason = error.strerror or str(error)
         raise CheckpointError(
             f"{place}: {reason}: the checkpoint was not saved; those before it are intact. "
-            "Make room, then go on with --resume"
+            "Make room, then continue with --resume"
         ) from error
     return place
 
@@ -157,4 +157,4 @@ def _checksum(path: Path) -> str:
 
 
 def _way_out(place: Path) -> str:
-    return f"Remove {place.name} and resume from the one before it, or start anew with another -o"
+    return f"Remove {place.name} and resume from the one before it, or start again with another -o"

@@ -115,7 +115,7 @@ _HARMLESS = {
 
 
 class BadLoss(PairwrightError):
-    """The loss or the gradient is no number, or far too large."""
+    """The loss or the gradient is not a number, or far too large."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,7 +268,7 @@ class Training:
             if is_last or is_asked or is_better or is_due:
                 self.save()
             if is_asked and not is_last:
-                message = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
+                message = f"stopped after step {state.step} of {self.num_steps}; continue with --resume"
                 raise Stopped(message, stop.signal_number or signal.SIGTERM)
             if settings.early_stop and watch.has_warned:
                 self._note(f"stopped early after step {state.step}: train.early_stop")

@@ -86,7 +86,7 @@ def _cut_window(trees: list[Tree], limits: Limits) -> Iterator[list[Tree]]:
 
 
 def _count_padded(tree: Tree) -> int:
-    """Tokens of a tree whose branches stand in rows of their own."""
+    """Tokens of a tree whose branches are in rows of their own."""
     return max(1, len(tree.branches)) * (len(tree.prompt) + max((len(branch) for branch in tree.branches), default=0))
 
 

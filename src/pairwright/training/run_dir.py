@@ -41,7 +41,7 @@ class RunFolder:
                 raise RunError(f"{path}: {error.strerror or error}") from error
             # A run that ended before its first checkpoint has left metrics only.
             if not resume and (self.checkpoints or (path / "metrics.jsonl").exists()):
-                raise RunError(f"{path}: already has a run: go on with --resume, or give another -o")
+                raise RunError(f"{path}: already has a run: continue with --resume, or give another -o")
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -131,7 +131,7 @@ def read_token_signals(table: Table, sequences: CachedSequences, places: dict[st
         recorded = run.token_level_reward if run.advantages is None else run.advantages
         if recorded is None:
             continue
-        # Cut, or encoded anew from the messages: the recorded values do not fit these tokens.
+        # Cut, or encoded again from the messages: the recorded values do not fit these tokens.
         if not np.array_equal(sequence.ids, run.tokens):
             counts["token_rewards_unused"] += 1
             continue

@@ -112,7 +112,7 @@ class CustomField:
     @classmethod
     def from_dict(cls, value: Json) -> "CustomField":
         name = str(value.get("data_type")).removeprefix("torch.")
-        if name not in DTYPE_NAMES:  # a name of torch's that is no dtype would be an attribute of the module
+        if name not in DTYPE_NAMES:  # a name of torch's that is not a dtype would be an attribute of the module
             raise RecordError("custom_fields.data_type", name, f"one of {', '.join(DTYPE_NAMES)}")
         return cls(str(value.get("source_field")), str(value.get("destination_field")), getattr(torch, name))
 

@@ -267,7 +267,7 @@ class ExperienceQueries:
         columns = ["uid", "run", "step", "reward", "num_errors"]
         siblings = self.rows.take(listed, columns, snapshot)
         view = experience_view(exp)
-        # Stored scores stand beside the components of the recorded reward.
+        # Stored scores are beside the components of the recorded reward.
         view["components"] = {
             **view["components"],
             **plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {})),
@@ -401,7 +401,7 @@ def _beginning(cell: str | None, place: int) -> str:
 
 
 def messages_view(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
-    """Messages as the page shows them: text, calls, and the types of parts that are no text."""
+    """Messages as the page shows them: text, calls, and the types of parts that are not text."""
     for message in messages:
         content = message.content
         parts = content if isinstance(content, list) else []

@@ -149,7 +149,7 @@ def _kind_of(path: Path) -> Kind | None:
 
 
 def _open(path: Path) -> RunFolder | None:
-    """The run in a folder, or None if the folder is no run."""
+    """The run in a folder, or None if the folder is not a run."""
     try:
         return open_run(path)
     except PairwrightError:

@@ -75,7 +75,7 @@ def run(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an evaluation that was cut short.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with an evaluation that was cut short.")] = False,
     limit: Limit = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

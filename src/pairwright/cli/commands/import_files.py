@@ -56,7 +56,7 @@ def import_files(
     ] = None,
     scores: Annotated[
         Path | None,
-        typer.Option(help="CSV or JSON lines of rewards, by id (a task may stand beside it) or by task and run."),
+        typer.Option(help="CSV or JSON lines of rewards, by id (with or without a task) or by task and run."),
     ] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,

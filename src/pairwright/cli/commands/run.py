@@ -46,7 +46,7 @@ def run_flow(
     from pairwright.flow import Flow
 
     if resume and not (folder / "manifest.json").exists():
-        raise ConfigError(f"--resume: {folder} has no run to go on with")
+        raise ConfigError(f"--resume: {folder} has no run to continue with")
     if dry_run:
         _show_plan(Flow(settings, folder, base=base), as_json=as_json)
         return
@@ -196,7 +196,7 @@ def run_demo(
     example = EXAMPLES[name.value]
     folder = output or Path("runs") / example.folder
     if resume and not folder.exists():
-        raise ConfigError(f"--resume: {folder} has no demo to go on with")
+        raise ConfigError(f"--resume: {folder} has no demo to continue with")
     with LiveView() as view:
         result, evaluation = run_example(example, folder, seed=seed, view=view, overrides=parse_overrides(override))
     if as_json:

@@ -114,7 +114,7 @@ def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
         raise ConfigError(f"{refusal.message}; see: pairwright serve targets list --data {data}") from None
     finally:
         rows.close()
-    say(f"{name} is no base model any more")
+    say(f"{name} is not a base model any more")
 
 
 @token.command("create")

@@ -253,7 +253,7 @@ def check(
 
     from pairwright.tokens.stage.check import check_template
 
-    # Folders of the same name are told apart by their paths.
+    # Folders of the same name are distinguished by their paths.
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:
@@ -302,7 +302,7 @@ def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
         (report,) = reports.values()
         form = {"object": "an object", "text": "JSON text"}.get(report.arguments, report.arguments)
         print(f"\nArguments of calls are given as {form}.")
-        print("An example; what is trained stands in brackets:\n")
+        print("An example; what is trained is in brackets:\n")
         print("".join(f"[{text}]" if trained else text for text, trained in report.example))
 
 

@@ -225,5 +225,5 @@ def _object(data: bytes, what: str) -> Json:
     except (ValueError, RecursionError) as error:
         raise NotRecorded(f"the {what} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise NotRecorded(f"the {what} is no JSON object")
+        raise NotRecorded(f"the {what} is not a JSON object")
     return value

@@ -45,7 +45,7 @@ _APPLY_SECONDS = 60.0  # between two rounds of writing feedback to the table
 _SESSION = re.compile(r"^/session/([^/]+)(/.*)$")
 # Endings of recorded paths, and the kind of exchange that Exchanges knows
 _RECORDED = {"/chat/completions": "chat", "/responses": "responses"}
-# hop-by-hop headers, and headers that are set anew for each connection
+# hop-by-hop headers, and headers that are set again for each connection
 _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "trailers",
     "transfer-encoding", "upgrade", "host", "proxy-connection",

@@ -414,7 +414,7 @@ def _select_narrow(
 
 
 def key_column(key: str) -> pl.Expr:
-    """Polars expression for a column of `narrower_keys`: a field of `info` where it is no column of the table."""
+    """Polars expression for a column of `narrower_keys`: a field of `info` where it is not a column of the table."""
     name = key.removeprefix(_WITHIN)
     if key in ("run", "source"):
         return pl.col(key)

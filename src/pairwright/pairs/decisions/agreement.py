@@ -1,6 +1,6 @@
 """How far people agree with each other, and with the reward.
 
-Votes are compared in three classes (one wins, the other wins, tie), ratings by their distance. Skips are no opinion.
+Votes are compared in three classes (one wins, the other wins, tie), ratings by their distance. Skips do not count.
 
     agreement   share of comparisons of two people on one item that are equal; for ratings: that differ by no more
                 than a tenth of the range of all ratings

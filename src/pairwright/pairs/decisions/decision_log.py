@@ -128,17 +128,17 @@ def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a person in normal form; raises PairwrightError for one that cannot stand in a file."""
+    """Return the name of a person in normal form; raises PairwrightError for one that cannot be in a file."""
     return _check_text(name, what="name", most=MAX_NAME)
 
 
 def check_reason(reason: str) -> str:
-    """Return the reason of a decision in normal form; raises PairwrightError if it cannot stand in a file."""
+    """Return the reason of a decision in normal form; raises PairwrightError if it cannot be in a file."""
     return _check_text(reason, what="reason", most=MAX_TEXT)
 
 
 def check_uid(uid: str) -> str:
-    """Return the id of an experience; raises PairwrightError for text that is none."""
+    """Return the id of an experience; raises PairwrightError for an invalid id."""
     # Ids are JSON text, in which breaks of lines are escaped.
     if not uid or len(uid) > MAX_ID or any(letter in uid for letter in "\n\r\0"):
         raise PairwrightError(f"id: got {uid[:100]!r}, expected the uid of an experience")

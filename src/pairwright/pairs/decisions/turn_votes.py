@@ -75,7 +75,7 @@ def _replay(path: Place, lines: Sequence[Line]) -> TurnVotes:
     votes: TurnVotes = {}
     for (uid, turn_number), by_voter in last.items():
         counts = Counter(verdict for verdict in by_voter.values() if verdict != "skip").most_common()
-        # A tie is no verdict.
+        # A tie is not a verdict.
         if counts and (len(counts) == 1 or counts[0][1] > counts[1][1]):
             votes.setdefault(uid, {})[turn_number] = cast(Verdict, counts[0][0])
     return votes

@@ -114,7 +114,7 @@ def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) ->
 
     Args:
         lines: The lines of a file.
-        parse: Makes a decision of a line; raises SourceError for one that is none.
+        parse: Makes a decision of a line; raises SourceError for an invalid line.
         column: The column that says "undo".
     """
     # By voter and key: the decisions that were not undone, the last of which counts.

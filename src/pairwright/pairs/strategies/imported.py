@@ -46,7 +46,7 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
             "prompt_hash",
             group=pl.int_range(pl.len()),
             row_uid="uid",
-            # Both sides stand in one row of the table.
+            # Both sides are in one row of the table.
             chosen_row="row",
             rejected_row="row",
         ).hstack(facts)

@@ -104,7 +104,7 @@ def _walk_down(
     firsts = _num_beyond(rewards[::-1], options.max_gap, inclusive=False)[::-1] + 1
 
     def entries(i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]) -> list[tuple[float, int, int, int]]:
-        # i + j <= size: the i-th best stands before the j-th worst.
+        # i + j <= size: the i-th best is before the j-th worst.
         there = (j <= most[1]) & (i + j <= size)
         i, j = i[there], j[there]
         gaps = reward_gaps(rewards[i - 1], rewards[size - j], near=near)
@@ -241,7 +241,7 @@ def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
 
 
 def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Indices) -> tuple[Indices, Indices]:
-    """Return the row numbers of (i-th best, j-th worst) for each group with i·j within its budget; -1 is no bound."""
+    """Return the row numbers of (i-th best, j-th worst) for each group with i·j within its budget (-1: no bound)."""
     sizes = np.diff(starts)
     columns = np.stack([sizes, budget, num_high, num_low])
     # Groups alike in all four columns have the same positions, which are computed once.

@@ -285,7 +285,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     details: list[dict[str, Any]] = []
     for problem in error.errors():
-        # loc[0] is `body` or `query`; branches of a union are no part of the field's name.
+        # loc[0] is `body` or `query`; branches of a union are not part of the field's name.
         field = ".".join(str(part) for part in problem["loc"][1:] if part not in ("str", "DatasetReference"))
         is_unknown = problem["type"] == "extra_forbidden"
         message = "unknown key" if is_unknown else str(problem["msg"])

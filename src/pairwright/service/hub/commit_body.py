@@ -159,7 +159,7 @@ def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
     # Each = stands for one byte less in the last group of three.
     padding = bytes(content[-2:]).count(b"=")
     if len(content) % 4:
-        raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are no whole base64")
+        raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are not whole base64")
     pieces = (_base64(content[start : start + PIECE], number) for start in range(0, len(content), PIECE))
     try:
         return blobs.add(pieces, len(content) // 4 * 3 - padding, held)

@@ -4,7 +4,7 @@
     PUT  /v1/hf/lfs/NS/NAME/SHA256?size=&until=&signature=     the file, at a signed address: no token is sent here
 
 The commit then names files by their sha256. It may name those that were sent to its own repository, and no others: a
-hash that somebody else's file has is no right to read it.
+hash that somebody else's file has is not a right to read it.
 """
 
 import hashlib

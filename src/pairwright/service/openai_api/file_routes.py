@@ -58,7 +58,7 @@ class Part:
                 yield piece
 
     def text(self, limit: int = 1000) -> str:
-        """Return the content of a short field. Raises a 422 refusal if it is none."""
+        """Return the content of a short field. Raises a 422 refusal if it is missing or too long."""
         if self.size > limit:
             raise Refusal(422, "bad_form", f"{self.name[:100]}: expected at most {limit} bytes")
         try:
@@ -68,7 +68,7 @@ class Part:
 
 
 def read_parts(body: Path, content_type: str) -> dict[str, Part]:
-    """Return the fields of a form by name. Raises a 422 refusal for a body that is no form."""
+    """Return the fields of a form by name. Raises a 422 refusal for a body that is not a form."""
     boundary = _parameter("content-type", content_type, "boundary")
     if not content_type.lower().startswith("multipart/form-data") or not boundary or not body.stat().st_size:
         raise Refusal(422, "bad_form", "expected multipart/form-data with the fields file and purpose")
@@ -236,7 +236,7 @@ def _keep(context: Context, namespace: str, parts: dict[str, Part]) -> Document:
         raise Refusal(422, "bad_form", "expected the fields file (with a file name) and purpose")
     if purpose.text() not in PURPOSES:
         raise Refusal(422, "bad_purpose", f"purpose: got {purpose.text()[:100]!r}, expected {', '.join(PURPOSES)}")
-    # The name is shown and stands in messages; no path is ever made of it.
+    # The name is shown and is in messages; no path is ever made of it.
     filename = "".join(character for character in file.filename[:300] if character.isprintable())
     check_quota(context, namespace, file.size)
     identity = new_id("file")

@@ -169,7 +169,7 @@ def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.post("/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Go on with a job that was paused, or that failed."""
+    """Continue with a job that was paused, or that failed."""
     return job_document(reopen_job(context, job_id, caller), context)
 
 

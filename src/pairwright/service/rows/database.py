@@ -37,7 +37,7 @@ class Database:
         # SQLite: seconds to wait for a lock. PostgreSQL: connections that died in the pool are replaced.
         options: dict[str, Any] = {"connect_args": {"timeout": 60}} if self.is_sqlite else {"pool_pre_ping": True}
         try:
-            # As many as there are threads for requests (40) and a few: what overflows is opened anew each time.
+            # As many as there are threads for requests (40) and a few: what overflows is opened again each time.
             self._engine = sa.create_engine(parsed, pool_size=48, max_overflow=32, **options)
         except ImportError as error:
             raise ConfigError(f"--database: {error}; install psycopg, or leave --database out for SQLite") from None
@@ -47,7 +47,7 @@ class Database:
         # The same pool; `_begin_sqlite` reads the option.
         self._writer = self._engine.execution_options(writes=True)
         if self.is_sqlite and parsed.database:
-            # Rows are nobody else's business; the files of the write-ahead log take the mode of this one.
+            # Only the owner may read the rows; the files of the write-ahead log take the mode of this one.
             with contextlib.suppress(OSError):
                 os.close(os.open(parsed.database, os.O_CREAT | os.O_RDWR, 0o600))
                 os.chmod(parsed.database, 0o600)

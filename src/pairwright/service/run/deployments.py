@@ -121,7 +121,7 @@ class Deployments:
         port = free_port()
         state = DeploymentState(row["state"])
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
-        # PENDING to PENDING is no transition: only the start is noted.
+        # PENDING to PENDING is not a transition: only the start is noted.
         if state is DeploymentState.PENDING:
             self._update(row, port=port, starts=row["starts"] + 1, description=description, state_at=now())
         elif not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):

@@ -126,7 +126,7 @@ class JobQueue:
             work = jobs.work_of(row)
             # Cut as the base model's config says; the trainer counts what it cuts.
             tokens = {"max_length": work.get("max_length")}
-            # The worker gets paths: it knows nothing of the blob store.
+            # The worker gets paths and does not access the blob store.
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
             write_json(
                 folder / "config.yaml",
@@ -172,7 +172,7 @@ class JobQueue:
         progress = self._progress(row, is_completed=False)
         with self._context.database.writing() as connection:
             values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
-            # A step forward: the starts before were not in vain.
+            # Progress: the attempts since the last step do not count.
             if progress["steps_completed"] > row["step"]:
                 values |= {"step": progress["steps_completed"], "idle_starts": 0}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
@@ -223,9 +223,7 @@ class JobQueue:
         # Interrupted, not failed: by a restart of the service, or by a worker that saved and stopped.
         if (is_recovery and not has_failed) or is_stopped:
             if row["idle_starts"] >= MAX_IDLE_STARTS:
-                message = (
-                    f"given up: started {row['starts']} times, the last {MAX_IDLE_STARTS + 1} without a step forward"
-                )
+                message = f"gave up after {row['starts']} attempts: the last {MAX_IDLE_STARTS + 1} made no progress"
                 return JobState.FAILED, message, self._log(row)
             return JobState.PENDING, "interrupted; goes on from the last checkpoint", None
         return JobState.FAILED, self._reason(row), self._log(row)

@@ -44,7 +44,7 @@ from pairwright.store.table import Table
 
 # "text" is a prompt or answer outside any chat template.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "text"})
-# The paths of blobs are none of the reader's business: a file is named by its path in the dataset.
+# Messages name a file by its path in the dataset, not by the path of its blob.
 _OPTIONS = Options()
 
 
@@ -245,7 +245,7 @@ def _assign_splits(batches: Iterator[pa.RecordBatch], num_train: int) -> Iterato
             counts[identity] += 1
             if counts[identity] > 1:
                 ids[place] = content_hash(identity, counts[identity])
-        # Pairs stand in the order of the tables: training first.
+        # Pairs are in the order of the tables: training first.
         splits = ["train" if num_before + place < num_train else "validation" for place in range(len(ids))]
         num_before += len(ids)
         columns = {**dict(zip(batch.schema.names, batch.columns, strict=True)), "id": ids, "split": splits}

@@ -268,7 +268,7 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     return {}, None
 
 
-# Result files of Harbor: they stand in the folders of jobs beside the trajectories, which bring in their rewards.
+# Result files of Harbor: they are in the folders of jobs beside the trajectories, which bring in their rewards.
 
 
 def matches_result(value: Any) -> bool:

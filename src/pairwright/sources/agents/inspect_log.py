@@ -435,4 +435,4 @@ def _value(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError:
-        return json.loads(data)  # Inspect writes NaN and Infinity, which are no JSON; this takes them
+        return json.loads(data)  # Inspect writes NaN and Infinity, which are not JSON; this takes them

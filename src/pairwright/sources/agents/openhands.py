@@ -39,7 +39,7 @@ class Conversation:
     row: Json
     tools: list[Json] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    last: Entry | None = None  # the last that is no result: actions of one answer may have results between them
+    last: Entry | None = None  # the last that is not a result: actions of one answer may have results between them
     turns: list[TurnTokens | None] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     task: int | str | None = None
@@ -90,7 +90,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
     for position, value in enumerate(events):
-        # Events are a line each; the history of a row stands on the row's one line.
+        # Events are a line each; the history of a row is on the row's one line.
         number = (origin.line or 1) + (0 if row else position)
         try:
             event = mapping(value, "event")

@@ -318,7 +318,7 @@ def _error_of_event(message: Message) -> str | None:
         return "timeout"
     if message.extra.get("is_error") is True:
         return error_kind_of_text(message.text) or "tool_error"
-    # A negative code is no exit code: the command was still running.
+    # A negative code is not an exit code: the command was still running.
     exit_code = message.extra.get("exit_code")
     return "nonzero_exit" if isinstance(exit_code, int) and exit_code > 0 else None
 
@@ -328,7 +328,7 @@ def _content(value: Any, where: str) -> str | list[Json] | None:
     content = content_from_chat(value, where)
     if not isinstance(content, list):
         return content
-    # `cache_prompt` marks a part for the provider's prompt cache, and is no content.
+    # `cache_prompt` marks a part for the provider's prompt cache, and is not a content.
     parts = [{key: item for key, item in part.items() if key != "cache_prompt"} for part in content]
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return str(parts[0]["text"])

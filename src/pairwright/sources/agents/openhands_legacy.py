@@ -7,7 +7,7 @@
     others        state changes, recalls and empty observations: counted in info
 
 An action without the model's answer (older versions) is a call named after the action, with its arguments; its thought
-is the text before it. Events may have their fields in `args` and `extras` or beside them, and may stand in pairs.
+is the text before it. Events may have their fields in `args` and `extras` or beside them, and may be in pairs.
 task = instance_id, else a hash of the prompt. The reward is `resolved` of the row or its test report, else `success`.
 """
 

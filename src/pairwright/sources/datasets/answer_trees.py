@@ -5,7 +5,7 @@
 
 Every answer is a record whose prompt is what was said before it; answers to one prompt are of one task. The reward of a
 message of OASST is 0 - rank (rank 0 is the best; a message without a rank is unscored), and that of a step of PRM800K
-its rating; the step is the number of steps before it, which stand before it in the answer.
+its rating; the step is the number of steps before it, which are before it in the answer.
 """
 
 from collections.abc import Iterator

@@ -63,7 +63,7 @@ def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:
     content = text(turn.get("content", turn.get("value")), where)
     parts: list[Json] = []
     for number, piece in enumerate(_MARK.split(content)):
-        # Text stands at even places, the kind of a mark at odd ones.
+        # Text is at even places, the kind of a mark at odd ones.
         if number % 2 == 0:
             parts += [{"type": "text", "text": piece}] if piece else []
         elif not files[piece]:

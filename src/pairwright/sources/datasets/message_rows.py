@@ -1,6 +1,6 @@
 """Logs and tables with one message a row: `{conversation_id, role, content, created_at, ...}`.
 
-Rows of one conversation id are a conversation, wherever they stand in the file; JSON Lines of messages without any id
+Rows of one conversation id are a conversation, wherever they are in the file; JSON Lines of messages without any id
 are one conversation. Within it, rows are in the order of their number (`turn`, `position` ...), else of their time,
 else of the file. What all its rows agree on (task, model, other fields) is of the conversation; other fields are in
 `info["message_fields"]`, one object a message. Messages of one conversation with different scores are refused, since
@@ -272,7 +272,7 @@ def _chat_turn(row: Json, number: int) -> Json:
     if role is None:
         said = row.get(_field(row, _SPEAKERS) or "")
         raise BadRecord(
-            f"message {number}: {said!r:.40} is no role of a message; --map 'session=FIELD,roles={{...}}' gives it one"
+            f"message {number}: {said!r:.40} is not a role; --map 'session=FIELD,roles={{...}}' gives it one"
         )
     turn: Json = {"role": role, "content": None if key is None else row[key]}
     for name in _MESSAGE_KEYS:

@@ -73,7 +73,7 @@ def _take(row: Json) -> Iterator[Json]:
         yield {
             "prompt": prompt,
             "completion": [answer],
-            "tools": tools_of(request),  # scores and ids stand in the row around it
+            "tools": tools_of(request),  # scores and ids are in the row around it
             "read_fields": _read_of(row),
             "info": {key: request[key] for key in _KEPT if request.get(key) is not None},
             "model_version": model if isinstance(model, str) else None,
@@ -120,7 +120,7 @@ def _has_blocks(item: Any) -> bool:
 
 
 def _is_answered_beside(row: Json) -> bool:
-    """Whether the messages are a prompt alone and the answer stands in another field, as `rows` reads it."""
+    """Whether the messages are a prompt alone and the answer is in another field, as `rows` reads it."""
     return row["messages"][-1]["role"] in ("user", "system", "developer") and any(
         isinstance(value, str | list) and (plain_name(key) in COMPLETIONS or singular(plain_name(key)) in COMPLETIONS)
         for key, value in row.items()

@@ -138,7 +138,7 @@ def _from_values(fields: Json) -> Array:
     # The natural dtype of the values: fractions are refused for integers. An empty list is float by default.
     kind = np.asarray(values).dtype.kind
     if kind not in "biuf" or (kind == "f" and dtype.kind in "biu" and values != []):
-        raise ValueError(f"values that are no numbers of {dtype}")
+        raise ValueError(f"values that are not numbers of {dtype}")
     array: Array = np.array(values, dtype)
     return array
 

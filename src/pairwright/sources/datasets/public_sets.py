@@ -234,7 +234,7 @@ def _is_ultrafeedback(value: Any) -> bool:
         return False
     if all(isinstance(answer, dict) for answer in answers):
         return all(isinstance(answer.get("response", answer.get("completion")), str | list) for answer in answers)
-    # A list of texts alone could be anything: ratings or models must stand beside it.
+    # A list of texts alone could be anything: ratings or models must be beside it.
     return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
 
 

@@ -52,7 +52,7 @@ class RowFormat:
                 usual |= {f"{side}_reward": side_score(row, side) for side in ("chosen", "rejected")}
             else:
                 usual["reward"], usual["reward_components"] = reward_of(row)
-                if usual["reward"] is None:  # a score that is no number, such as "good", stays
+                if usual["reward"] is None:  # a score that is not a number, such as "good", stays
                     info |= {key: row[key] for key in REWARD_KEYS if key in known and isinstance(row.get(key), str)}
             if len(found) > 1:
                 usual["run"] = origin.ordinal * MAX_ANSWERS + number

@@ -113,7 +113,7 @@ LOWER_IS_BETTER = _names(
     """loss error errors mistakes penalty distance perplexity ppl wer cer toxicity harm harmfulness risk hallucination
     hallucinations bias defects bugs violations complaints latency cost deviation mae mse rmse schulnote note"""
 )
-# `max_score` is no score of the row, and `correct_answer` is an answer.
+# `max_score` is not a score of the row, and `correct_answer` is an answer.
 _NO_SCORES = _names(
     "max maximum min minimum possible threshold baseline expected reference gold target id std variance"
 )
@@ -267,7 +267,7 @@ def is_answer_word(rest: str) -> bool:
 
 
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
-    """Return the system prompt that stands beside the messages of a row; [] if they have it already."""
+    """Return the system prompt that is beside the messages of a row; [] if they have it already."""
     if _SYSTEMS.isdisjoint(row):
         return []
     for key in SYSTEMS:

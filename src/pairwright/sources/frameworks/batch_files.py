@@ -5,7 +5,7 @@
     Gemini       {key, request}                      {key, response: {candidates}}
 
 A result does not repeat its request, so the request is looked up by custom_id in the JSON Lines files of the same
-folder (or stands in the result's own line under `request`, `body` or `params`). Without it, and where two files of the
+folder (or is in the result's own line under `request`, `body` or `params`). Without it, and where two files of the
 folder have different requests of that custom_id, the result is quarantined. A line of requests has no answer and is
 quarantined as well. Several results of one custom_id are candidates.
 """

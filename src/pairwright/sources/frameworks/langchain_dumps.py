@@ -6,7 +6,7 @@
     {messages | chat_history: any of these, ...}                                   a row, or the state of a graph
     {values{messages}, next[], config}                                             a snapshot of the state, in a stream
 
-A tool message whose status is `error` is an error site. `invalid_tool_calls` are calls whose arguments are no JSON.
+A tool message whose status is `error` is an error site. `invalid_tool_calls` are calls whose arguments are not JSON.
 """
 
 from collections.abc import Iterator

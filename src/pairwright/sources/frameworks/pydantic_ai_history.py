@@ -18,7 +18,7 @@ from pairwright.sources.fields import BadRecord, items, json_text, mapping, opti
 
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")
 _FAILED = ("failed", "denied", "retried", "interrupted")
-# Parts that say how the history was kept, and are no text for the model.
+# Parts that say how the history was kept, and are not text for the model.
 _SILENT = ("instruction-digest", "instruction-baseline", "model-settings-delta")
 
 

@@ -110,7 +110,7 @@ def _responses_request(request: Json) -> tuple[list[Message], list[Json]]:
 
 
 def _check_roles(contents: Any) -> None:
-    """Refuse contents of generateContent whose roles are no text."""
+    """Refuse contents of generateContent whose roles are not text."""
     for content in contents if isinstance(contents, list) else [contents]:
         role = content.get("role") if isinstance(content, dict) else None
         if role is not None:

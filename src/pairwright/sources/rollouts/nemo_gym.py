@@ -52,7 +52,7 @@ _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failu
 # Texts of the metadata that stand for an empty input, the first that is there.
 STATEMENTS = ("problem_statement", "prompt", "question", "problem", "instruction", "query", "task_description")
 _PROMPT_ROLES = ("system", "developer", "user")
-_NUM_SHARED = 64  # tasks whose rollouts may stand between each other
+_NUM_SHARED = 64  # tasks whose rollouts may be between each other
 _decode = msgspec.json.decode
 _decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 

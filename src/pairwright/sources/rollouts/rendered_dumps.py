@@ -65,7 +65,7 @@ def _reward(row: Json) -> float | None:
         return score(value)
     scores = [score(item) for item in value]
     if None in scores:
-        raise BadRecord("score: a list with something that is no number")
+        raise BadRecord("score: a list with something that is not a number")
     return sum(number for number in scores if number is not None)
 
 

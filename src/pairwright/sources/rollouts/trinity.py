@@ -80,7 +80,7 @@ class BadItem(msgspec.Struct, frozen=True):
 
 
 def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = None) -> list[Experience]:
-    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are no record.
+    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are not records.
 
     Args:
         data: What Trinity's `Experience.serialize` and `serialize_many` write. Nothing in it is run.
@@ -265,7 +265,7 @@ def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
                 f"tensor {name!r}: dtype {tensor['dtype']!r}, expected one of {', '.join(_DTYPES)}"
             )
             continue
-        if tensor["dtype"] == "BOOL":  # any byte may stand there
+        if tensor["dtype"] == "BOOL":  # any byte may be there
             array = np.frombuffer(tensor["data"], dtype=np.uint8) != 0
         else:
             array = np.frombuffer(tensor["data"], dtype=dtype_named(_DTYPES[tensor["dtype"]]))

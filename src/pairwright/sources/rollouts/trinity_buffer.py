@@ -4,7 +4,7 @@
     <name>_blob    id, experience_bytes: a payload of `Experience.serialize`
 
 The file is opened for reading only, views are not read, and nothing of a payload is run. As in Trinity, the columns of
-the table stand above what the payload says: task, run, suffix of the id, reward and the model's version.
+the table are above what the payload says: task, run, suffix of the id, reward and the model's version.
 """
 
 import sqlite3
@@ -28,7 +28,7 @@ _BYTES = "experience_bytes"
 _BLOB = "_blob"
 _MAX_BYTES = 2**30
 MAX_PAYLOAD_BYTES = 2 * 2**30
-# The columns of an experience that stand above its payload.
+# The columns of an experience that are above its payload.
 _COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
 
 

@@ -136,7 +136,7 @@ def _paths(nodes: list[Json]) -> tuple[list[list[int]], int]:
     parents: list[int | None] = []
     for number, node in enumerate(nodes):
         parent = node.get("parent")
-        # A parent stands before its child, so that no ring is possible.
+        # A parent is before its child, so that no ring is possible.
         if parent is not None and (type(parent) is not int or not 0 <= parent < number):
             raise BadRecord(f"nodes[{number}].parent: expected a node before it, got {parent!r}")
         parents.append(parent)

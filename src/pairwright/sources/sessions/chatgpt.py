@@ -79,7 +79,7 @@ def _messages(message: Json, key: str, blocks: list[Json], call_id: str | None, 
     session.model = model if isinstance(model, str) else session.model
     if isinstance(recipient, str) and recipient != "all":
         source = "".join(str(part.get("text", "")) for part in parts)
-        # What is no JSON object (code) is the one argument of the call.
+        # What is not a JSON object (code) is the one argument of the call.
         arguments = source if source.lstrip().startswith("{") else {"input": source}
         return [assistant_from_blocks([*blocks, call_block(key, recipient, arguments)], "content")]
     return [assistant_from_blocks([*blocks, *parts], "content")]

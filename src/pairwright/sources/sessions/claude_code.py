@@ -190,7 +190,7 @@ def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str
         return _read_link(value, number)
     uuid = optional_text(value.get("uuid"), "uuid")
     if uuid in places and uuid not in refused:
-        raise BadRecord(f"uuid: {uuid!r} stands on an earlier line already")
+        raise BadRecord(f"uuid: {uuid!r} is on an earlier line already")
     message = mapping(value.get("message"), "message")
     content = content_from_chat(message.get("content"), "message.content")
     if content is None:
@@ -220,7 +220,7 @@ def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str
 
 
 def _read_link(value: Json, number: int) -> Line:
-    """Return a line that is no message, as it joins its children to its parent."""
+    """Return a line that is not a message, as it joins its children to its parent."""
     return Line(**_common_fields(value, number))
 
 
@@ -268,7 +268,7 @@ def _info(first: MessageLine, last: MessageLine, session: int | str | None, agen
     if first.is_sidechain:
         info["is_sidechain"] = True
     if first.parent is not None and not line_clears(first):
-        info["begins_after"] = first.parent  # a line that is no message, or is not in the file
+        info["begins_after"] = first.parent  # a line that is not a message, or is not in the file
     if last.uuid:
         info["leaf"] = last.uuid
     return info

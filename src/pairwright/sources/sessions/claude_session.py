@@ -55,7 +55,7 @@ class LineMessage(Struct, gc=False, kw_only=True):
 
 
 class Line(Struct, gc=False, kw_only=True):
-    """One line of the file. One that is no message only joins its children to its parent."""
+    """One line of the file. One that is not a message only joins its children to its parent."""
 
     parent: str | None = msgspec.field(default=None, name="parentUuid")
     is_sidechain: bool | None = msgspec.field(default=None, name="isSidechain")
@@ -116,7 +116,7 @@ def decode_line(text: bytes) -> MessageLine:
             if type(block) is _ToolResult:
                 parts = block.content
                 if is_assistant or (type(parts) is list and not all(map(_is_text, parts))):
-                    raise msgspec.ValidationError("a result of the assistant, or one that is no text")
+                    raise msgspec.ValidationError("a result of the assistant, or one that is not text")
             elif type(block) is not _Text and not is_assistant:
                 raise msgspec.ValidationError("a block of the assistant")
     return line
@@ -179,7 +179,7 @@ def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
 def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[Turn | None]) -> list[Turn]:
     """Build the trees in one pass; raises _OutOfOrder where this might not give what `_join_by_level` gives.
 
-    `turns` gets the turn of each line; a line that is no message has that of its parent.
+    `turns` gets the turn of each line; a line that is not a message has that of its parent.
     """
     roots: list[Turn] = []
     threads: set[object] = set()  # in which a message has no parent in the file ...

@@ -4,7 +4,7 @@
     system.message           the system prompt                   user.message           `content`, as the user wrote it
     assistant.message        content, reasoningText, toolRequests[{toolCallId, name, arguments}], model
     tool.execution_complete  the result of a call: result{content} or error{message}, success
-    session.compaction_complete   `summaryContent` replaces what stands before it
+    session.compaction_complete   `summaryContent` replaces what is before it
 
 A result joins its call by toolCallId. What the program put around the user's words (`transformedContent`: the time,
 reminders) stays in `extra`. Lines of subagents (`parentToolCallId`) and other events are counted in info. Tools are not

@@ -140,7 +140,7 @@ def _results(call: Json) -> list[Message]:
         text = "\n".join(str(part.get("text", "")) for part in parts)
         parts = [{"functionResponse": {"name": call.get("name"), "response": {"output": text}}}]
     for number, part in enumerate(parts):
-        if isinstance(part.get("functionResponse"), dict):  # it may lack the id, but stands beside its call
+        if isinstance(part.get("functionResponse"), dict):  # it may lack the id, but is beside its call
             parts[number] = {"functionResponse": {"id": call.get("id"), **part["functionResponse"]}}
     messages = _turn("user", parts)
     if call.get("status") not in _FAILED:
@@ -187,7 +187,7 @@ def _thought(value: Any) -> Json:
 
 
 def _has_turns(value: Any) -> bool:
-    """Whether the messages are told apart by `type`, and not by `role`."""
+    """Whether the messages are distinguished by `type`, and not by `role`."""
     messages = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     return any("content" in item and "role" not in item and str(item.get("type")) in _TYPES for item in messages)
 

@@ -4,11 +4,11 @@
     storage    session/<project>/<id>.json, message/<session>/<id>.json and part/<message>/<id>.json
 
     text, file   content     reasoning   reasoning     tool   a call and its result (state{status, input, output})
-    compaction   the summary that follows (`info.summary`) replaces what stands before it
+    compaction   the summary that follows (`info.summary`) replaces what is before it
     others       step-start, step-finish, snapshot, patch, agent, retry: not part of the conversation
 
 A storage folder is read from its session files; files of messages and parts give nothing of their own, and without
-their session file they are refused. A result stands in the part of its call. Parts with `ignored` are not sent to the
+their session file they are refused. A result is in the part of its call. Parts with `ignored` are not sent to the
 model. `system` of a user message is the system prompt, where it is logged; tools are not: prompts are incomplete.
 There is no reward.
 """
@@ -153,7 +153,7 @@ def _find_session(record: Json, path: Path) -> None:
 def _safe(name: str) -> str:
     """Return an id as a file name; BadRecord if it is none."""
     if not name or not all(character.isalnum() or character in "_-" for character in name):
-        raise BadRecord(f"an id that is no file name: {name!r}")
+        raise BadRecord(f"an id that is not a file name: {name!r}")
     return name
 
 

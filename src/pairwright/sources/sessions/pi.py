@@ -2,7 +2,7 @@
 
     message          user, assistant (text, thinking, toolCall), toolResult, bashExecution, custom
     custom_message   context that an extension put in        branch_summary   what another branch was about
-    compaction       `summary` replaces what stands before `firstKeptEntryId`
+    compaction       `summary` replaces what is before `firstKeptEntryId`
     model_change     the model, where the answers do not name it; other lines are counted in info
 
 The ids form a tree: every path from its root to a leaf is an experience. An assistant turn without content was a

@@ -333,7 +333,7 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         if len(choices) > 1:
             raise BadRecord(f"{where}: {len(choices)} alternative answers where one conversation was expected")
         return choices[0] if choices else None
-    # Envelopes: the first key that holds messages. Text under it is no envelope, but an answer or a question.
+    # Envelopes: the first key that holds messages. Text under it is not an envelope, but an answer or a question.
     for key in _ENVELOPES:
         if key not in value:
             continue
@@ -380,7 +380,7 @@ def _is_item(value: Json) -> bool:
 
 def _is_message(value: Json) -> bool:
     role = value.get("role")
-    if isinstance(role, str):  # an answer that happens to be JSON with a "role" is no message
+    if isinstance(role, str):  # an answer that happens to be JSON with a "role" is not a message
         return role in _KNOWN_ROLES and not _BODY.isdisjoint(value)
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)

@@ -72,7 +72,7 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
 
 
 def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Json] | None:
-    """Return the parts without those of type `tool_call`, which go to `calls` unless they stand there already.
+    """Return the parts without those of type `tool_call`, which go to `calls` unless they are there already.
 
     Programs that convert sessions write a call both as a part and under `tool_calls`. As a part, a template would show
     it a second time, or refuse it.

@@ -9,7 +9,7 @@ OpenInference has flat keys such as `llm.input_messages.0.message.role`:
 
 Older GenAI attributes number messages in the same way: gen_ai.prompt.N.{role, content, tool_calls.M.*}. The oldest
 instrumentations write one event per message: gen_ai.user.message, gen_ai.choice, gen_ai.content.prompt, ...
-A message whose number is missing was lost by its exporter: the rest is no conversation, and is refused.
+A message whose number is missing was lost by its exporter: the rest is not a conversation, and is refused.
 
 The Vercel AI SDK has JSON text: ai.prompt.messages or ai.prompt, ai.prompt.tools, ai.response.{text, toolCalls, object,
 reasoning, finishReason}; before version 4, ai.result.*.
@@ -68,7 +68,7 @@ def input_in_attributes(attributes: Json) -> list[Message]:
 
 
 def system_in_attributes(attributes: Json) -> list[Message]:
-    """Return the system prompt that stands beside the messages."""
+    """Return the system prompt that is beside the messages."""
     system = decode_json_text(attributes.get("gen_ai.system_instructions"))
     # Parts without a role are the content of one system message.
     if isinstance(system, list) and system and all(isinstance(part, dict) and "role" not in part for part in system):

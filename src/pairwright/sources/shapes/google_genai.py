@@ -38,7 +38,7 @@ def messages_from_genai(contents: Any, system_instruction: Any, where: str) -> l
 
 
 def request_from_genai(request: Json, where: str) -> list[Message]:
-    """Convert a request; the system instruction and tools may stand in its `config`."""
+    """Convert a request; the system instruction and tools may be in its `config`."""
     config = field(request, "config")
     config = config if isinstance(config, dict) else {}
     system = field(request, "system_instruction") or field(config, "system_instruction")
@@ -204,7 +204,7 @@ def _result(response: Json, where: str) -> Message:
 
 
 def _data(part: Json, where: str) -> Json:
-    """Convert a part that is no text: an image becomes a data URL, other data keeps its name as its type."""
+    """Convert a part that is not text: an image becomes a data URL, other data keeps its name as its type."""
     for key in _DATA_KEYS:
         data = field(part, key)
         if isinstance(data, dict):

@@ -49,7 +49,7 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     mask: list[bool] = []
     logprobs: list[float] | None = [] if all(turn.logprobs is not None for turn in known) else None
     for turn in known:
-        # The prompt must repeat all tokens before it, id by id: a chat template may have rendered them anew.
+        # The prompt must repeat all tokens before it, id by id: a chat template may have rendered them again.
         if turn.prompt[: len(ids)] != ids:
             return None
         added = turn.prompt[len(ids) :]
@@ -99,7 +99,7 @@ def recorded_tokens(output: list[Any], info: Json) -> Json | None:
         try:
             arrays = tokens_of_turns(list(turns))
         except OverflowError:
-            reason = "a log-probability that is no number of 64 bits"
+            reason = "a log-probability that is not a number of 64 bits"
         if arrays is None:
             reason = reason or "a turn's prompt does not continue the tokens before it"
     if reason is not None:
@@ -121,7 +121,7 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
                 item.get("prompt_token_ids"), item["generation_token_ids"], item.get("generation_log_probs")
             )
             if turn is None:
-                return [], "token fields that are no lists of token ids"
+                return [], "token fields that are not lists of token ids"
             turns.append(turn)
             is_open = False
     if turns and (is_missing or is_open):

@@ -48,7 +48,7 @@ class Session:
     model: str | None = None
     system: list[Message] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
-    has_other_tools: bool = False  # tools that are not listed, so that a call of another one is no mistake
+    has_other_tools: bool = False  # tools that are not listed, so that a call of another one is not a mistake
     info: Json = field(default_factory=dict)
     reward: float | None = None
     failure: str | None = None  # why the model gave no answer, where the file says so
@@ -195,7 +195,7 @@ def as_past(message: Message) -> Message:
 
 
 def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """Yield every path from a root to a leaf, in file order; what leads to no message is no path of its own."""
+    """Yield every path from a root to a leaf, in file order; what leads to no message is not a path of its own."""
     if all(entry.id is None for entry in entries):
         yield entries
         return
@@ -214,7 +214,7 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entry]]:
-    """Return the children of each entry, and the roots; a parent stands before its child, so there is no cycle."""
+    """Return the children of each entry, and the roots; a parent is before its child, so there is no cycle."""
     by_id: dict[str, Entry] = {}
     parents: dict[Entry, Entry | None] = {}
     before: Entry | None = None
@@ -268,7 +268,7 @@ def result_block(call_id: Any, content: Any, *, is_error: bool = False) -> Json:
 def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = None) -> list[Message]:
     """Convert the blocks of an assistant turn that holds the results of its calls too: the message, then the results.
 
-    A turn with neither text, reasoning nor calls was no answer: it gives no message.
+    A turn with neither text, reasoning nor calls was not an answer: it gives no message.
     """
     results = [block for block in blocks if block.get("type") == "tool_result"]
     rest = [block for block in blocks if block.get("type") != "tool_result" and block != text_block("")]

@@ -144,7 +144,7 @@ def _trace(spans: list[Span]) -> Trace:
 
 def _is_call(span: Span) -> bool:
     role = role_of_span(span.attributes)
-    # A span that says it is something else is no call, whatever messages it holds.
+    # A span that says it is something else is not a call, whatever messages it holds.
     if role:
         return role == "call"
     return any(key in span.attributes for key in ("gen_ai.input.messages", "gen_ai.prompt.0.role"))
@@ -168,7 +168,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
     """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
-    # Exporters cut long attributes; half a list of messages is no prompt.
+    # Exporters cut long attributes; half a list of messages is not a prompt.
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
             raise BadRecord("input.value is JSON text that ends too soon, cut by its exporter")

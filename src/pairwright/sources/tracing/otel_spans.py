@@ -95,7 +95,7 @@ def holds_spans(value: Any) -> bool:
 
 def traces_in(value: Any) -> list[list[Span]]:
     """Return the spans of a file, grouped by trace."""
-    # By span id: log records that join a span as events, and annotations that stand beside the spans.
+    # By span id: log records that join a span as events, and annotations that are beside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
     raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]

@@ -217,7 +217,7 @@ def _is_mlflow_span(span: Any) -> bool:
 
 
 def _mlflow(span: Json) -> Json:
-    """Return the fields of a span of version 3, or of one of version 2, whose ids stand in `context`."""
+    """Return the fields of a span of version 3, or of one of version 2, whose ids are in `context`."""
     attributes = {key: _decoded(item) for key, item in optional_mapping(span.get("attributes"), "attributes").items()}
     status = _object(span.get("status"))
     code = status.get("code", span.get("status_code"))

@@ -112,7 +112,7 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     segments      the unbranched runs of tokens, which attention is computed by
     source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
     target        (N,) ... this token ...
-    node          (N,) ... which stands at this position: several branches may train one token ...
+    node          (N,) ... which is at this position: several branches may train one token ...
     branch        (N,) ... of this branch, counted over all trees
     rows          which trace and turns each branch is of; "" and () where the items do not say
     """
@@ -188,7 +188,7 @@ def collate_trees(
     """
     trees = [as_tree(item) for item in items]
     numbers = range(len(trees))
-    # The trees that share a prefix tree, in the rows that these stand in.
+    # The trees that share a prefix tree, in the rows that these are in.
     rows = [[list(numbers)]]
     if layout == "padded":
         trees = [
@@ -243,7 +243,7 @@ def _fill(
     for number, item in enumerate(trees):
         for ids, mask, path in zip(item.branches, item.masks, paths[number], strict=False):
             trained = np.flatnonzero(mask)
-            # A token is predicted by the one before it in its sequence, wherever that stands in the row.
+            # A token is predicted by the one before it in its sequence, wherever that is in the row.
             source.append(path[len(item.prompt) + trained - 1])
             node.append(path[len(item.prompt) + trained])
             target.append(ids[trained])
@@ -349,7 +349,7 @@ def collate_policy(
     multiple_of: int = 1,
     ignore_index: int = IGNORE_INDEX,
 ) -> PolicyBatch:
-    """Sequences with a reward each; the advantage (the reward where none is given) stands at every generated token.
+    """Sequences with a reward each; the advantage (the reward where none is given) is at every generated token.
 
     >>> one = Sequence(ids=[1, 0, 7], mask=[0, 0, 1], message_index=[0] * 3, paint=[0] * 3)
     >>> two = Sequence(ids=[1, 8], mask=[0, 1], message_index=[0] * 2, paint=[0] * 2)

@@ -31,7 +31,7 @@ class TokenTree(NamedTuple):
     positions  (T,) the depth of each token: its place in its sequences
     ends       (T,) where what is below each token ends
     owners     (T,) the number of a sequence that the token is of
-    paths      for each sequence, in the order they came, where its tokens stand in the row, (L,)
+    paths      for each sequence, in the order they came, where its tokens are in the row, (L,)
     """
 
     ids: Array
@@ -82,7 +82,7 @@ def list_segments(positions: Array, ends: Array) -> list[Segment]:
     """
     if not len(ends):
         return []
-    # A token goes on with the run before it where it is the only one that continues the token before it.
+    # A token continues with the run before it where it is the only one that continues the token before it.
     is_new = (np.diff(ends) != 0) | (np.diff(positions) != 1)
     starts = [0, *(np.flatnonzero(is_new) + 1).tolist()]
     stops = [*starts[1:], len(ends)]

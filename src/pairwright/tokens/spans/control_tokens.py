@@ -17,7 +17,7 @@ def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
 
 def compile_tokens(tokens: Iterable[str]) -> re.Pattern[str]:
     """Matches any of these tokens, of those that begin alike the longest, as `tokenizers` takes them. Vocabularies have
-    thousands of added tokens: a common beginning stands in the pattern once.
+    thousands of added tokens: a common beginning is in the pattern once.
 
     >>> compile_tokens(["<a>", "<b>", "<a>b", "c"]).pattern
     '<(?:a>(?:b)?|b>)|c'

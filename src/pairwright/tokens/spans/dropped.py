@@ -33,7 +33,7 @@ _ARGUMENTS = ("arguments", "parameters", "input")
 
 class LeftOut(NamedTuple):
     """`dropped`: fields of trained turns, `prompt_dropped`: fields of other messages, and (-1, "tools") where a tool
-    schema is not rendered; `num_images`: content parts that are no text."""
+    schema is not rendered; `num_images`: content parts that are not text."""
 
     dropped: Fields
     prompt_dropped: Fields
@@ -120,13 +120,13 @@ def refuse_media_inputs(experience: Experience, *, allow: bool) -> None:
 
 
 def count_media(experience: Experience) -> int:
-    """Content parts that are no text; at least one where inputs were recorded beside the tokens."""
+    """Content parts that are not text; at least one where inputs were recorded beside the tokens."""
     parts = [message.content for message in experience.messages if isinstance(message.content, list)]
     return max(sum(1 for part in parts for _ in _media_types(part)), int(bool(experience.multi_modal_inputs)))
 
 
 def _media_types(value: Any) -> Iterator[str]:
-    """The types of all parts that are no text, also of those inside other parts (an image in a tool result)."""
+    """The types of all parts that are not text, also of those inside other parts (an image in a tool result)."""
     if isinstance(value, list):
         for item in value:
             yield from _media_types(item)

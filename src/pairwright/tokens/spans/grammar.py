@@ -3,7 +3,7 @@ opened and closed, and the declared row of its family.
 
 Ends are the tokenizer's own (EOS, those of generation_config.json) and the row's; where none of them follows a turn,
 the last special token that two renders of a small conversation have in common after it. Tags of thoughts are those of
-the declared rows that stand in the template's source, and those between which a render shows reasoning.
+the declared rows that are in the template's source, and those between which a render shows reasoning.
 """
 
 import itertools

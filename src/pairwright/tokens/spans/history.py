@@ -29,7 +29,7 @@ class History(NamedTuple):
 
     def find_prompt(self, turn: int, ending: str) -> Rendered | None:
         """The prompt before a turn: `ending` is what the template writes after the text of its last message. None where
-        text of later messages stands before that."""
+        text of later messages is before that."""
         pieces = [piece for piece in self.rendered.pieces if piece.message < turn]
         end = pieces[-1].end if pieces else 0
         if pieces != self.rendered.pieces[: len(pieces)]:
@@ -43,7 +43,7 @@ class History(NamedTuple):
 
 
 def text_around(rendered: Rendered, turn: int) -> str:
-    """What stands between the text of the messages before a turn and that of the messages after it."""
+    """What is between the text of the messages before a turn and that of the messages after it."""
     first = next((number for number, piece in enumerate(rendered.pieces) if piece.message >= turn), 0)
     start = rendered.pieces[first - 1].end if first else 0
     return rendered.text[start : next((p.start for p in rendered.pieces[first:] if p.message > turn), None)]

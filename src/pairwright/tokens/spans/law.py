@@ -8,7 +8,7 @@
 A render witnesses a turn if it begins with P(i) and shows, before the first token that ends a turn, everything that the
 record says was generated, nothing of another message, and a closing for every thought that P(i) opened.
 
-    rule 1   `next` witnesses: its text is trained. Such a turn stands in the sequence of the next one.
+    rule 1   `next` witnesses: its text is trained. Such a turn is in the sequence of the next one.
     rule 2   `last` witnesses, or one of the two would if it began with P(i): a sequence ends with the turn
     rule 3   a declared row says how the thought is written, or what ends the turn; EOS where no render shows an end
     refusal  no_reasoning, dropped, two_forms, template_error
@@ -380,7 +380,7 @@ def _describe_dropped(case: Case, dropped: tuple[str, ...]) -> str:
     return describe_dropped(dropped, has_calls=case.has_calls)
 
 
-# Rule 2, joined: what stands before the turn differs between the renders, or the prompt has closed an empty thought.
+# Rule 2, joined: what is before the turn differs between the renders, or the prompt has closed an empty thought.
 
 
 def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:

@@ -300,7 +300,7 @@ class Finder:
 
     def _judge_excerpt(self, turn: int, expected: Verdict, history: History) -> Verdict | None:
         """By the law, on an excerpt: the messages around the turn. None where the verdict is not the expected one of
-        the skeleton, or where the history does not show the turn, and what stands before it, as the excerpt does."""
+        the skeleton, or where the history does not show the turn, and what is before it, as the excerpt does."""
         window = self._shapes.window(turn)
         place, chat = window.index(turn), [self._chat[number] for number in window]
         case = Case(self._tokenizer, self._renderer, chat, self._tools, place, is_excerpt=True)
@@ -449,7 +449,7 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals
     size = len(own) - learnt.later
     if size < 0 or bool(size) != bool(learnt.fields):
         return None
-    if not size:  # a turn without text stands between the pieces of its neighbours
+    if not size:  # a turn without text is between the pieces of its neighbours
         first = next((number for number, piece in enumerate(pieces) if piece.message > turn), len(pieces))
         beyond = first
     else:

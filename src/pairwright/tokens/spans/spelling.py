@@ -70,7 +70,7 @@ class PrefixEncoder:
     """Encodes the texts of one run, each of which begins like the one before it: every segment of them once.
 
     A segment ends with an added token, which no merge reaches across: its tokens do not depend on what stands around
-    it. So the segments of all texts are encoded together, a call that stands in a turn and in later histories once. A
+    it. So the segments of all texts are encoded together, a call that is in a turn and in later histories once. A
     tokenizer that treats the start of a text specially, or with an added token that takes white space around it, has
     every text encoded as a whole. `num_same` counts the tokens that what was last given has in common with what was
     given before it.
@@ -218,7 +218,7 @@ def encode_text(
     controls: Controls,
     encoder: PrefixEncoder | None = None,
 ) -> tuple[Encoded, int]:
-    """Encode a rendered conversation, which is the next text of `encoder`; also how many control tokens stand in text
+    """Encode a rendered conversation, which is the next text of `encoder`; also how many control tokens are in text
     that the model did not generate."""
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:

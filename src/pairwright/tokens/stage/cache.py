@@ -233,7 +233,7 @@ def build_mapped_file(output: Path) -> Path:
 
 
 def _write_mapped(path: Path, output: Path) -> None:
-    """Part by part: the rows of the last run that are no refusals, each key once, masks as bytes."""
+    """Part by part: the rows of the last run that are not refusals, each key once, masks as bytes."""
     wanted = set(pl.read_parquet(output / ITEMS)["key"].to_list())
     types = {"mask": pa.list_(pa.uint8())}  # Arrow packs booleans into bits, which cannot be mapped as an array
     schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])

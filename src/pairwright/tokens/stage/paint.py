@@ -1,6 +1,6 @@
 """Tokens painted by what they are: for a terminal, for a pipe, as rows for other programs, as an HTML page.
 
-Trained tokens are underlined in colours, and stand between ⟦ and ⟧ where there are none. The page is self-contained: it
+Trained tokens are underlined in colours, and are between ⟦ and ⟧ where there are none. The page is self-contained: it
 loads nothing, follows the light or dark theme, and every text in it is escaped.
 """
 
@@ -116,7 +116,7 @@ def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
 
 
 def paint_text(tokenizer: Any, sequence: Sequence, *, colours: bool = True) -> Text:
-    """For a terminal: `rich.print(paint_text(...))`. Newlines are shown. Without colours, trained tokens stand in
+    """For a terminal: `rich.print(paint_text(...))`. Newlines are shown. Without colours, trained tokens are in
     double brackets."""
     ready = chat_tokenizer(tokenizer)
     result = Text()

@@ -139,7 +139,7 @@ _PLAIN_ATTRIBUTES: dict[type, frozenset[str]] = {
     str: _TEXT_METHODS,
     Owned: _TEXT_METHODS,
 }
-# Methods of str whose result may be larger than the text, and those that build it anew.
+# Methods of str whose result may be larger than the text, and those that build it again.
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _FLOW = ("replace", "join", "split", "rsplit", "splitlines", "translate", "upper", "lower", "title", "encode")
 

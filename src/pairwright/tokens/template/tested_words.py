@@ -24,7 +24,7 @@ _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
 def find_tested_words(source: str) -> re.Pattern[str] | None:
     """Matches plain words that the template looks for in the text of messages ('quickly' in message.content).
 
-    Words with a bracket or a bar are constants of skeletons (spans/skeletons.py); roles and keys are no text.
+    Words with a bracket or a bar are constants of skeletons (spans/skeletons.py); roles and keys are not text.
 
     >>> find_tested_words("{% if 'quickly' in m.content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
     re.compile('quickly', re.IGNORECASE)

@@ -2,7 +2,7 @@
 
     K  tokens of turns that are taught      V  vocabulary
 
-Student and teacher stand on different contexts, or are different models, and have the same completion; rows are
+Student and teacher are on different contexts, or are different models, and have the same completion; rows are
 aligned by index (tokens/teacher_sequences.py). Logits are made at those rows only, a few hundred at a time, and made
 again in the backward pass.
 """
