@@ -113,7 +113,11 @@ def test_a_whole_run_trains_on_the_service_and_deploys(tmp_path):
     model = save_model(tmp_path / "model")
     subprocess.run([*command, "serve", "targets", "add", CONFIG, str(model), "--data", str(data)], check=True)
     rows = [
-        {"prompt": f"What is {n} + {n}?", "chosen": f"It is {2 * n}.", "rejected": f"It is {2 * n + 1}."}
+        {
+            "prompt": [{"role": "user", "content": f"What is {n} + {n}?"}],
+            "chosen": [{"role": "assistant", "content": f"It is {2 * n}."}],
+            "rejected": [{"role": "assistant", "content": f"It is {2 * n + 1}."}],
+        }
         for n in range(20)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
