@@ -85,7 +85,8 @@ def test_every_option_reaches_the_build(folder, capsys):
 def test_the_defaults_of_the_command_are_those_of_pair_building(folder, capsys):
     code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json")
     assert (code, json.loads(out)["options"]) == (0, PairOptions().as_json())
-    shown = {param.name: param.default for param in typer.main.get_command(pairs_command.app).commands["build"].params}
+    params = typer.main.get_command(pairs_command.app).commands["build"].params
+    shown = {param.name.removeprefix("pairs_"): param.default for param in params}
     for name, value in PairOptions().as_json().items():
         if name != "memory_megabytes":
             assert str(shown[name] or None) == str(value or None), name

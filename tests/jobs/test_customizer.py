@@ -324,7 +324,7 @@ def test_pairs_that_none_of_fits_start_no_job(peer, tmp_path):
         ({"hyperparameters": {"epoch": 3}}, "did you mean 'epochs'"),
         ({"hyperparameters": {"training_type": "grpo"}}, "training_type"),
         ({"hyperparameters": {"dpo": {"kl": 1}}}, "unknown key"),
-        ({"deployment_config": {"gpus": 1}}, "did you mean 'gpu'"),
+        ({"deployment_config": {"gpus": 1}}, "did you mean 'backend.nemo_customizer.deployment_config.gpu'"),
         ({"entity_host": "example.org"}, "entity_host"),
         ({"namespace": "../other"}, "namespace"),
     ],
