@@ -47,8 +47,8 @@ SENT_AS_THEY_ARE = (
 
 
 class CustomizerHyperparameters(Section):
-    """What the job is asked to do. What is left out is the service's choice. The keys of `SENT_AS_THEY_ARE` may stand
-    beside these; the service checks their values."""
+    """Hyperparameters of the job. The service chooses those that are left out. The keys of `SENT_AS_THEY_ARE` are also
+    allowed; the service checks their values."""
 
     model_config = ConfigDict(extra="allow")
 
