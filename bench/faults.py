@@ -112,12 +112,18 @@ def make_commands(folder: Path) -> dict[str, Command]:
     subprocess.run([sys.executable, "make_model.py"], cwd=folder / "project", **quiet)
     project, model = folder / "project", folder / "project" / "models" / "base"
     table, pairs, tokens = folder / "table", folder / "pairs", folder / "tokens"
+    few_pairs, few_tokens = (
+        folder / "few-pairs",
+        folder / "few-tokens",
+    )  # to train on: the reference reads them all first
     imported = ["import", str(folder / "runs.jsonl"), "--format", "openai-chat", "--task", "task"]
     paired = ["pairs", str(table), "--strategy", "best-worst"]
     encoded = ["tokens", "build", str(pairs), "--tokenizer", str(model)]
-    trained = ["train", "--tokens", str(tokens), "--model", str(model), "--batch-size", "8", "--resume"]
+    few = [*paired, "--max-pairs", "96"], ["tokens", "build", str(few_pairs), "--tokenizer", str(model)]
+    trained = ["train", "--tokens", str(few_tokens), "--model", str(model), "--batch-size", "8", "--resume"]
     small = ["policy.num_candidates=2", "train.epochs=1"]
-    for arguments, output in ((imported, table), (paired, pairs), (encoded, tokens)):
+    steps = (imported, table), (paired, pairs), (encoded, tokens), (few[0], few_pairs), (few[1], few_tokens)
+    for arguments, output in steps:
         subprocess.run([*PAIRWRIGHT, *arguments, "-o", str(output)], **quiet)
     config = str(project / "config.yaml")
     commands = [
