@@ -279,7 +279,7 @@ def matches_result(value: Any) -> bool:
 
 
 def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
-    """Count the result of a job, or of a trial with a trajectory, as part of it; refuse a trial without a trajectory."""
+    """Count the result of a job, or of a trial that has a trajectory; refuse a trial without a trajectory."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]
     if "trial_name" in mapping(value, "result") and not trajectories:

@@ -207,7 +207,7 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
             error_kind=lambda _, message: failed.get(id(message)),
             info=info,
             model_version=talk.model,
-            task_metadata=None if prompt else sorted(talk.entries[0].ids),  # without a prompt, the record is not comparable to others
+            task_metadata=None if prompt else sorted(talk.entries[0].ids),  # not comparable without a prompt
             arrays=arrays,
         )
     except (BadRecord, RecordError) as error:

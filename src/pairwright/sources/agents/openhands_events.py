@@ -324,7 +324,7 @@ def _error_of_event(message: Message) -> str | None:
 
 
 def _content(value: Any, where: str) -> str | list[Json] | None:
-    """Return content without prompt cache markers: a single text part becomes text, no parts None, others stay parts."""
+    """Return content without prompt cache markers: a single text part becomes text, no parts None, others are kept."""
     content = content_from_chat(value, where)
     if not isinstance(content, list):
         return content
