@@ -107,7 +107,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         return self.content or ""
 
 
-# In `extra`: the training weight of a turn, if the data give one between context (0) and trained (1).
+# In `extra`: the training weight of a turn, if it is neither context (0) nor fully trained (1).
 TURN_WEIGHT = "turn_weight"
 
 

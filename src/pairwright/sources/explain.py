@@ -171,7 +171,7 @@ def _read(value: Any, origin: Origin, layout: Layout, options: Options) -> list[
 def _use_of(
     path: tuple[str, ...], value: Any, before: list[Experience], origin: Origin, layout: Layout, options: Options
 ) -> str:
-    """Return what a field becomes: the parts of the record that differ when the field does."""
+    """Return the use of a field: the parts of the record that change with it."""
     # Fields too large for `info` are listed there by name only, so changing the value has no visible effect.
     if before and path[0] in before[0].info.get("not_read", ()):
         return "not kept: more than 2,000 bytes"

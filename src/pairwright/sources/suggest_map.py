@@ -134,7 +134,7 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
     for prompt in prompts[:3]:
-        # Answers in one object, or fields that differ only by a model name, are candidates.
+        # Several answers in one object are candidates.
         for group in _candidates([path for path in answers if path != prompt]):
             scores = _scores_of(group, columns)
             yield {"prompt": prompt, "completion": "|".join(group), **beside, **(scores or rest)}
