@@ -52,7 +52,7 @@ _KEYS = {
 
 
 class FieldUse(msgspec.Struct, frozen=True):
-    """A field of a record: the start of its value, and what it becomes."""
+    """A field of a record: the start of its value, and its use."""
 
     name: str
     value: str

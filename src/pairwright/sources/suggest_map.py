@@ -257,7 +257,7 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
 
 
 def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str, str] | None:
-    """Return the field with two or three short values that repeat, and the longest text beside it."""
+    """Return the field with two or three short, repeated values (the speaker), and the field with the longest text."""
     speakers = [
         path
         for path, values in columns.items()

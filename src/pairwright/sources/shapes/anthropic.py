@@ -1,4 +1,4 @@
-"""Anthropic messages: content blocks, a system prompt beside the messages, results inside user turns.
+"""Anthropic messages: content blocks, a separate system prompt, results inside user turns.
 
     text, image, document, ...   content                  thinking            reasoning
     tool_use                     tool_calls               redacted_thinking   a flag in `extra`
