@@ -27,7 +27,7 @@ class Spill(Generic[Rows]):
 
     def __init__(self, folder: Place | None, name: str, *, kind: type[Rows]) -> None:
         self._folder = None if folder is None else workspace_of(folder, owner=self)
-        self._shared = None if folder == self._folder else folder  # remote folder from which other processes read the files
+        self._shared = None if folder == self._folder else folder  # remote: other processes read the files there
         self._adopted: dict[int, Place] = {}
         self._name = name
         self._kind: Any = kind

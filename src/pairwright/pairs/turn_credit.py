@@ -203,7 +203,7 @@ def count_credit(table: Table, options: CreditConfig, where: pl.Expr | None = No
 
 
 def count_side_credit(pairs: Place, options: CreditConfig) -> dict[str, dict[str, Any]]:
-    """Do `count_credit` for the chosen and the rejected sides of pairs, each run once; empty if their tables are gone."""
+    """Return `count_credit` of the chosen and the rejected sides, each run once; empty if the tables are gone."""
     tables = source_tables(pairs)
     frames = [pl.DataFrame(batch) for batch in pair_batches(pairs, ["chosen_uid", "rejected_uid"])]
     if not tables or not frames:

@@ -143,8 +143,8 @@ class _DecisionFile(Generic[D]):
     Args:
         path: The file, which is created with the first decision.
 
-        Raises:
-            PairwrightError: The file has another format.
+    Raises:
+        PairwrightError: The file has another format.
     """
 
     _columns: tuple[str, ...]

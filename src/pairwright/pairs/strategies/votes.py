@@ -6,8 +6,8 @@
     chosen,rejected              without voters: every row is a vote
 
 The majority of the votes on two experiences wins. In a pair from votes, rewards are the shares of votes for each side,
-and a tie is half a vote for each. The usual rules apply: equal prompts, no ties, no empty or identical sides. An unknown
-id is an error that names the line. Skipped, replaced and undone votes are counted.
+and a tie is half a vote for each. The usual rules apply: equal prompts, no ties, no empty or identical sides. An
+unknown id is an error that names the line. Skipped, replaced and undone votes are counted.
 """
 
 import math
