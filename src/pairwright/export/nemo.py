@@ -64,8 +64,8 @@ def preference_lines(context: Context) -> Layout:
 
 
 def binary_lines(context: Context) -> Layout:
-    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text, which is all that it reads. Rewards are
-    added under the names of NeMo Gym's guide."""
+    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text, which is all that it reads. Rewards
+    are added under the names of NeMo Gym's guide."""
     checks = [Part(_check_text, side) for side in _SIDES]
     prompt: Fields = {"prompt": Part(write_history, "prompt")}
     return [*_CUT, *checks, *json_line(prompt | _SIDES | _tools(context) | _REWARDS)]

@@ -30,7 +30,7 @@ from pairwright.service.run.submitting import IdentityOf, submit
 router = APIRouter(prefix="/v1/customization", tags=["jobs"])
 
 
-# The columns of a filter; a job matches where one of them does.
+# The columns of each filter; a job matches if one of them does.
 _COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
     "namespace": (rows.c.namespace,),
     "status": (rows.c.state,),
@@ -64,14 +64,14 @@ def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response
     # `number` grows with each job, so it sorts by creation without ties.
     order = rows.c.name if asked.key == "name" else rows.c.updated_at if asked.key == "updated_at" else rows.c.number
     joined = rows if facets not in tables else rows.join(facets, facets.c.number == rows.c.number)
-    # Every job has its row of facets: where nothing else is asked about, the wide rows are not looked up at all.
+    # Every job has a row of facets, so queries on facets alone do not read the wide rows.
     counted = facets if tables == {facets} else joined
     narrow = facets if tables <= {facets} and order is rows.c.number else joined
     number = facets.c.number if narrow is facets else rows.c.number
     page = sa.select(number).select_from(narrow).where(*where)
     page = page.order_by(*_order(number if order is rows.c.number else order, number, asked))
     page = page.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
-    # The wide rows are read for the page alone.
+    # Wide rows are read only for the page.
     chosen = page.subquery()
     wide = sa.select(*jobs.DOCUMENT_COLUMNS).join(chosen, chosen.c.number == rows.c.number)
     wide = wide.order_by(*_order(order, rows.c.number, asked))
@@ -210,7 +210,7 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
 
 
 def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], set[sa.Table]]:
-    """Translate the filters to SQL conditions, and return the tables that they ask about."""
+    """Translate the filters to SQL conditions; returns them and the tables that they use."""
     where: list[sa.ColumnElement[bool]] = []
     tables: set[sa.Table] = set()
     for name, wanted in asked.filters.items():
@@ -235,7 +235,7 @@ def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bo
 def _one_of(column: sa.Column[Any], values: list[str]) -> sa.ColumnElement[bool]:
     if not isinstance(column.type, sa.Integer):
         return column.in_(values)
-    # Numbers that no column holds match nothing; PostgreSQL would refuse them.
+    # Numbers out of range match nothing; PostgreSQL would reject them.
     return column.in_([int(value) for value in values if value.isdecimal() and len(value) < 10])
 
 
