@@ -48,10 +48,10 @@ def serve_folder(
     except ImportError as error:
         raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
     transformers_logging.disable_progress_bar()
-    # Set the CPU threads of torch; by default the number of idle cores, since more would be slower.
+    # By default torch uses one thread per idle core, since more would be slower.
     import torch
 
-    # Load average of the last minute: about how many cores are busy.
+    # The load average of the last minute is about the number of busy cores.
     idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
     torch.set_num_threads(threads or max(1, idle))
     engine = Engine.load(folder, device=device, dtype=dtype, tools_as_text=tools_as_text)
