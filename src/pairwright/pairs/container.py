@@ -115,7 +115,7 @@ class Pairs(RowAccess[Pair]):
             output: The file (for "hf": the folder) to write.
             **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
         """
-        import pairwright  # export/ lies downstream of pairs/; the package loads it when it is asked for
+        import pairwright  # lazy: pairs/ must not import export/
 
         return pairwright.export_pairs(self, target, output, **options)
 
@@ -126,7 +126,7 @@ class Pairs(RowAccess[Pair]):
             repo: Id of the repository, such as "me/pairs"; it is created if it is missing.
             **options: `private`, `revision`, `license`, `token`: see docs/how-to/share.md.
         """
-        import pairwright  # export/ lies downstream; the package loads it when it is asked for
+        import pairwright  # lazy: pairs/ must not import export/
 
         return pairwright.push(self.on_disk(), repo, **options)
 
@@ -134,7 +134,7 @@ class Pairs(RowAccess[Pair]):
         self, tokenizer: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any
     ) -> "Encoded":
         """Return these pairs as tokens; see `pairwright.encode` for the arguments."""
-        import pairwright  # tokens lie downstream of pairs; the package loads them when they are asked for
+        import pairwright  # lazy: pairs/ must not import tokens/
 
         return pairwright.encode(self, tokenizer, output, **options)
 

@@ -107,7 +107,7 @@ Take = Callable[[str, Outcome], None]  # called with the id of a run and its out
 def judge_table(
     units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
 ) -> tuple[Judge, int]:
-    """Judge units; stores each outcome and passes it to `take`. Returns the judge and the number of batched ones."""
+    """Judge units; stores each outcome and passes it on. Returns the judge and the number of batched requests."""
     return asyncio.run(_judge(units, log, job, take, watch))
 
 

@@ -32,7 +32,7 @@ router = APIRouter(tags=["deployments"])
 
 @router.post("/v1/deployment/configs")
 def create_config(body: DeploymentConfigBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Say which model is to be served, under a name."""
+    """Create a named deployment config: the model to serve."""
     check_name(body.namespace, "namespace")
     name = new_id("config") if body.name is None else check_name(body.name, "name")
     caller.check(body.namespace, write=True)
@@ -46,7 +46,7 @@ def create_config(body: DeploymentConfigBody, caller: CallerIs, context: Context
 def update_config(
     namespace: Writable, name: ValidName, body: DeploymentConfigUpdate, caller: CallerIs, context: ContextIs
 ) -> Document:
-    """Change a deployment config; deployments that were made from it stay as they are."""
+    """Change a deployment config; existing deployments are not changed."""
     with context.database.writing() as connection:
         _check_config(connection, body, caller, context, is_update=True)
         changes = body.model_dump(exclude_unset=True)
@@ -82,7 +82,7 @@ def update_deployment(
     caller: CallerIs,
     context: ContextIs,
 ) -> Document:
-    """Change a deployment; with another config its model server is replaced."""
+    """Change a deployment; a new config replaces its model server."""
     with context.database.writing_one_at_a_time("deployments") as connection:
         row = deployments.get(connection, namespace, name)
         document = msgspec.json.decode(row["document"]) | body.model_dump(exclude_unset=True, exclude={"config"})

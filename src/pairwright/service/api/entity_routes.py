@@ -62,7 +62,7 @@ def update_namespace(namespace: Writable, body: NamespaceUpdate, context: Contex
 
 @router.delete("/namespaces/{namespace}")
 def delete_namespace(namespace: Writable, context: ContextIs) -> Document:
-    """Delete a namespace that holds nothing."""
+    """Delete an empty namespace."""
     with context.database.writing() as connection:
         for kind in (entities.DATASET, entities.REPOSITORY, entities.DEPLOYMENT_CONFIG):
             left = [item for item in entities.every(connection, kind) if item["namespace"] == namespace]
@@ -128,7 +128,7 @@ def update_dataset(
 
 @router.post("/projects")
 def create_project(body: ProjectBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Create a project: a name that other things refer to."""
+    """Create a project: a name that other entities refer to."""
     check_name(body.namespace, "namespace")
     check_name(body.name, "name")
     caller.check(body.namespace, write=True)

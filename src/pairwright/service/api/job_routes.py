@@ -53,7 +53,7 @@ _COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
 
 @router.post("/jobs")
 def create_job(body: JobBody, caller: CallerIs, context: ContextIs, identity_of: IdentityOf) -> Document:
-    """Submit a job. The same request sent again is answered with the job that it made."""
+    """Submit a job. A repeated request returns the job of the first one."""
     return jobs.job_document(submit(context, body, caller, identity_of(body)))
 
 
@@ -96,7 +96,7 @@ def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.get("/jobs/{job_id}/status")
 def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Response:
-    """How far a job is, with its curves."""
+    """Progress of a job, with its curves."""
     with context.database.reading() as connection:
         row = find_job(connection, job_id, caller)
     curves = read_metrics(context.settings.run_folder(row["id"]))
@@ -121,7 +121,7 @@ def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.post("/jobs/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Put a job that failed, or was paused or cancelled, back into the queue; it goes on from its last checkpoint."""
+    """Requeue a job that failed, or was paused or cancelled; it continues from its last checkpoint."""
     return jobs.job_document(reopen_job(context, job_id, caller))
 
 
@@ -154,7 +154,7 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.get("/configs", openapi_extra=FILTERED)
 def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """What can be trained: base models with the names that jobs use."""
+    """Base models that can be trained, with the names that jobs use."""
     with context.database.reading() as connection:
         configs = [config_document(target) for target in entities.every(connection, entities.TARGET)]
     filters: dict[str, Getter] = {

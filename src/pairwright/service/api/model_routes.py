@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.2
 
 @router.get("/v1/models", openapi_extra=FILTERED)
 def read_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """Models that jobs made, base models, and entries."""
+    """Models of jobs, base models, and entries."""
     unknown = [name for name in asked.filters if name not in MODEL_FILTERS]
     if unknown:
         known = ", ".join(MODEL_FILTERS)
@@ -68,7 +68,7 @@ def read_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Respon
 
 @router.post("/v1/models")
 def create_model(body: ModelBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Enter what is known about a model."""
+    """Create the entry of a model."""
     check_name(body.namespace, "namespace")
     check_model_name(body.name, "name")
     caller.check(body.namespace, write=True)
@@ -93,7 +93,7 @@ def read_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.patch("/v1/models/{model:path}")
 def update_model(model: str, body: ModelUpdate, caller: CallerIs, context: ContextIs) -> Document:
-    """Change what was entered about a model."""
+    """Change the entry of a model."""
     namespace, _, name = check_model_name(model, "model").partition("/")
     caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing() as connection:
@@ -110,7 +110,7 @@ def update_model(model: str, body: ModelUpdate, caller: CallerIs, context: Conte
 
 @router.delete("/v1/models/{model:path}")
 def delete_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete a model that a job made, or an entry; the job stays."""
+    """Delete a model of a job, or an entry; the job stays."""
     remove_model(context, check_model_name(model, "model"), caller)
     return {"id": model, "object": "model", "deleted": True, "deleted_at": now(), "message": "deleted"}
 
@@ -118,7 +118,7 @@ def delete_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
 @router.post("/v1/chat/completions")
 @router.post("/v1/completions")
 async def complete(request: Request, caller: CallerIs, context: ContextIs) -> Response:
-    """Ask a model by its name in the body's `model`. One that is not served yet is deployed."""
+    """Complete with the model named in the body's `model`; it is deployed on first use."""
     body = await request.body()
     try:
         model = msgspec.json.decode(body, type=_Asked).model

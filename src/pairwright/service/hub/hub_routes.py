@@ -66,7 +66,7 @@ def whoami(caller: CallerIs) -> dict[str, Any]:
 
 @router.post("/api/validate-yaml")
 def validate_card(caller: CallerIs) -> dict[str, Any]:
-    """Dataset cards are kept as they are."""
+    """Accept any dataset card."""
     return {"errors": [], "warnings": []}
 
 
@@ -95,7 +95,7 @@ def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs
 def preupload(
     namespace: Writable, name: ValidName, revision: str, body: PreuploadBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """How to send files: in the commit, where the client can. Files that are there carry their id, and are not sent."""
+    """How to send files: in the commit, if the client can. Existing files have their id, and are not sent again."""
     tree = _commit_at(namespace, name, revision, context).tree
     files = []
     for file in body.files:
@@ -257,7 +257,7 @@ def tree_below(
 
 @router.post("/api/datasets/{namespace}/{name}/paths-info/{revision}")
 async def paths_information(request: Request, commit: CommitIs) -> list[dict[str, Any]]:
-    """What some paths are; those that are not there are left out, as on the hub."""
+    """Entries of some paths; missing paths are left out, as on the hub."""
     # Hub clients send a form with one field `paths` per path.
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
     everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}

@@ -45,7 +45,7 @@ class BatchBody(BaseModel):
 def plan_uploads(
     namespace: Writable, name: ValidName, body: BatchBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """Where to send files, each in one piece; none for files that are there already."""
+    """Where to send files, each in one piece; no address for existing files."""
     with context.database.reading() as connection:
         repositories.head(connection, namespace, name)
     if body.operation != "upload":
@@ -76,7 +76,7 @@ async def receive_file(
     until: Annotated[int, Query(ge=0, lt=2**53)],
     signature: Annotated[str, Query(max_length=100)],
 ) -> dict[str, str]:
-    """Take a file at an address that was handed out before."""
+    """Receive a file at a signed address."""
     expected = _sign(context, namespace, name, oid, size, until)
     if not hmac.compare_digest(signature.encode(), expected.encode()) or until < time.time():
         raise Refusal(403, "bad_signature", "the address is not one of this service, or too old: ask for it again")
@@ -87,7 +87,7 @@ async def receive_file(
 
 @router.get("/api/datasets/{namespace}/{name}/xet-write-token/{revision:path}")
 def refuse_xet(namespace: str, name: str, revision: str, caller: CallerIs) -> None:
-    """Xet storage, which this service does not have."""
+    """Refuse Xet storage, which this service does not have."""
     raise Refusal(422, "no_xet", "this service has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client")
 
 

@@ -165,7 +165,7 @@ def read_content(file_id: str, caller: CallerIs, context: ContextIs) -> Response
 
 @router.delete("/{file_id}")
 def delete_file(file_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete a file; jobs that were submitted with it go on."""
+    """Delete a file; jobs that use it continue."""
     with context.database.writing() as connection:
         document = find_file(connection, file_id, caller, write=True)
         entities.delete(connection, entities.FILE, document["namespace"], file_id)

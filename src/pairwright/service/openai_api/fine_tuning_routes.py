@@ -169,13 +169,13 @@ def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.post("/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Continue with a job that was paused, or that failed."""
+    """Resume a job that was paused or failed."""
     return job_document(reopen_job(context, job_id, caller), context)
 
 
 @router.get("/{job_id}/events")
 def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
-    """What happened to a job, and its metrics, newest first."""
+    """Events and metrics of a job, newest first."""
     with context.database.reading() as connection:
         row = find_job(connection, job_id, caller)
     return list_page(_events(row, context), after=after, limit=limit)
@@ -185,7 +185,7 @@ def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After 
 def list_checkpoints(
     job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 10
 ) -> Document:
-    """The checkpoints of a job that are there, newest first; the final model alone can be asked."""
+    """The existing checkpoints of a job, newest first; only the final model can be used."""
     with context.database.reading() as connection:
         row = find_job(connection, job_id, caller)
     return list_page(_checkpoints(row, context), after=after, limit=limit)

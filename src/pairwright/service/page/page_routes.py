@@ -61,7 +61,7 @@ def page_file(name: str) -> Response:
 @router.get("/health/ready")
 @router.get("/v1/health/ready")
 def health(request: Request) -> JSONResponse:
-    """200 while requests are answered and jobs are looked after."""
+    """200 while requests are answered and jobs are supervised."""
     supervisor: Any = request.app.state.supervisor
     # 120 seconds is many ticks, so that a slow pass does not look like a dead thread.
     is_well = supervisor is None or (supervisor.is_running and time.monotonic() - supervisor.last_pass_at < 120)

@@ -74,7 +74,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
     row = connection.execute(chosen).mappings().first()
     if row is None or age_seconds(row["created_at"]) > request.window_seconds:
         return None
-    # Claimed, so that later retries do not match this job again.
+    # Claimed, so that this retry of another submission with the same body does not match the job.
     connection.execute(sa.update(jobs).where(jobs.c.id == row["id"]).values(attempt=request.attempt))
     return row
 
