@@ -21,13 +21,13 @@ from pairwright.records.tool_texts import to_chat_tool
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import as_context, messages_from_chat, tools_from_chat
 
-# Parameters that are read, that the configuration decides, or that change no answer. Others go on to an endpoint.
+# Parameters that are read, set by the configuration, or have no effect. All others are passed on to an endpoint.
 _READ = {"messages", "input", "instructions", "previous_response_id", "model", "tools", "n", "stop", "stream"}
 _READ |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "chat_template_kwargs", "stream_options"}
 _DECIDED = {"temperature", "top_p", "seed", "logprobs", "top_logprobs", "return_token_ids"}
 _WITHOUT_EFFECT = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "include", "truncation"}
 _WITHOUT_EFFECT |= {"service_tier", "background"}
-# A default of OpenAI's asks for nothing.
+# Values that equal OpenAI's defaults are ignored.
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto",),
     "parallel_tool_calls": (True,),
@@ -40,7 +40,7 @@ _MAX_RESPONSES = 1000
 
 
 class BadRequest(PairwrightError):
-    """A request that cannot be read."""
+    """An invalid request."""
 
 
 @dataclass(eq=False)
@@ -61,12 +61,12 @@ class AgentCalls:
 
     policy: RunPolicy
     recorder: Recorder
-    takes_extra: bool  # whether the policy passes on parameters that it does not know
+    takes_extra: bool  # whether the policy passes on unknown parameters
     failure: PolicyError | None = None
-    ignored: set[str] = field(default_factory=set)  # parameters that changed nothing
+    ignored: set[str] = field(default_factory=set)  # parameters without effect
     _answers: list[_Answer] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
-    # Response id: the conversation up to its end, for clients that send only what is new.
+    # Response id -> the conversation including the response, for clients that send only new messages.
     _responses: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
 
     @property
@@ -117,7 +117,7 @@ class AgentCalls:
         return identity, completions
 
     def record(self) -> None:
-        """Record every path of calls, in the order of their ends; nothing where the workflow records steps itself."""
+        """Record every path of calls, ordered by its last call; does nothing if the workflow records steps itself."""
         if self.recorder.steps:
             return
         for answer in self._answers:
@@ -129,7 +129,7 @@ class AgentCalls:
             prompt = path[0].prompt
             messages: list[Message] = []
             for turn in path:
-                # what the agent added since the turn before: tool results, users, and its own words
+                # what the agent added since the last turn: tool results, user messages, and its own text
                 messages += [as_context(message) for message in turn.prompt[len(prompt) + len(messages) :]]
                 own = turn.completion.message
                 messages.append(as_context(own) if turn.is_recorded else own)
@@ -148,19 +148,19 @@ class AgentCalls:
         return self._responses[previous] + prompt
 
     def _parent(self, canonical: list[Any]) -> _Answer | None:
-        """The longest conversation so far that these messages continue; of equal ones the newest."""
+        """Return the longest earlier conversation that these messages continue; the newest of equal ones."""
         earlier = [item for item in self._answers if canonical[: len(item.conversation)] == item.conversation]
         return max(reversed(earlier), key=lambda item: len(item.conversation), default=None)
 
     def _as_answered(self, prompt: tuple[Message, ...], canonical: list[Any]) -> tuple[Message, ...]:
-        """Put our own answers in the place of the agent's copies, which may be spelled differently."""
+        """Replace the agent's copies of earlier answers, which may be formatted differently, by our own."""
         parent = self._parent(canonical)
         if parent is None:
             return prompt
         return (*parent.prompt, parent.completion.message, *prompt[len(parent.conversation) :])
 
     def _extra(self, request: Json) -> Json:
-        """Parameters beyond those of a policy: for an endpoint, or ignored and remembered."""
+        """Return the parameters that only an endpoint knows; for other policies, record their names as ignored."""
         extra = {
             key: value
             for key, value in request.items()
@@ -176,7 +176,7 @@ class AgentCalls:
 
 
 def _with_ids(completion: Completion, identity: str) -> Completion:
-    """Give tool calls ids that are unique in the run, and the same when it is repeated."""
+    """Give tool calls ids that are unique within the run and reproducible."""
     message = completion.message
     if not message.tool_calls:
         return completion

@@ -39,7 +39,7 @@ class CallLog:
 
     def add(self, task: Task, key: str, number: int, answers: list[Completion]) -> None:
         line = memoryview(_encode((task.id, task.run, key, number, answers)) + b"\n")
-        # os.write may write less than it was given
+        # os.write may write only a part
         while line:
             line = line[os.write(self._fd, line) :]
 
@@ -52,7 +52,7 @@ class CallLog:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The complete lines of a file; an incomplete last line, cut by a crash, is left out."""
+    """Return the complete lines of a file; an incomplete last line, cut by a crash, is left out."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

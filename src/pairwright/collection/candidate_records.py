@@ -1,4 +1,4 @@
-"""Fields of `info` that the answers of a candidate bring along."""
+"""Fields of `info` that come from the answers of a candidate."""
 
 from pairwright.collection.policies import Completion
 from pairwright.collection.sampled_tokens import Sampled
@@ -7,7 +7,7 @@ from pairwright.records.messages import Json
 
 
 def facts_of_turns(sampled: Sampled) -> Json:
-    """Fields of `info` from the answers of a candidate; lists have one item per generated message."""
+    """Return fields of `info` from the answers of a candidate; lists have one item per generated message."""
     turns = [{} if completion is None else facts_of(completion) for completion in sampled.completions]
     facts: Json = {}
     if len(turns) == 1:
@@ -28,7 +28,7 @@ def facts_of_turns(sampled: Sampled) -> Json:
 
 
 def facts_of(completion: Completion) -> Json:
-    """Fields of `info` from one answer; log-probabilities only if there are no token ids to store them with."""
+    """Return fields of `info` from one answer; log-probabilities only if there are no token ids to store them with."""
     facts: Json = {"finish_reason": completion.finish_reason, "response_id": completion.response_id}
     if completion.logprobs is not None and completion.token_texts is not None:
         facts["logprobs"] = {"tokens": completion.token_texts, "logprobs": completion.logprobs}

@@ -12,7 +12,7 @@ _ID_PREFIX = "token_id:"  # vLLM's return_tokens_as_token_ids writes ids as toke
 
 
 def completions_of_chat(response: Any) -> list[Completion]:
-    """The choices of a decoded response, in order; PolicyError if there are none."""
+    """Return the choices of a decoded response, in order; raises PolicyError if there are none."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices:
         raise PolicyError("bad_response", f"the endpoint's answer has no choices: {str(response)[:200]}")
@@ -33,7 +33,7 @@ def _completion(response: Json, choice: Any, where: str) -> Completion:
     usage = response.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     choices = response["choices"]
-    # usage counts all choices together: without ids or log-probabilities each gets an equal share
+    # usage is the total of all choices: without ids or log-probabilities each gets an equal share
     num_tokens = len(token_ids or logprobs or ()) or _share(usage.get("completion_tokens"), len(choices))
     return Completion(
         message=message,
@@ -50,7 +50,7 @@ def _completion(response: Json, choice: Any, where: str) -> Completion:
 
 
 def token_logprobs(value: Any) -> tuple[list[str] | None, list[float] | None]:
-    """Texts and log-probabilities of `logprobs.content`; None if there are none, or if any token lacks one."""
+    """Return texts and log-probabilities of `logprobs.content`; None if they are missing for any token."""
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list) or not content:
         return None, None

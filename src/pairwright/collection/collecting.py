@@ -53,7 +53,7 @@ def collect(
         **options: Every other option of the `collect` section: `num_runs`, `max_concurrency`, `scorer`, ...
 
     Returns:
-        How it ended; its `table` holds what was recorded.
+        The result of the collection; its `table` has the records.
 
     >>> import pairwright as pw
     >>> async def play(task, policy, recorder):
@@ -64,7 +64,7 @@ def collect(
     >>> collected.status.num_done, len(collected.table)
     (3, 6)
     """
-    # `values` are overrides of the configuration by section; objects that have no place in it are passed on as they are
+    # `values` overrides the configuration by section; objects that cannot be part of it are passed on separately
     values: dict[str, Any] = {"collect": dict(options)}
     if isinstance(play, Config):
         config = play

@@ -1,4 +1,4 @@
-"""Settings that all parts of a collection share: written at its start and compared on resume."""
+"""Identity of a collection: the settings that must not change, written at its start and compared on resume."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,12 @@ from pairwright.paths import write_json
 from pairwright.records.messages import Json
 
 FILE = "collection.json"
-# Fields of `policy` and `judge` that decide what is sampled; limits and addresses may change on resume
+# Fields of `policy` and `judge` that affect sampling; limits and addresses may change on resume
 _SAMPLING = ("model", "model_version", "temperature", "top_p", "max_tokens", "num_candidates", "stop", "extra_body")
 
 
 def begin_or_resume(folder: Path, config: Config, *, resume: bool, workflow: str) -> str:
-    """The id of the collection in a folder: a new one, or the one that is resumed."""
+    """Return the id of the collection in a folder: a new one, or that of the resumed collection."""
     identity = _identity(config, workflow)
     if not _is_begun(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,13 +38,13 @@ def check_resumable(folder: Path, config: Config, *, workflow: str) -> None:
 
 
 def _is_begun(folder: Path) -> bool:
-    """Whether there is something to resume: a collection that ended before its first answer does not count."""
+    """Return whether there is something to resume; a collection that ended before its first answer does not count."""
     logs = [folder / name for name in ("ledger.jsonl", "calls.jsonl")]
     return (folder / FILE).exists() and any(log.exists() and log.stat().st_size for log in logs)
 
 
 def _resume(folder: Path, identity: Json) -> str:
-    """The id of the collection in a folder, if its identity is the same."""
+    """Return the id of the collection in a folder; raises CollectError if its identity differs."""
     known = msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Any])
     before: Json = known["identity"]
     changed = [key for key in identity if before.get(key) != identity[key]]
@@ -70,7 +70,7 @@ def _identity(config: Config, workflow: str) -> Json:
     # these may change on resume: they do not change results
     for key in ("timeout_seconds", "max_concurrency", "prompt_price", "completion_price"):
         del scorer[key]
-    # absent where they are not set, as in collections that were begun before these keys existed
+    # absent unless set, as in collections from before these keys existed
     for key in ("criteria", "max_result_characters"):
         if scorer[key] == ScorerConfig.model_fields[key].get_default(call_default_factory=True):
             del scorer[key]
@@ -80,7 +80,7 @@ def _identity(config: Config, workflow: str) -> Json:
         "workflow": workflow,
         "scorer": scorer,
         **{f"policy.{key}": policy[key] for key in _SAMPLING},
-        # null where there are none, as in collections that were begun before this key existed
+        # null if empty, as in collections from before this key existed
         "policy.chat_template_kwargs": policy["chat_template_kwargs"] or None,
         "policy.tools_as_text": None if policy["tools_as_text"] == "off" else policy["tools_as_text"],
     }

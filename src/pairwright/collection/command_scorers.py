@@ -25,7 +25,7 @@ class CommandScorer:
         self._slots = asyncio.Semaphore(config.max_concurrency)
 
     async def score(self, case: Json) -> Any:
-        """The verdict of the command: a number, an object with a score, or None."""
+        """Return the verdict of the command: a number, an object with a score, or None."""
         try:
             data = msgspec.json.encode(case) + b"\n"
         except (TypeError, ValueError) as error:
@@ -46,7 +46,7 @@ class CommandScorer:
     async def _run(self, data: bytes) -> tuple[int, bytes, str]:
         pipe = asyncio.subprocess.PIPE
         try:
-            # a session of its own, so that _end can kill the command with all its children
+            # a new session, so that _end can kill the command with all its children
             process = await asyncio.create_subprocess_exec(
                 *self._config.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, cwd=self._folder
             )
@@ -63,7 +63,7 @@ class CommandScorer:
             raise ScorerError(f"{self.name}: took longer than {self._config.timeout_seconds:g} s") from None
         finally:
             await _end(process)
-        # too much output is an error, but too much on stderr is not
+        # too much output on stdout is an error, on stderr it is not
         if output is None:
             raise ScorerError(f"{self.name}: wrote more than {MAX_OUTPUT_BYTES:,} bytes")
         return code, output, (complaint or b"").decode("utf-8", "replace").strip()[-300:]
@@ -80,7 +80,7 @@ async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes | None:
-    """All output, or None if it exceeds the limit; the rest is read and dropped, so that the command does not block."""
+    """Return all output, or None if it exceeds the limit; reads to the end, so that the command does not block."""
     assert stream is not None
     output = bytearray()
     while chunk := await stream.read(65_536):
@@ -92,7 +92,7 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes | None:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill all remaining processes of the command's session."""
     try:
-        # with a session of its own, the process group of the command has the id of its first process
+        # since it has its own session, the process group id of the command is its process id
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass

@@ -11,14 +11,14 @@ from pairwright.collection.run_failures import FailureKind
 from pairwright.collection.sampled_tokens import WITHOUT_IDS
 from pairwright.records.experience import Experience
 
-_ENOUGH = 40  # scored candidates before equal rewards are worth a word
+_ENOUGH = 40  # scored candidates before equal rewards are reported
 
 
 class PairCount:
     """Counts pairs of comparable candidates with different rewards: same group, finite scores."""
 
     def __init__(self) -> None:
-        # (task, step, prompt hash) of a group: how often each reward occurred in it
+        # (task, step, prompt hash) of a group -> counts of its rewards
         self._groups: dict[tuple[str, int, str], Counter[float]] = {}
         self.total = 0
 
@@ -36,14 +36,14 @@ class PairCount:
         """
         if reward is None or not math.isfinite(reward):
             return
-        # the new candidate forms a pair with each earlier one of its group that has another reward
+        # the new candidate forms a pair with each earlier one of its group with a different reward
         rewards = self._groups.setdefault(group, Counter())
         self.total += rewards.total() - rewards[reward]
         rewards[reward] += 1
 
 
 def reasons_of(experiences: Iterable[Experience]) -> list[str]:
-    """The reasons why experiences have no token ids, one per such experience."""
+    """Return the reasons for missing token ids, one per experience without ids."""
     return [str(item.info.get("without_ids", "no_ids")) for item in experiences if item.tokens is None]
 
 
@@ -92,20 +92,20 @@ class Status:
     reward_sum: float = 0.0
     num_tokens: int = 0
     num_prompt_tokens: int = 0
-    num_ended_tokens: int = 0  # prompts and answers of the runs that this process ended
-    num_asked: int = 0  # requests that wait for their answer
-    load: Any = None  # the requests by state (generate.batcher.Load), where the policy knows them
-    phase: str = ""  # what is done before the first run, such as loading the model
-    warning: str = ""  # of the policy: what cannot work with this model
+    num_ended_tokens: int = 0  # prompt and answer tokens of the runs that this process ended
+    num_asked: int = 0  # requests in flight
+    load: Any = None  # requests by state (generate.batcher.Load), if the policy provides them
+    phase: str = ""  # activity before the first run, such as loading the model
+    warning: str = ""  # from the policy: what does not work with this model
     reward_min: float | None = None
     reward_max: float | None = None
-    is_compared: bool = False  # several candidates of a task are collected, to be compared
+    is_compared: bool = False  # whether tasks have several candidates to compare
     failures: dict[FailureKind, int] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
     without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
     ignored: Counter[str] = field(default_factory=Counter)  # parameters of agents' requests that had no effect, by runs
-    num_silent: int = 0  # runs that are done and recorded nothing
-    temperature: float | None = None  # of the policy; decides what is suggested where rewards are equal
+    num_silent: int = 0  # done runs without records
+    temperature: float | None = None  # of the policy; used for advice if all rewards are equal
     started: float = field(default_factory=time.monotonic)
 
     def lines_without_ids(self) -> list[str]:
@@ -117,7 +117,7 @@ class Status:
         ]
 
     def why_no_signal(self) -> str | None:
-        """Why the rewards so far teach nothing, and what to try; None while they do, or while there are few.
+        """Return why all rewards so far are equal, and what to try; None if they differ or are few.
 
         >>> Status(num_scored=40, reward_min=0.0, reward_max=0.0, is_compared=True).why_no_signal()[:53]
         'of 40 candidates none has a reward above 0: there is '
@@ -125,7 +125,7 @@ class Status:
         is_over = self.num_done + self.num_failed >= self.num_runs
         if not self.is_compared or self.num_scored < (2 if is_over else _ENOUGH) or self.reward_min != self.reward_max:
             return None
-        # only what is not set already
+        # suggest only changes that are not set already
         is_hot = self.temperature is not None and self.temperature >= 1
         is_cool = self.temperature is not None and self.temperature <= 0.8
         lower = "" if is_cool else "Lower policy.temperature (0.5 to 0.8 for a small model), "
@@ -153,12 +153,12 @@ class Status:
 
     @property
     def prompt_tokens_read(self) -> int:
-        """Tokens of prompts that the model has read, also of requests that are not answered yet."""
+        """Prompt tokens that the model has read, including those of unanswered requests."""
         return self.num_prompt_tokens + (self.load.num_prompt_tokens if self.load else 0)
 
     @property
     def tokens_written(self) -> int:
-        """Tokens of answers, also of those that are not finished."""
+        """Answer tokens, including those of unfinished answers."""
         return self.num_tokens + (self.load.num_tokens if self.load else 0)
 
     @property
@@ -167,12 +167,12 @@ class Status:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate from the tokens of prompts and answers: those of the runs that ended say how many there will be.
+        """Estimated time left, from the mean number of prompt and answer tokens of ended runs.
 
-        None before the first run has ended. The number of ended runs decides where there are no tokens, and where runs
-        in work have more than those that ended: the first to end are the short ones.
+        None before the first run has ended. Falls back to the number of ended runs if there are no tokens, or if there
+        are already more tokens than estimated: the first runs to end are the short ones.
         """
-        # runs of an earlier process took none of the time of this one
+        # runs of an earlier process did not use time of this one
         ended = self.num_done - self.num_before + self.num_failed
         left = self.num_runs - self.num_done - self.num_failed
         if ended <= 0:

@@ -1,4 +1,4 @@
-"""The policy at an OpenAI-compatible endpoint: requests, retries, and the errors that end a run.
+"""The policy of an OpenAI-compatible endpoint: requests, retries, and the errors that end a run.
 
 Retried: failed or broken connections, timeouts, 408, 409, 429, 5xx, malformed responses. Not retried: permanent
 refusals (other 4xx, exhausted quota).
@@ -19,7 +19,7 @@ from pairwright.records.messages import Json, to_chat_message
 
 # The first wait before a request is repeated; it doubles each time, with jitter.
 _RETRY_SECONDS = 0.5
-# The longest wait. An endpoint that asks for more fails the run.
+# The longest wait. If an endpoint requests more, the run fails.
 _MAX_RETRY_SECONDS = 60.0
 
 
@@ -38,7 +38,7 @@ class EndpointPolicy:
         self._slots: Any = asyncio.Semaphore(config.max_in_flight) if config.max_in_flight else contextlib.nullcontext()
 
     async def complete(self, ask: Ask) -> list[Completion]:
-        """Return `ask.n` answers; an endpoint that returns fewer per request is asked again for the rest."""
+        """Return `ask.n` answers; sends further requests if the endpoint returns fewer per request."""
         answers: list[Completion] = []
         while len(answers) < ask.n:
             num_choices = min(ask.n - len(answers), self._config.max_choices_per_request or ask.n)
@@ -58,7 +58,7 @@ class EndpointPolicy:
             async with self._slots:
                 try:
                     async with self._clients.acquire() as client:
-                        # post() sends the body unchanged: the SDK's typed method takes 5 ms to validate it
+                        # post() sends the body unchanged; validation in the SDK's typed method takes 5 ms
                         answers = completions_of_chat(await client.post("/chat/completions", body=body, cast_to=object))
                     self._limit.spend(sum(item.num_tokens for item in answers) + answers[0].num_prompt_tokens)
                     return answers
@@ -76,7 +76,7 @@ class EndpointPolicy:
 
 
 def request_body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
-    """The body of a request, as `/v1/chat/completions` takes it."""
+    """Return the body of a request to `/v1/chat/completions`."""
     body: Json = {
         **ask.extra,
         "model": config.model,
@@ -103,7 +103,7 @@ def request_body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) ->
 
 
 def _failure(error: Exception) -> tuple[PolicyError, float | None]:
-    """Classify an exception as PolicyError, with the seconds that the endpoint asks to wait."""
+    """Convert an exception to PolicyError; returns it and the wait that the endpoint requests, in seconds."""
     import openai
 
     if isinstance(error, PolicyError):
@@ -111,7 +111,7 @@ def _failure(error: Exception) -> tuple[PolicyError, float | None]:
     if isinstance(error, openai.APIStatusError):
         status, headers = error.status_code, error.response.headers
         kind: FailureKind = "refused"
-        # an exhausted quota is a 429, too, but waiting does not help
+        # an exhausted quota is also a 429, but retrying does not help
         if status == 429 and error.code != "insufficient_quota":
             kind = "rate_limited"
         elif status >= 500:

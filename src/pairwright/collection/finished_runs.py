@@ -1,8 +1,8 @@
-"""The ledger of a collection (which runs are done, which failed and why), and the writer of its table and ledger.
+"""The ledger of a collection: which runs are done, which failed and why.
 
     ledger.jsonl    a line per ended run: {"task", "run", "state": "done" | "failed", ...}; the last one of a run counts
 
-A line says "done" only after all records of the run are durable, so a run that is done never has to be repeated.
+A run is "done" only after all its records are durable, so done runs are never repeated.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
-        try:  # the lock ends with the process, also if it is killed
+        try:  # the lock is released with the process, even if it is killed
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)

@@ -1,6 +1,6 @@
 """A model as judge: asks the questions of `scorers/judge_questions.py` through a policy, and checks the answers.
 
-An answer that does not fit its question is asked again with another seed, and is then a failure: no score is guessed.
+A question with an invalid answer is asked again with another seed, and fails after the last try: no score is guessed.
 Equal candidates are judged once and get equal scores.
 """
 
@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answers(Protocol):
-    """Where answers are kept, so that no request is sent twice."""
+    """A store of answers, so that no request is sent twice."""
 
     def get(self, key: str) -> Answer | None: ...
 
@@ -50,7 +50,7 @@ class Answers(Protocol):
 
 
 class NoAnswers:
-    """Keeps nothing: a collection has a log of its own."""
+    """Stores nothing: a collection has its own log."""
 
     def get(self, key: str) -> Answer | None:
         return None
@@ -67,7 +67,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the judge said of two runs: with `a` shown first and with `b` shown first; each is "a", "b" or "tie"."""
+    """Verdicts of the judge on two runs, with `a` shown first and with `b` shown first: "a", "b" or "tie"."""
 
     a: str
     b: str
@@ -77,17 +77,17 @@ class Comparison:
 
     @property
     def winner(self) -> str | None:
-        """The better run; None where it is a tie, or where the orders disagree."""
+        """The better run; None for a tie, or if the two orders disagree."""
         return {"a": self.a, "b": self.b}.get(self.first) if self.first == self.second else None
 
 
 class Judge:
-    """Judges runs through a policy of its own. `num_requests` counts what was sent, `num_cut` shortened results."""
+    """Judges runs through a separate policy. `num_requests` counts sent requests, `num_cut` shortened results."""
 
     def __init__(self, policy: Policy, terms: JudgeTerms, answers: Answers | None = None) -> None:
         self._policy, self._terms = policy, terms
         self._answers = NoAnswers() if answers is None else answers
-        self._pending: dict[str, asyncio.Future[Answer]] = {}  # requests that are on their way, by key
+        self._pending: dict[str, asyncio.Future[Answer]] = {}  # requests in flight, by key
         self.num_requests = self.num_cut = self.num_invalid = 0
         self.spent = 0.0
 
@@ -128,7 +128,7 @@ class Judge:
         return Outcome(with_overall(sums), {OVERALL: verdicts[0].value[1]}, cost=cost)
 
     async def rank(self, runs: Sequence[Experience]) -> list[Outcome]:
-        """Rank runs of one prompt together; a single run has nothing to be compared with and stays unscored."""
+        """Rank runs of one prompt together; a single run has no counterpart and stays unscored."""
         if len(runs) < 2:
             return [Outcome() for _ in runs]
         verdicts = [await self.ask(rank_question(self._terms, runs, vote)) for vote in range(self._terms.votes)]
@@ -137,7 +137,7 @@ class Judge:
         return [Outcome({OVERALL: mean}, cost=cost) for mean in means]
 
     async def compare(self, runs: Sequence[Experience]) -> tuple[list[Outcome], list[Comparison]]:
-        """Compare each two runs of one prompt in both orders; a score is the share of the comparisons that were won."""
+        """Compare each two runs of one prompt in both orders; a score is the share of comparisons won."""
         if len(runs) < 2:
             return [Outcome() for _ in runs], []
         pairs = [(one, other) for number, one in enumerate(runs) for other in runs[number + 1 :]]
@@ -157,13 +157,13 @@ class Judge:
         return Comparison(a.eid.uid, b.eid.uid, first, second, sum(verdict.cost for verdict in verdicts))
 
     async def ask(self, question: Question) -> Verdict:
-        """Ask until an answer fits; raises ScorerError after the last try, PolicyError where there is no answer."""
+        """Ask until an answer is valid; raises ScorerError after the last try, PolicyError if there is no answer."""
         config, answer, cost = self._terms.judge, None, 0.0
         self.num_cut += question.num_cut
         for attempt in range(TRIES):
             ask = Ask(
                 messages=(Message("user", question.text),),
-                # greedy decoding would repeat the answer that did not fit
+                # greedy decoding would repeat the invalid answer
                 temperature=config.temperature if attempt == 0 else max(config.temperature, RETRY_TEMPERATURE),
                 max_tokens=config.max_tokens,
                 seed=question.seed + attempt,  # a retry with the same seed might get the same answer
@@ -181,7 +181,7 @@ class Judge:
         )
 
     async def _answer(self, ask: Ask) -> Answer:
-        """The known answer to a request, or a new one; equal requests at the same time are sent once."""
+        """Return the stored answer to a request, or a new one; concurrent equal requests are sent once."""
         key = request_key(ask, self._terms.judge.model)
         if key in self._pending:
             return await asyncio.shield(self._pending[key])
@@ -199,7 +199,7 @@ class Judge:
             return answer
         except BaseException as error:
             future.set_exception(error)
-            future.exception()  # nobody may be waiting for it
+            future.exception()  # mark as retrieved: there may be no waiter
             raise
         finally:
             del self._pending[key]
@@ -210,7 +210,7 @@ class Judge:
 
 
 def request_key(ask: Ask, model: str | None) -> str:
-    """The hash of a request: equal requests to equal models have equal answers."""
+    """Return the hash of a request to a model, under which its answer is stored."""
     return content_hash(ask.key(), ask.seed, model)
 
 
@@ -219,7 +219,7 @@ def answer_of(key: str, completion: Completion) -> Answer:
 
 
 def candidate_run(task: Task, step: Step, candidate: Candidate, number: int) -> Experience:
-    """A candidate as the run that scorers take; `info.task` has the data of its task."""
+    """Convert a candidate to a run for scorers; `info.task` has the data of its task."""
     return Experience(
         eid=EID(task.batch, task.id, task.run, step.index, str(number)),
         kind=Kind.SINGLE_TURN if len(candidate.messages) == 1 else Kind.MULTI_TURN,

@@ -1,4 +1,4 @@
-"""The local policy: a checkpoint loaded once that answers the requests of all tasks in batches."""
+"""The local policy: a checkpoint, loaded once, that answers the requests of all tasks in batches."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class LocalPolicy:
 
     @property
     def in_work(self) -> Load:
-        """The requests that are not answered yet, by state."""
+        """The unanswered requests, by state."""
         return self._batcher.load
 
     async def complete(self, ask: Ask) -> list[Completion]:
@@ -61,7 +61,7 @@ class LocalPolicy:
                 n=ask.n,
                 seed=ask.seed,
                 stop=ask.stop,
-                # special tokens delimit tool calls in many templates, so they stay in the text that is parsed
+                # special tokens delimit tool calls in many templates, so the parsed text keeps them
                 skip_special_tokens=not ask.tools,
             )
             result = await self._batcher.submit(Request(prompt, sampling))
@@ -92,7 +92,7 @@ class LocalPolicy:
         numbered = tuple(
             ToolCall(call.name, call.arguments, f"call_{number}", call.type) for number, call in enumerate(calls)
         )
-        # with calls an empty text is None, as the chat APIs return it
+        # as in chat APIs, empty text is None if there are calls
         return Message("assistant", rest or None if numbered else rest, tool_calls=numbered)
 
 

@@ -2,10 +2,10 @@
 
     data_collection_progress.jsonl   one line each time that all tasks of a run number have ended
     collection_history.json          the last such line of each run number
-    final_metrics.json               the whole collection; `job_metadata` says what trained on it
+    final_metrics.json               the whole collection; `job_metadata` is the training job
 
 NAT counts a trajectory for each pair; here `num_trajectories` is the number of runs done. The files are derived from
-the ledger, so they are complete after a resume, too.
+the ledger, so they are complete even after a resume.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ class History:
     def __init__(self, folder: Path, run_id: str, *, num_tasks: int, num_runs: int) -> None:
         self._folder, self._run_id = folder, run_id
         self._num_tasks, self._num_runs = num_tasks, num_runs
-        # figures of each run number, as they were last written
+        # figures last written for each run number
         self._reported: dict[int, Json] = {}
         if (folder / HISTORY).exists():
             listed = msgspec.json.decode((folder / HISTORY).read_bytes(), type=list[Json])
@@ -59,7 +59,7 @@ class History:
 
     def finish(self, *, status: str, message: str, num_groups: int) -> None:
         runs = [self._reported[number] for number in sorted(self._reported)]
-        # the mean of the means: each run number counts the same, however many scores it has
+        # mean of means: each run number has equal weight, regardless of its number of scores
         means = [run["avg_reward"] for run in runs]
         final = {
             "run_id": self._run_id,
@@ -80,10 +80,10 @@ class History:
 
 
 def add_training(folder: Path, training: Json) -> None:
-    """Write what became of the pairs of a collection into its final_metrics.json, as NAT's trainer does.
+    """Add the training job of a collection to its final_metrics.json, as NAT's trainer does.
 
     Args:
-        folder: Output folder of the collection; nothing is done where it has no final_metrics.json.
+        folder: Output folder of the collection; does nothing if it has no final_metrics.json.
         training: Job id, output model, dataset and status.
     """
     path = folder / FINAL

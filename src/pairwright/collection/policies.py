@@ -31,7 +31,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     extra: Json = {}  # parameters of an agent's request that only an endpoint knows
 
     def key(self) -> str:
-        """A hash that is equal for equal requests, whatever their seed."""
+        """Return a hash of the request without its seed."""
         sampling = (self.n, self.temperature, self.top_p, self.max_tokens, self.stop)
         variables = [item for item in (self.chat_template_kwargs, self.extra) if item]
         return content_hash(msgspec.to_builtins(self.messages), list(self.tools), *sampling, *variables)

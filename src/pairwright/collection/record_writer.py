@@ -1,4 +1,4 @@
-"""The writer of a collection: records go to the table in batches, each durable before its runs count as done."""
+"""The writer of a collection: writes records in batches, each durable before its runs count as done."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pairwright.store.table import Table
 
 
 class Writer:
-    """`add` experiences at any time; `finish(entry)` returns when the run and all that was added before is durable."""
+    """`add` experiences at any time; `finish(entry)` returns when the run and everything added before is durable."""
 
     def __init__(self, table: Table, ledger: Ledger | None = None) -> None:
         self._table, self._ledger = table, ledger

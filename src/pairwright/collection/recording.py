@@ -76,7 +76,7 @@ class Step:
         return (candidate.sampled.tools or ()) if self._tools is None else self._tools
 
     def prompt_hash_of(self, candidate: Candidate) -> str:
-        """Hash of prompt and tools: candidates with the same hash may be compared."""
+        """Return the hash of prompt and tools: candidates with equal hashes are comparable."""
         tools = self.tools_of(candidate)  # the last hash is cached: candidates of a step usually share their tools
         if self._hashed is None or self._hashed[0] != tools:
             self._hashed = tools, prompt_hash(self.prompt, tools)
@@ -125,7 +125,7 @@ class Step:
 
     def take_scored(self) -> list[tuple[int, Candidate]]:
         """Take the candidates that were not taken yet, if all of them have a score."""
-        # candidates before `_num_emitted` are in the table already; positions stay those in the step
+        # candidates before `_num_emitted` are already in the table; positions are relative to the step
         waiting = list(enumerate(self.candidates))[self._num_emitted :]
         # all or none: candidates of a step are compared, so they are written together
         if any(candidate.score is None for _, candidate in waiting):
@@ -163,7 +163,7 @@ class Recorder:
         self._numbers = itertools.count()
 
     def place(self, *, task: int | str, run: int) -> None:
-        """Record under another task and run from now on, as a replay does for the run that it replays."""
+        """Record under another task and run from now on, e.g. those of a replayed run."""
         self.task = replace(self.task, id=task, run=run)
 
     def step(
@@ -221,7 +221,7 @@ class Recorder:
         self.final_reward = float(value)
 
     def reward_from(self, output: Any) -> None:
-        """Set the final reward from what an agent returned: a number, or a dict with `reward`; else nothing."""
+        """Set the final reward from an agent's return value: a number, or a dict with `reward`; ignores the rest."""
         value = output.get("reward") if isinstance(output, dict) else output
         if isinstance(value, int | float):
             self.reward(float(value))
@@ -234,7 +234,7 @@ class Recorder:
     async def close(self) -> None:
         """End a successful run: score and emit the remaining candidates."""
         for waiting in self.steps:
-            # the final reward comes before the scorer where the workflow has set one
+            # a final reward set by the workflow takes precedence over the scorer
             if self._score_step is not None and waiting.unscored and self.final_reward is None:
                 await self._score_step(waiting)
             for candidate in waiting.unscored:
@@ -248,7 +248,7 @@ class Recorder:
 
     def _emit_all(self, closed: Step, numbered: list[tuple[int, Candidate]]) -> None:
         """Emit candidates, grouped by prompt hash."""
-        # tools may differ between candidates of a step, and with them the prompt hash
+        # tools, and so the prompt hash, may differ between candidates of a step
         groups: dict[str, list[Experience]] = {}
         for number, candidate in numbered:
             experience = self._experience(closed, number, candidate)
@@ -287,13 +287,13 @@ _current: ContextVar[Recorder | None] = ContextVar("pairwright_recorder", defaul
 
 
 def current_recorder() -> Recorder | None:
-    """The recorder of the current run; None outside of a collection."""
+    """Return the recorder of the current run; None outside of a collection."""
     return _current.get()
 
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Make a recorder the current one inside the block, also for asyncio tasks that are started in it."""
+    """Make a recorder the current one within the block, including asyncio tasks started in it."""
     token = _current.set(recorder)
     try:
         yield recorder

@@ -1,4 +1,4 @@
-"""Failures of a run: a short kind to count by, and a message."""
+"""Failures of a run: a kind, for counting, and a message."""
 
 from typing import Literal
 

@@ -1,7 +1,7 @@
 """The policy of a configuration, and the policy object that a workflow gets.
 
-Requests of a run are numbered per content: the n-th time that the run makes the same request. That number and the
-run's seed give the seed of the answer, and the key under which an interrupted run finds its answer again on resume.
+Equal requests of a run are numbered. The number and the run's seed determine the seed of the answer; the number is also
+part of the key under which an interrupted run finds its answer on resume.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class RunPolicy:
     ) -> None:
         self._policy, self._config, self._task = policy, config, task
         self._calls, self._on_answer, self._on_call, self._on_ask = calls, on_answer, on_call, on_ask
-        # without a log nothing is recorded for a resume, and every request is sent
+        # without a log, answers are not kept for a resume and every request is sent
         self._known = {} if calls is None else calls.take(task)
         self._asked: dict[str, int] = {}  # requests so far, by content
 
@@ -78,9 +78,9 @@ class RunPolicy:
     ) -> list[Completion]:
         """Return `n` answers to a prompt (text, messages, or chat messages as dicts).
 
-        `chat_template_kwargs` are variables of the chat template, over those of the configuration; `extra` are more
-        keys of a request to an endpoint.
-        `on_answer` is called with new answers only, `on_call` with those from the log, too.
+        `chat_template_kwargs` are variables of the chat template, which override those of the configuration; `extra`
+        has further keys of a request to an endpoint.
+        `on_answer` is called only with new answers, `on_call` also with those from the log.
         """
         config = self._config
         ask = Ask(
@@ -101,14 +101,14 @@ class RunPolicy:
         return answers
 
     async def _answer(self, ask: Ask, seed: int | None) -> list[Completion]:
-        # an explicit seed is part of the key, a derived one follows from the number
+        # an explicit seed is part of the key; a derived seed depends on the number
         key = content_hash(ask.key(), seed)
         number = self._asked[key] = self._asked.get(key, -1) + 1
         known = self._known.pop((key, number), None)
         if known is not None:
             return known
         if seed is None:
-            # 31 bits, which every server accepts: a model gives the same answers locally and behind an endpoint
+            # 31 bits, which every server accepts, so that seeds are equal for local models and endpoints
             drawn = int(content_hash("call", self._task.seed, key, number)[:8], 16) >> 1
             ask = msgspec.structs.replace(ask, seed=drawn)
         if self._on_ask is not None:

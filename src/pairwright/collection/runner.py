@@ -67,7 +67,7 @@ class Collected:
         return Table(self.experience, create=False)
 
     def why_empty(self) -> str | None:
-        """Why the collection has no result (every run failed, or none recorded a candidate); None if it has one."""
+        """Return why the collection is empty (every run failed, or none recorded a candidate); None if it is not."""
         status, ledger = self.status, self.experience.parent / "collection" / "ledger.jsonl"
         if status.num_runs and not status.num_done:
             return f"all {status.num_runs:,} runs failed: look at {ledger}, then add --resume"
@@ -150,7 +150,7 @@ class Collection:
         # a workflow may take fewer than three parameters: see `_call`
         self._num_parameters = len(inspect.signature(workflow).parameters)
         is_async = inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(type(workflow).__call__)
-        # a plain function may block, so it gets a thread; as many as there are runs at once
+        # a plain function may block, so it runs in a thread; one thread per concurrent run
         self._threads = None if is_async else ThreadPoolExecutor(config.collect.max_concurrency, "pairwright-workflow")
         self._endpoint = AgentEndpoint(policy.name)
         self._ledger = Ledger(output / "collection" / "ledger.jsonl")
@@ -159,7 +159,7 @@ class Collection:
         self._calls = CallLog(output / "collection" / "calls.jsonl", is_done=self._ledger.is_done)
         num_runs = config.collect.num_runs
         self._history = History(output, run_id, num_tasks=len(tasks), num_runs=num_runs)
-        # (task, run) of this collection; the ledger may have more, from a larger one
+        # (task, run) of this collection; the ledger may have more, from earlier settings
         self._wanted = {(task.id, run) for run in range(num_runs) for task in tasks}
         self._left = [len(tasks)] * num_runs  # tasks that have not ended, by run number
         self._pairs = PairCount()
@@ -268,7 +268,7 @@ class Collection:
         self._finish_run(entry)
 
     def _agent(self, task: Task, recorder: Recorder, tally: RunTally) -> RunAddress:
-        """The policy of a run, and the endpoint at which an agent may ask it."""
+        """Return the endpoint of a run, with its policy, for an agent."""
 
         def count(answers: list[Completion]) -> None:
             num_tokens = sum(answer.num_tokens for answer in answers)
@@ -319,7 +319,7 @@ class Collection:
         await recorder.close()
 
     def close_agents(self) -> None:
-        """Close the endpoint, and leave threads of runs that have timed out behind."""
+        """Close the endpoint without waiting for threads of timed-out runs."""
         self._endpoint.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -384,7 +384,7 @@ class Collection:
             self.status.without_ids.update(entry.without_ids)
             self.status.num_silent += not entry.num_candidates
         self.status.num_done = self.status.num_before = len(done)
-        # rows in the table: those of finished runs count towards pairs, those of others are skipped when recorded again
+        # rows of finished runs count towards pairs; rows of other runs are skipped when recorded again
         batch = self._config.collect.batch
         tids = {EID(batch, task.id).tid: task.id for task in self._tasks}
         columns = ["uid", "tid", "run", "step", "prompt_hash", "reward"]
@@ -423,7 +423,7 @@ class Collection:
 
 
 def _describe_failure(error: BaseException) -> tuple[FailureKind, str]:
-    """Kind and message of what a run raised; errors of the user's code with their file and line."""
+    """Return kind and message of an exception in a run; errors in the user's code with file and line."""
     while isinstance(error, BaseExceptionGroup):  # as asyncio.TaskGroup raises them
         error = error.exceptions[0]
     if isinstance(error, PolicyError):
@@ -437,7 +437,7 @@ def _describe_failure(error: BaseException) -> tuple[FailureKind, str]:
 
 
 def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a call has to give."""
+    """Return the parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
     return [item for item in parameters if item.kind in kinds and item.default is inspect.Parameter.empty]

@@ -1,10 +1,10 @@
-"""Matches recorded messages with the completions of the policy, to recover the sampled token ids; builds experiences.
+"""Matches recorded messages with the completions of the policy, to recover the sampled token ids.
 
 A workflow records messages; the sampled ids belong to completions. A message matches a completion if it is the same
-object, or equal in canonical form to what the policy returned for the same conversation. A trajectory has one sequence
-of ids if every prompt extends the ids before it. If a template rewrites history, or the text of an answer encodes to
-other ids than were sampled, there is no such sequence, and the reason is recorded instead. Equal messages are matched
-in the order in which the policy returned them.
+object, or equal in canonical form to the policy's answer for the same conversation. A trajectory has one sequence of
+ids if it has the prefix property: every prompt extends the previous ids. If a template rewrites history, or the text of
+an answer encodes to other ids than were sampled, there is no such sequence, and the reason is recorded instead. Equal
+messages are matched in the order in which the policy returned them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,8 +32,8 @@ class Sampled:
     """The completions of a candidate's generated messages.
 
     `completions` has one item per generated message, None if the policy did not return it. `tools` are those of the
-    first request, None if no request is known. `variables` are those of the chat template; a list where the requests of
-    a candidate had different ones, which no one sequence can be rendered with. `arrays` are the token fields of the
+    first request, None if no request is known. `variables` are those of the chat template; a list if the requests of a
+    candidate have different ones, so that it cannot be rendered as one sequence. `arrays` are the token fields of the
     experience; if they are empty, `without_ids` is the reason.
     """
 
@@ -95,7 +95,7 @@ class SampledCalls:
 
     def match_messages(self, prompt: Sequence[Message], messages: Sequence[Message]) -> Sampled:
         """Match a candidate of messages: the completion of each generated one, and their ids as one sequence."""
-        # positions of the model's turns; the others are tool results and users
+        # positions of the model's turns; all others are tool results and user messages
         generated = [number for number, message in enumerate(messages) if message.is_generated]
         conversation = [*prompt, *messages]
         matches = [
@@ -123,7 +123,7 @@ class SampledCalls:
         )
 
     def _matches(self, message: Message, conversation: list[Message], *, is_only: bool) -> list[_Answer]:
-        """The answers that may match a recorded message, most likely first.
+        """Return the answers that may match a recorded message, most likely first.
 
         An equal text that was sampled for another conversation matches only in a trajectory of several turns, whose
         prompts show that they belong together.
@@ -136,13 +136,13 @@ class SampledCalls:
         if not equal:
             return []
         state = _key(conversation)
-        # prefer answers to this very conversation, and among them those that no candidate has used yet
+        # prefer answers to this conversation, and among them those that no candidate uses yet
         at_state = [answer for answer in equal if answer.state == state]
         return sorted(at_state or ([] if is_only else equal), key=lambda answer: answer.is_recorded)
 
 
 def arrays_of(completion: Completion) -> Json:
-    """Token fields of prompt and answer as one sequence, if the ids of both are known; empty otherwise."""
+    """Return the token fields of prompt and answer as one sequence; empty unless the ids of both are known."""
     prompt, answer = completion.prompt_ids, completion.token_ids
     if not prompt or not answer:
         return {}
@@ -159,7 +159,7 @@ def arrays_of(completion: Completion) -> Json:
 def _chain(matches: list[list[_Answer]]) -> tuple[list[_Answer | None], Json]:
     """Choose one answer for each generated message, and join their ids to one sequence if possible.
 
-    The last prompt contains all earlier turns, so it decides which of several equal answers a turn was.
+    The last prompt contains all earlier turns, so it decides which of several equal answers belongs to a turn.
     """
     # try each candidate for the last turn, until one continues all earlier turns
     for last in matches[-1] if matches else ():
@@ -173,7 +173,7 @@ def _chain(matches: list[list[_Answer]]) -> tuple[list[_Answer | None], Json]:
 
 
 def _distinct(matches: list[list[_Answer]]) -> list[_Answer | None]:
-    """The first match of each turn that no earlier turn uses."""
+    """Return for each turn its first match that no earlier turn uses."""
     chosen: list[_Answer | None] = []
     for answers in matches:
         chosen.append(next((answer for answer in answers if answer not in chosen), None))

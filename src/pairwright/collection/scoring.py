@@ -1,4 +1,4 @@
-"""Scorers, which score what a workflow leaves unscored.
+"""Scorers of the candidates that a workflow leaves unscored.
 
     function    score(run) or score(task, candidate) for each         evaluator   score(run) for each finished run
     command     a program with the case as JSON on its stdin          judge       a model, see `Judge`
@@ -41,7 +41,7 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The functions of a scorer: one that scores the candidates of a step, or one for a finished run, or neither."""
+    """The functions of a scorer: `step` scores the candidates of a step, `run` a finished run; either may be None."""
 
     step: Callable[[Task, Step], Awaitable[None]] | None = None
     run: Callable[[FinishedRun], Awaitable[float | None]] | None = None
@@ -55,7 +55,7 @@ def make_scorer(config: ScorerConfig, *, base: Path | None = None) -> Scorer:
 def as_score(value: Any, where: str) -> tuple[float | None, Json]:
     """Parse the value of a scorer to a score and its components."""
     components: Json = {}
-    # {"score": ...}, or {"reward": ...} as some evaluators return it
+    # {"score": ...}, or {"reward": ...} from some evaluators
     if isinstance(value, dict):
         if not isinstance(components := value.get("components", {}), dict):
             raise ScorerError(f"{where}: components must be an object, got {components!r}")
@@ -84,7 +84,7 @@ def _function(config: ScorerConfig, base: Path | None) -> Scorer:
 
 
 def _run_scorer(name: str, base: Path | None) -> Program | None:
-    """The scorer `score(run)` of a name: a built-in criterion, or a function of one argument; None for another."""
+    """Return the scorer `score(run)` of a name: a built-in criterion, or a function of one argument; else None."""
     if name == ALL or find_criterion(name) is not None:
         return find_program(name)
     parameters = inspect.signature(load_function(name, group=SCORERS, base=base)).parameters.values()

@@ -1,4 +1,4 @@
-"""SDK clients of one endpoint: a new one for every few dozen requests in flight.
+"""SDK clients of one endpoint: one client per 32 requests in flight.
 
 The API key is read from an environment variable and never appears in a message or a record.
 """

@@ -1,7 +1,7 @@
 """Tasks from a dataset: JSON, JSON Lines, CSV, Parquet, or a Hugging Face dataset on disk.
 
 The id of a task does not change when the dataset is reordered or extended: it is a field of the row, or a hash of its
-content. Duplicate ids are an error, since the records of one task would count for the other.
+content. Duplicate ids are an error, since records of different tasks would be mixed.
 """
 
 import csv
@@ -42,17 +42,17 @@ class Task:
 
     @property
     def base_url(self) -> str:
-        """An OpenAI-compatible endpoint of this run: the policy answers there, and every call is recorded."""
+        """An OpenAI-compatible endpoint for this run: the policy answers, and every call is recorded."""
         return self._address.base_url
 
     @property
     def api_key(self) -> str:
-        """The key of that endpoint; it ends with the run."""
+        """The API key of the endpoint; it expires with the run."""
         return self._address.api_key
 
     @property
     def client(self) -> "AsyncOpenAI":
-        """An `openai.AsyncOpenAI` for that endpoint."""
+        """An `openai.AsyncOpenAI` client of the endpoint."""
         return self._address.client
 
     @property
@@ -69,13 +69,13 @@ class Task:
 
 
 def run_seed(seed: int, batch: int | str, task: int | str, run: int) -> int:
-    """The seed of one run of one task; 63 bits."""
+    """Return the seed of one run of one task; 63 bits."""
     # 63 of 64 bits, so that the seed is not negative as a signed 64-bit integer
     return int(content_hash("run", seed, batch, task, run)[:16], 16) >> 1
 
 
 def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> list[Task]:
-    """The tasks of a configuration, or of `rows`, which override its dataset."""
+    """Return the tasks of a configuration, or of `rows`, which override its dataset."""
     if rows is None and config.dataset is None:
         if config.num_tasks is None:
             raise ConfigError("collect: expected a dataset of tasks, or num_tasks")
@@ -130,7 +130,7 @@ def _json_rows(path: Path) -> Iterator[Json]:
     if isinstance(value, Rejected):
         raise SourceError(f"{path}: {value.reason}")
     if isinstance(value, dict):
-        # exactly one such list: with two it would be a guess which one is meant
+        # exactly one such list: two would be ambiguous
         listed = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
         value = listed[0] if len(listed) == 1 else value
     if not isinstance(value, list):

@@ -1,10 +1,10 @@
 """Teacher replay: asks teachers for one action at every decision in a student's table.
 
     OUTPUT/NAME/experience/    one single-turn experience per state: its prompt is the state, its completion the action
-    OUTPUT/NAME/collection/    the ledger: repeating the call asks only what is missing
+    OUTPUT/NAME/collection/    the ledger: repeating the call asks only for missing answers
 
 A decision is a generated message of an experience; its state is everything before it, with the experience's tools. A
-teacher is asked once per state, however many runs of the student reached it, since it has one vote there (strategy
+teacher is asked once per state, even if many runs of the student reached it, since it has one vote there (strategy
 `teachers`). An answer has the task, run and step of the first decision at its state, and refers to it in `info`.
 """
 
@@ -84,7 +84,7 @@ def teach(
     base: Path | None = None,
     watch: Callable[[str], Watch] | None = None,
 ) -> dict[str, Collected]:
-    """Ask each teacher at each state, one teacher after the other; answers that exist in `output` are not repeated.
+    """Ask the teachers sequentially, each at every state; existing answers in `output` are not repeated.
 
     `teachers` maps names to policies: endpoints, or folders of local models, resolved from the working directory, then
     from `base`. `watch(name)` returns the function that is called with the status of that teacher's collection.
@@ -102,7 +102,7 @@ def teach(
     tasks: list[dict[str, Any]] = [{"id": key, "decision": decision} for key, decision in states.decisions.items()]
     collected = {}
     for name, policy in teachers.items():
-        # each teacher is a collection of its own, with one task per state and the teacher's name as batch and version
+        # each teacher is a separate collection, with one task per state and the teacher's name as batch and version
         config = Config.model_validate(
             {"seed": seed, "collect": {"batch": name, "max_concurrency": max_concurrency}}
         ).model_copy(update={"policy": policy.model_copy(update={"model_version": name, "num_candidates": 1})})
@@ -125,16 +125,16 @@ async def ask_teacher(task: Task, policy: Any, recorder: Any) -> None:
     recorder.place(task=student.task, run=student.run)
     async with recorder.step(decision.state, tools=decision.tools, index=student.step) as step:
         (answer,) = await policy.complete(decision.state, n=1, tools=decision.tools)
-        # the student is trained on the answer: the teacher's own template variables do not count
+        # the student is trained on the answer, so its template variables are recorded, not the teacher's
         info = {"student": student.uid, "decision": decision.position, KEY: decision.variables}
         step.candidate(answer, info=info)
 
 
 def _skip_reason(experience: Experience, positions: list[int]) -> str | None:
-    """Why an experience has no decision to ask about, or None."""
+    """Return why an experience has no decision to ask about, or None."""
     if experience.kind is Kind.PREFERENCE:
         return "preference"
     if not positions:
         return "nothing_generated"
-    # without a prompt, the first turn has nothing before it to ask about
+    # without a prompt, the first turn has an empty state
     return None if experience.prompt or positions[0] else "no_prompt"

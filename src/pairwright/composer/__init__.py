@@ -1,4 +1,4 @@
-"""The Composer collator's names, for training steps that were written for it: change the import, keep the rest.
+"""The Composer collator's names, for training steps written for it: only the import changes.
 
     from pairwright.composer import CollatorConfig, ComposerDataCollator, TokenizerLike, TraceExample, TraceTurn
 

@@ -1,17 +1,17 @@
-"""The collator: frozen traces with pairs to one batch of flat tensors for GRPO, SDPO and replayed DPO.
+"""The collator: converts frozen traces with pairs to one batch of flat tensors for GRPO, SDPO and replayed DPO.
 
-    input_ids, attention_mask, response_mask       (B, T)   int64, a row a trace; response_mask: 1 where the model wrote
+    input_ids, attention_mask, response_mask       (B, T)   int64, one row per trace; response_mask: 1 if generated
     rewards                                        (B,)     float32; 0.0 for a trace without one
     ctx_teacher_input_ids                          (B, T)   int64, the same rows with the hints in their context
     sdpo_loss_mask                                 (B, T)   int64, on the teacher: 1 at recoveries, else ignore_index
-    student_response_idx, teacher_response_idx     (B, K)   int64, where both have the same token; -1 after the last
+    student_response_idx, teacher_response_idx     (B, K)   int64, positions of the same token in both; padded with -1
     student_response_valid, teacher_response_valid (B, K)   bool, False where the index is -1
-    dpo_chosen_input_ids, dpo_rejected_input_ids   (P, L)   int64, a row a pair, one width for both sides
+    dpo_chosen_input_ids, dpo_rejected_input_ids   (P, L)   int64, one row per pair, one width for both sides
     dpo_chosen_response_mask, dpo_rejected_...     (P, L)   int64, 1 at the answers
 
 Channels without rows have no keys. Our own keys: `ctx_teacher_attention_mask`, `dpo_*_attention_mask`, and the example
 of each row: `trace_index` (B,), `dpo_trace_index` (P,). Ids and masks are those of `tokens/`: whole turns with calls,
-reasoning and stop tokens, exact on any template. What cannot be encoded is left out and counted.
+reasoning and stop tokens, exact with any template. Rows that cannot be encoded are left out and counted.
 """
 
 from collections import Counter
@@ -56,8 +56,8 @@ class TraceTurn(TypedDict, total=False):
 
 
 class TraceExample(TypedDict, total=False):
-    """A trace with its reward, and the pairs that are replayed along with it, each {state_messages, chosen, rejected}.
-    `tools`, the schemas for the chat template, are ours."""
+    """A trace with its reward, and its replayed pairs, each {state_messages, chosen, rejected}. `tools`, the schemas
+    for the chat template, is our addition."""
 
     trace_id: str
     turns: list[TraceTurn]
@@ -86,7 +86,7 @@ class CollatorConfig:
 
 
 class _Encoder(Protocol):
-    """What the collator asks of an encoding: sequences of traces, of hinted traces, and of pairs."""
+    """The interface that the collator expects: encodes traces, hinted traces and pairs."""
 
     def encode_trace(self, trace: Experience) -> list[TokenSequence]: ...
 
@@ -113,9 +113,9 @@ class _TemplateEncoder:
 
 @dataclass
 class ComposerDataCollator:
-    """Callable on a list of trace examples; `counts` says what was left out of which channel, and why.
+    """Callable on a list of trace examples; `counts` has the rows left out, by channel and reason.
 
-    `tokenizer` is one of transformers', ours, or a stub with what `TokenizerLike` has.
+    `tokenizer` is one of transformers, ours, or a stub that implements `TokenizerLike`.
     """
 
     tokenizer: TokenizerLike | ChatTokenizer
@@ -125,7 +125,7 @@ class ComposerDataCollator:
     def __post_init__(self) -> None:
         self.config = read_config(self.config)
         self._encoder = _choose_encoder(self.tokenizer)
-        _read_generator(self.config.hint_generator)  # an unusable one is refused here, not at the first batch
+        _read_generator(self.config.hint_generator)  # an invalid one is refused here, not at the first batch
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Any]:
         config = self.config
@@ -150,7 +150,7 @@ class ComposerDataCollator:
         return {name: to_torch(array) for name, array in arrays.items()}
 
     def _read_trace(self, example: TraceExample, number: int) -> Experience:
-        """A trace as an experience; the prompt ends before the first assistant turn."""
+        """Convert a trace to an experience; the prompt ends before the first assistant turn."""
         turns = example.get("turns")
         if not isinstance(turns, list):
             raise RecordError(f"examples[{number}].turns", turns, "a list of turns")
@@ -170,7 +170,7 @@ class ComposerDataCollator:
         )
 
     def _encode_trace(self, trace: Experience) -> list[tuple[TokenSequence, Distillation | None]]:
-        """A row a trace, and beside it the same row with hints."""
+        """Return the rows of a trace, each with its hinted version, if any."""
         if not trace.messages:
             self.counts["grpo: no_turns"] += 1
             return []
@@ -178,13 +178,13 @@ class ComposerDataCollator:
             sequences = self._encoder.encode_trace(trace)
         except TokensError as error:
             self._count("grpo", error)
-            # A recovery may be exact where another turn is not: such a row is distilled, and has no response for GRPO.
+            # A recovery may be exact even if another turn is not: the row is distilled, without a response for GRPO.
             fitting = [item for item in map(self._fit, self._distill(trace)) if item is not None]
             return [
                 (msgspec.structs.replace(item.student, mask=np.zeros(len(item.student), bool)), item)
                 for item in fitting
             ]
-        # By the turns that are trained: a template that rewrites history gives several sequences.
+        # Keyed by trained turns, since a template that rewrites history gives several sequences.
         hinted = {_turns_of(item.student): item for item in self._distill(trace)}
         rows: list[tuple[TokenSequence, Distillation | None]] = []
         for sequence in sequences:
@@ -202,7 +202,7 @@ class ComposerDataCollator:
         return rows
 
     def _fit(self, item: Distillation) -> Distillation | None:
-        """A hinted row of at most `max_seq_len` tokens; None, and counted, where no recovery fits."""
+        """Truncate a hinted row to `max_seq_len` tokens; None (and counted) if no recovery fits."""
         try:
             return truncate_distillation(item, self.config.max_seq_len)
         except Refusal as error:
@@ -226,7 +226,7 @@ class ComposerDataCollator:
 
     def _policy_arrays(self, sequences: list[TokenSequence], items: list[Distillation | None]) -> dict[str, Array]:
         has_hints = any(item is not None for item in items)
-        # Without a hint the teacher reads what the student reads, and nothing of it is in the loss.
+        # Without a hint the teacher gets the student's row, which is not in the loss.
         teachers = [sequence if item is None else item.teacher for sequence, item in zip(sequences, items, strict=True)]
         width = max(len(row) for row in (*sequences, *(teachers if has_hints else ())))
         lengths = [len(row) for row in sequences]
@@ -307,7 +307,7 @@ class ComposerDataCollator:
 
 
 def read_config(config: Any) -> CollatorConfig:
-    """Ours, a dict, or an object with the same names, such as the original's; other names are refused."""
+    """Convert a dict, or an object with the same attributes such as Composer's own; unknown names are refused."""
     if config is None or isinstance(config, CollatorConfig):
         return config or CollatorConfig()
     if not isinstance(config, Mapping):
@@ -334,7 +334,7 @@ def _choose_encoder(tokenizer: Any) -> _Encoder:
 
 
 def _read_generator(generator: HintGenerator | Mapping[str, str] | str | None) -> Json | None:
-    """The options of `find_hints` for a hint generator; None for no hints."""
+    """Return the options of `find_hints` for a hint generator; None for no hints."""
     if generator is None:
         return None
     if generator == "templates" or isinstance(generator, Mapping):

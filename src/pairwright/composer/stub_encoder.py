@@ -1,9 +1,9 @@
-"""Encoding with a tokenizer of which only `TokenizerLike` is known: a stub, a slow tokenizer, or one without a chat
+"""Encoding with a tokenizer that implements only `TokenizerLike`: a stub, a slow tokenizer, or one without a chat
 template.
 
-Only texts are encoded: no tool calls, no reasoning, no stop tokens. With a chat template the text of a turn is found
-among the ids of its message; without one the ids of the texts follow each other. Either a turn is located exactly, or
-the conversation is refused.
+Only texts are encoded: no tool calls, no reasoning, no stop tokens. With a chat template the text of a turn is located
+among the ids of its message; without one the ids of the texts are concatenated. A conversation is refused unless every
+turn is located exactly.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from pairwright.tokens.sequence import Paint, Report
 from pairwright.tokens.sequence import Sequence as TokenSequence
 from pairwright.tokens.teacher_sequences import Distillation
 
-_HINT = -1  # the number of a message that only the teacher reads
+_HINT = -1  # number of a message that only the teacher gets
 
 
 class TokenizerLike(Protocol):
-    """The least that the collator needs from a tokenizer. Those of transformers have it."""
+    """The minimal interface of a tokenizer for the collator. Tokenizers of transformers implement it."""
 
     pad_token_id: int
 
@@ -39,7 +39,7 @@ class TokenizerLike(Protocol):
 
 
 class StubEncoder:
-    """Traces, hinted traces and pairs as sequences of texts."""
+    """Encodes traces, hinted traces and pairs as sequences of texts."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class StubEncoder:
         return [msgspec.structs.replace(sequence, report=Report(dropped=dropped))]
 
     def distill(self, trace: Experience, hints: Sequence[Hint]) -> list[Distillation]:
-        """One item: the teacher reads each hint as a system message before its turn."""
+        """Return one item: the teacher gets each hint as a system message before its turn."""
         hint_of = {hint.target: hint.text for hint in hints if trace.messages[hint.target].text}
         if not hint_of:
             return []
@@ -94,7 +94,7 @@ class StubEncoder:
         return EncodedPair(chosen=sides[0], rejected=sides[1], prompt_length=len(ids))
 
     def _encode(self, texts: Sequence[tuple[int, Message]]) -> TokenSequence:
-        """The ids of numbered messages; trained is the text of those that were generated."""
+        """Return the ids of numbered messages; the mask covers the text of generated ones."""
         chats = [_chat(message) for _, message in texts]
         whole = self._render(chats)
         ids, mask, numbers = [], [], []
@@ -115,13 +115,13 @@ class StubEncoder:
         return _sequence(ids, mask, numbers)
 
     def _locate(self, whole: list[int], chats: list[Json], place: int, own: list[int]) -> int | None:
-        """Where the ids of a text start in those of the conversation; None if that is not certain."""
+        """Return the position of a text's ids in those of the conversation; None if it is ambiguous."""
         before, after = (self._render(chats[:end]) or [] for end in (place, place + 1))
         if whole[: len(after)] != after or after[: len(before)] != before:
             return None
         starts = range(len(before), len(after) - len(own) + 1)
         found = [start for start in starts if whole[start : start + len(own)] == own]
-        # A header may contain the same ids as the text, which starts where the generation prompt ends.
+        # A header may contain the same ids as the text; the text starts where the generation prompt ends.
         prompted = len(self._render(chats[:place], prompt=True) or [])
         return prompted if prompted in found else found[0] if len(found) == 1 else None
 
@@ -129,7 +129,7 @@ class StubEncoder:
         return _flat(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _render(self, chats: list[Json], *, prompt: bool = False) -> list[int] | None:
-        """The ids of a conversation, or None where the tokenizer has no chat template."""
+        """Return the ids of a conversation, or None if the tokenizer has no chat template."""
         if not chats:
             return []
         try:
@@ -137,14 +137,14 @@ class StubEncoder:
         except (AttributeError, NotImplementedError, TypeError):
             return None
         except ValueError:
-            if getattr(self._tokenizer, "chat_template", None) is None:  # how transformers says that there is none
+            if getattr(self._tokenizer, "chat_template", None) is None:  # how transformers reports a missing template
                 return None
             raise
         return None if ids is None else _flat(ids["input_ids"] if hasattr(ids, "keys") else ids)
 
 
 def _flat(ids: Any) -> list[int]:
-    """Ids as a list, also from an array or from a batch of one."""
+    """Return ids as a list, from a list, an array or a batch of one."""
     values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return list(values[0]) if values and isinstance(values[0], list) else values
 
@@ -154,7 +154,7 @@ def _records(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
 
 
 def _texts_of(messages: Sequence[Message]) -> list[tuple[int, Message]]:
-    """The messages that have text, with their numbers."""
+    """Return the messages with text, and their numbers."""
     return [(number, message) for number, message in enumerate(messages) if message.text]
 
 

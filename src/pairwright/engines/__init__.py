@@ -1,4 +1,4 @@
-"""Engines: where the tasks of a stage run. Tasks and results are the same on each engine."""
+"""Engines run the tasks of a stage. Tasks and results are the same on each engine."""
 
 from pairwright.engines.engine import Engine, EngineError
 from pairwright.engines.open_engine import ENGINES, open_engine

@@ -1,4 +1,4 @@
-"""BLAS threads: numpy's BLAS starts one per core when it is loaded, and each of them spins while it is idle."""
+"""BLAS threads: numpy's BLAS starts one per core when it is loaded, and each spins while idle."""
 
 import os
 from collections.abc import Iterator

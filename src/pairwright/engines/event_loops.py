@@ -24,7 +24,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, Result]) -> Result:
             return asyncio.run(coroutine)
     result: Future[Result] = Future()
     runner = asyncio.Runner()
-    context = contextvars.copy_context()  # context variables of the caller hold in the other thread, too
+    context = contextvars.copy_context()  # the other thread gets the caller's context variables
 
     def run() -> None:
         try:

@@ -1,9 +1,9 @@
 """Sockets and bounded HTTP serving, shared by all servers: jobs, models, the page, the proxy and agents' endpoint.
 
-The socket is bound before anything is loaded or announced: a port in use is an error at once, and clients that connect
-early wait for the server instead of being refused. Connections are bounded whichever HTTP parser uvicorn takes: the
-head of a request in bytes and seconds, idle connections in seconds, an answer in the seconds that its client does not
-read, all connections in number, and those of one address to half of that number.
+The socket is bound before anything is loaded or announced: a port in use fails immediately, and clients that connect
+early wait for the server instead of being refused. With any HTTP parser of uvicorn, connections are bounded: request
+heads in bytes and seconds, idle connections in seconds, responses in the seconds that the client does not read, all
+connections in number, and those of one address to half of that number.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEAD_BYTES = 65_536
 HEAD_SECONDS = 15.0  # from the first byte of a request to the end of its headers
-WRITE_SECONDS = 30.0  # in which a client has to take `MIN_WRITE_BYTES` of an answer that waits for it, or its rest
+WRITE_SECONDS = 30.0  # in which a client must read `MIN_WRITE_BYTES` of a pending response, or its rest
 MIN_WRITE_BYTES = 16_384
 MAX_CONNECTIONS = 1000
-# Descriptors that connections may not take: files, the database, connections to other servers.
+# Descriptors reserved for files, the database, and connections to other servers.
 _RESERVED_FILES = 256
 _LOG_SECONDS = 60.0  # between two lines about connections that cannot be accepted
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -38,7 +38,7 @@ logger = logging.getLogger("pairwright.listening")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 takes a free one."""
+    """Open a listening socket; port 0 selects a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     # restarting a server must not fail because old connections are still in TIME_WAIT
@@ -55,7 +55,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free at the moment."""
+    """Return a currently free port of the loopback interface."""
     with listen("127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
 
@@ -67,9 +67,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 def is_foreign(host: str, origin: str | None) -> bool:
-    """Whether the Host or Origin header of a request names another host than loopback.
+    """Return whether the Host or Origin header of a request names a host other than loopback.
 
-    Host is compared against DNS rebinding, Origin against requests that a web page sends from a local browser.
+    The Host check prevents DNS rebinding, the Origin check requests of web pages in a local browser.
 
     >>> is_foreign("127.0.0.1:8000", None), is_foreign("localhost", "http://evil.example"), is_foreign("[::1]:8", None)
     (False, True, False)
@@ -78,16 +78,16 @@ def is_foreign(host: str, origin: str | None) -> bool:
 
 
 def serve_app(app: Any, listener: socket.socket, **options: Any) -> None:
-    """Serve an ASGI application until a signal ends it; options are those of `bounded_server`."""
+    """Serve an ASGI application until a signal stops it; options are those of `bounded_server`."""
     bounded_server(app, **options).run(sockets=[listener])
 
 
 def bounded_server(app: Any, *, http: str = "auto", **options: Any) -> "uvicorn.Server":
-    """A uvicorn server whose connections are bounded.
+    """Return a uvicorn server with bounded connections.
 
     Args:
         app: the ASGI application.
-        http: the HTTP parser: h11, httptools, or auto for httptools where it is installed.
+        http: the HTTP parser: h11, httptools, or auto for httptools if it is installed.
         options: passed to uvicorn.
     """
     import uvicorn
@@ -99,7 +99,7 @@ def bounded_server(app: Any, *, http: str = "auto", **options: Any) -> "uvicorn.
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        # How often asyncio accepts in one go, and so how often an accept may fail in one go.
+        # Maximum accepts (and accept failures) per event loop iteration.
         backlog=64,
         **{"timeout_keep_alive": 30, "timeout_graceful_shutdown": 5, **options},
     )
@@ -113,13 +113,13 @@ def bounded_server(app: Any, *, http: str = "auto", **options: Any) -> "uvicorn.
 
 
 def _checked_head(app: Any) -> Any:
-    """Wrap an ASGI application: a head that is too large (also in one piece), or that says two lengths, is refused."""
+    """Wrap an ASGI application: refuses heads that are too large or have two lengths."""
 
     async def checked(scope: Any, receive: Any, send: Any) -> None:
         headers = scope.get("headers", ())
         size = sum(len(name) + len(value) + 4 for name, value in headers)
         size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-        # With both headers a proxy in front may see another end of the body, and so another next request.
+        # With both headers, a proxy may see another end of the body (request smuggling).
         has_two_lengths = {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
         if size <= MAX_HEAD_BYTES and not has_two_lengths:
             await app(scope, receive, send)
@@ -132,14 +132,14 @@ def _checked_head(app: Any) -> Any:
 
 
 def _proxies() -> Callable[[str], bool]:
-    """A function that tells the addresses whose connections come from many clients.
+    """Return a predicate for addresses of proxies, whose connections come from many clients.
 
-    These are loopback, and the addresses and networks in FORWARDED_ALLOW_IPS, the setting of uvicorn for proxies.
+    These are loopback, and the addresses and networks in FORWARDED_ALLOW_IPS, uvicorn's setting for proxies.
     """
     names = [name.strip() for name in os.environ.get("FORWARDED_ALLOW_IPS", "").split(",")]
     networks = [ip_network("127.0.0.0/8"), ip_network("::1")]
     for name in names:
-        with contextlib.suppress(ValueError):  # "*", or a word that uvicorn compares as it is
+        with contextlib.suppress(ValueError):  # "*", or a name that uvicorn compares literally
             networks.append(ip_network(name, strict=False))
 
     def is_proxy(address: str) -> bool:
@@ -170,13 +170,13 @@ def _netloc(origin: str) -> str:
 
 
 def _connection_limit() -> int:
-    """How many of the files that this process may open may be connections."""
+    """Return the number of file descriptors that connections may use."""
     num_files = raise_file_limit(MAX_CONNECTIONS + _RESERVED_FILES)
     return max(8, min(MAX_CONNECTIONS, num_files - _RESERVED_FILES))
 
 
 def raise_file_limit(wanted: int) -> int:
-    """Raise the limit of open files to `wanted`, or as far as allowed. Returns how many of `wanted` may be open."""
+    """Raise the limit of open files to `wanted`, or as far as allowed. Returns the limit, at most `wanted`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
@@ -189,17 +189,17 @@ def raise_file_limit(wanted: int) -> int:
 def _bounded(http: str, max_connections: int) -> Any:
     """Return uvicorn's protocol class for an HTTP parser, with bounded connections.
 
-    Private state of uvicorn's protocols is not needed but for `cycle`, the request that is being answered.
+    The only private state of uvicorn's protocols that it uses is `cycle`, the current request.
     """
-    # Connections without a request, the longest without one first; a dict keeps the order. `stalled` are those whose
-    # client has not read what was written to it.
+    # Connections without a request, longest idle first; a dict keeps the order. `stalled` are those whose client does
+    # not read the response.
     waiting: dict[Any, None] = {}
     stalled: dict[Any, None] = {}
     everything: dict[Any, str] = {}  # with their addresses
     is_proxy, base = _proxies(), _protocol(http)
 
     def make_room(address: str | None) -> bool:
-        """End the connection, of an address or of all, that is least missed; False if all are being answered."""
+        """Close an idle or else a stalled connection (of an address, or of any); False if all are active."""
         for connections in (waiting, stalled):
             for connection in connections:
                 if address in (None, everything[connection]):
@@ -208,13 +208,13 @@ def _bounded(http: str, max_connections: int) -> Any:
         return False
 
     class Bounded(base):  # type: ignore[misc, valid-type]
-        """An HTTP connection whose head is bounded in bytes and time."""
+        """An HTTP connection with bounded heads and responses."""
 
         def connection_made(self, transport: Any) -> None:
             self._head_bytes, self._head_timer = 0, None
             self._unread_bytes, self._write_timer = 0, None
             super().connection_made(transport)
-            # Any byte that the socket does not take pauses the answer, and starts the clock of `_check_reading`.
+            # Any unsent byte pauses the response, and starts the timer of `_check_reading`.
             transport.set_write_buffer_limits(high=0)
             address = str((transport.get_extra_info("peername") or ("",))[0])
             share = max_connections if is_proxy(address) else max_connections // 2
@@ -245,7 +245,7 @@ def _bounded(http: str, max_connections: int) -> Any:
             self._stop_write_timer()
 
         def _check_reading(self) -> None:
-            """End a connection whose client takes too little; also one that is closing and waits for its last bytes."""
+            """Close a connection whose client reads too slowly, even if it is closing and has unsent bytes."""
             unread = self.transport.get_write_buffer_size()
             if unread > self._unread_bytes - MIN_WRITE_BYTES:
                 self.drop()
@@ -277,7 +277,7 @@ def _bounded(http: str, max_connections: int) -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            # From here on uvicorn's own limit for idle connections holds, until the next byte.
+            # From here on uvicorn's own limit for idle connections applies, until the next byte.
             if self._is_idle() and self in everything and not self.transport.is_closing():
                 waiting[self] = None
 
@@ -320,7 +320,7 @@ def _protocol(http: str) -> type:
 
 
 class _AcceptErrors:
-    """Exception handler of the event loop: connections that cannot be accepted are logged once a minute."""
+    """Exception handler of the event loop: failed accepts are logged at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

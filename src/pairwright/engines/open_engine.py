@@ -1,4 +1,4 @@
-"""Open the engine that the configuration names."""
+"""Open the configured engine."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +20,7 @@ ENGINES: dict[str, Callable[["EngineConfig"], AbstractContextManager[Engine]]] =
 
 @contextmanager
 def open_engine(settings: "EngineConfig") -> Iterator[Engine | None]:
-    """Open the configured engine; None for the defaults, where a stage chooses what is fastest on this machine."""
+    """Open the configured engine; None for the defaults: the stage then chooses what is fastest on this machine."""
     if settings.name == "embedded" and settings.workers is None:
         yield None
         return

@@ -25,7 +25,7 @@ DEFAULT_RETRIES = 3
 
 @dataclass(frozen=True)
 class Pool:
-    """So many processes, started when there is work for them and gone when it is done."""
+    """A pool of `num_workers` processes, started for each `map` and stopped at its end."""
 
     num_workers: int = 1
     max_retries: int = DEFAULT_RETRIES
@@ -42,7 +42,7 @@ class Pool:
         try:
             for task in chain(first, rest):
                 work.submit(task)
-                if len(work.waiting) > 2 * self.num_workers:  # bounds the results that wait to be read
+                if len(work.waiting) > 2 * self.num_workers:  # bounds the unread results
                     yield work.result()
             while work.waiting:
                 yield work.result()
@@ -91,12 +91,12 @@ class _Work(Generic[T, R]):
             ) from error
         self._retries_left -= 1
         self.pool = self._new_pool()
-        # all waiting tasks start again in the same order, so that results still come in the order of the tasks
+        # all waiting tasks are resubmitted in order, so that results stay in task order
         tasks = [task for task, _ in self.waiting]
         self.waiting = deque((task, self._start(task)) for task in tasks)
 
     def _start(self, task: T) -> Future[R]:
-        with _without_main():  # submitting is what starts processes
+        with _without_main():  # submitting starts processes
             return self.pool.submit(self._function, task)
 
     def _new_pool(self) -> ProcessPoolExecutor:
@@ -125,7 +125,7 @@ def _without_main() -> Iterator[None]:
 
     def prepare(name: str) -> dict[str, Any]:
         data = original(name)
-        # other threads of the program may start processes of their own, which keep their main module
+        # processes started by other threads of the program keep their main module
         if threading.get_ident() == thread:
             data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
         return data
@@ -138,7 +138,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _context(module: str) -> BaseContext:
-    """Spawned processes, or, where the system can fork, forks of a server process that has preloaded the module."""
+    """Return the start method: forks of a server process that has preloaded the module, or else spawn."""
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")

@@ -9,7 +9,7 @@ _SECONDS = 2.0
 
 
 def progress_of(progress: bool | Progress, verb: str) -> Progress:
-    """The function to call with (done, total): the caller's own, one that prints, or one that does nothing."""
+    """Return the function to call with (done, total): the caller's own, one that prints, or a no-op."""
     if callable(progress):
         return progress
     if not progress:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pairwright.config.sections import EngineConfig
 
 _CONNECT_SECONDS = 10.0
-# packages whose version decides what bytes are written
+# packages whose versions affect the written bytes
 _VERSIONS_OF = ("pairwright", "numpy", "polars", "pyarrow", "tokenizers")
-# a task has one core: more threads would only compete for it
+# a task has one core: more threads would compete for it
 _WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": "1", "RAYON_NUM_THREADS": "1", "ARROW_IO_THREADS": "2"}
 
 
@@ -42,7 +42,7 @@ class RayEngine:
         import ray
 
         call = ray.remote(_call).options(num_cpus=1, max_retries=self.max_retries)
-        # put once into the object store; each task then carries only a reference
+        # stored once in the object store; each task has only a reference
         shared, place = ray.put(function), ray.put((os.getcwd(), _versions()))
         waiting: deque[Any] = deque()
         try:
@@ -59,10 +59,10 @@ class RayEngine:
 
 @contextmanager
 def open_ray(settings: "EngineConfig") -> Iterator[Engine]:
-    """Connect to a cluster, or start one on this machine for as long as it is needed."""
+    """Connect to a cluster, or start a temporary one on this machine."""
     with connect(settings) as num_cpus:
         workers = settings.workers or num_cpus
-        # if we may use all cores of the cluster, a second task per worker can wait in its queue
+        # if all cores of the cluster are used, a second task per worker can be queued
         in_flight = 2 * workers if workers >= num_cpus else workers
         yield RayEngine(min(workers, num_cpus), max(2, in_flight), settings.max_retries)
 
@@ -94,7 +94,7 @@ def connect(settings: "EngineConfig") -> Iterator[int]:
 
 
 def _probe(address: str | None) -> None:
-    """Fail at once if nothing listens at the address: Ray would retry for a quarter of an hour."""
+    """Fail immediately if nothing listens at the address: Ray would retry for a quarter of an hour."""
     # host:port, IPv4 or [IPv6], with or without ray://; other addresses ("auto") cannot be probed
     match = re.fullmatch(r"(?:ray://)?([^:/]+|\[[^\]]+\]):(\d+)", address or "")
     if match:
@@ -140,7 +140,7 @@ def _result(reference: Any) -> Any:
 
     try:
         value, message, exit_code = ray.get(reference)
-    # an exception of the function itself keeps its traceback; the other errors of Ray mean lost workers or nodes
+    # an exception of the function keeps its traceback; other errors of Ray mean lost workers or nodes
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as error:

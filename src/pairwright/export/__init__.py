@@ -76,7 +76,7 @@ def export_pairs(
     """Write pairs for another tool.
 
     Args:
-        pairs: Pairs, or the folder of some.
+        pairs: Pairs, or their folder.
         target: One of `EXPORTERS`, such as "trl", "nemo-rl-preference" or "parquet": see docs/reference/exports.md.
         output: The file to write; for "hf" the folder.
         **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.

@@ -58,7 +58,7 @@ class Context(NamedTuple):
     """Settings that apply to all pairs of one export."""
 
     history: bool  # customizer: messages with the full history as prompt
-    has_tools: bool  # some pair has tools, so that every row should have the column
+    has_tools: bool  # some pair has tools, so every row needs the column
     is_text: bool = False  # the first pair is raw text, outside any chat template
 
 
@@ -67,8 +67,8 @@ class Content(msgspec.Struct, gc=False):
 
     stored      the messages as JSON
     arguments   how tool call arguments are written: "text" or "object"
-    roles       of the messages
-    is_plain    no message has more than a role and a text: then `stored` is the JSON of chat messages, too
+    roles       roles of the messages
+    is_plain    all messages consist of a role and a text, so that `stored` is also the JSON of chat messages
     text        the content as a JSON string if there is one message with plain text only, else None
     """
 
@@ -96,7 +96,7 @@ class Content(msgspec.Struct, gc=False):
 
     @property
     def json(self) -> bytes:
-        """The messages as a JSON array of chat messages; raises Unfit if there are none or one is not only text."""
+        """The messages as a JSON array of chat messages; raises Unfit if there are none, or for non-text content."""
         if not self.roles:
             raise Unfit("no_messages")
         if self.is_plain:
@@ -104,7 +104,7 @@ class Content(msgspec.Struct, gc=False):
         return encode([chat_message(message, arguments=self.arguments) for message in self.messages])
 
     def replace_messages(self, messages: Sequence[Message]) -> "Content":
-        """Return a content with other messages."""
+        """Return a copy with other messages."""
         return read_contents([encode(messages)], self.arguments)[0]
 
 
@@ -119,9 +119,9 @@ _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
 
 
 def read_contents(texts: Iterable[bytes | None], arguments: str) -> list[Content]:
-    """Read stored messages; None stands for no messages."""
+    """Read stored messages; None means no messages."""
     contents = []
-    roles_of: dict[str, tuple[str]] = {}  # one tuple for all contents of one message with this role
+    roles_of: dict[str, tuple[str]] = {}  # shared by all single-message contents with this role
     for stored in texts:
         stored = stored or b"[]"
         try:
@@ -142,12 +142,12 @@ def read_contents(texts: Iterable[bytes | None], arguments: str) -> list[Content
 
 
 def _read_rich(stored: bytes, arguments: str) -> Content:
-    """Read messages of which one has more than a role and a text."""
+    """Read messages of which at least one has more than a role and a text."""
     messages = _decode_messages(stored)
     text = None
     if len(messages) == 1 and isinstance(messages[0].content, str):
         only = messages[0]
-        # Anything beside plain text has to go through `chat_message`.
+        # Anything but plain text has to go through `chat_message`.
         has_more = only.tool_calls or only.reasoning or only.extra or only.generated is not None
         text = None if has_more else encode(only.content)
     return Content(stored, arguments, tuple(message.role for message in messages), False, text, messages)
@@ -186,12 +186,12 @@ def call_value(call: ToolCall) -> Json:
     return value
 
 
-# A check of prompts, sides or tools: returns the notes, or raises Unfit. Of plain messages it looks at the roles only.
+# A check of prompts, sides or tools: returns notes, or raises Unfit. For plain messages it uses only the roles.
 Checker = Callable[..., tuple[str, ...]]
 
 
 def refuse_if(holds: Callable[..., object], reason: str) -> Checker:
-    """Return a check that refuses a pair for which a condition holds."""
+    """Return a check that refuses pairs for which a condition holds."""
 
     def check(*values: Content | str | None) -> tuple[str, ...]:
         if holds(*values):
@@ -202,12 +202,12 @@ def refuse_if(holds: Callable[..., object], reason: str) -> Checker:
 
 
 def note_if(holds: Callable[..., object], reason: str) -> Checker:
-    """Return a check that notes a pair for which a condition holds."""
+    """Return a check that notes pairs for which a condition holds."""
     return lambda *values: (reason,) if holds(*values) else ()
 
 
 def any_message(content: Content, holds: Callable[[Message], object]) -> bool:
-    """Whether a condition holds for a message; never for plain ones, which have a role and a text alone."""
+    """Return whether a condition holds for any message; always False for plain messages (role and text only)."""
     return not content.is_plain and any(holds(message) for message in content.messages)
 
 
@@ -226,15 +226,15 @@ note_arguments = note_if(
 
 
 def note_extra_and_reasoning(content: Content) -> tuple[str, ...]:
-    """Note that the target leaves `extra` and the reasoning out."""
+    """Note that the target omits `extra` and the reasoning."""
     return note_extra(content) + _note_reasoning(content)
 
 
 def check_side(side: Content) -> tuple[str, ...]:
     """Refuse a side without an assistant message; note several messages, and a first one that is not the assistant's.
 
-    If a side has several messages, targets do not train exactly on what the model generated; the docstring of each
-    target says what they train on.
+    If a side has several messages, targets do not train on exactly the generated messages; the docstring of each target
+    says which ones.
     """
     if "assistant" not in side.roles:
         raise Unfit("a_side_has_no_assistant_message")

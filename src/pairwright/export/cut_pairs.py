@@ -1,4 +1,4 @@
-"""Cutting pairs at the divergence, for targets with one assistant message per side."""
+"""Cut pairs at the divergence point, for targets with one assistant message per side."""
 
 from itertools import takewhile
 
@@ -15,7 +15,7 @@ def count_shared(chosen: Content, rejected: Content) -> int:
     return length
 
 
-# A side, cut to one message, has to be an assistant message that the model generated.
+# After the cut, a side must be an assistant message that the model generated.
 check_is_generated = refuse_if(
     lambda side: side.role != "assistant" or not (side.is_plain or side.messages[0].is_generated),
     "sides_part_at_no_assistant_message",

@@ -1,14 +1,14 @@
 """The export loop: read pairs batch by batch, write the output atomically, count refused and noted pairs.
 
-A target says of which parts its lines consist (`Layout`), and a batch of pairs is joined at once:
+A target describes its lines as a sequence of parts (`Layout`), and the lines of a batch are joined at once:
 
     [*checks, *json_line({"prompt": Part(write_chat, "prompt"), "chosen": Part(write_chat, "chosen"), ...})]
 
 A part depends on some columns of a pair, and is computed once for each distinct combination of their values: a text
 that is in many pairs is decoded, checked and encoded once. Columns are `prompt`, `chosen` and `rejected` (Content),
 `tools` (JSON text with functions nested as in chat APIs, or None), and both rewards. Parts and checks run in the order
-of the layout. A pair is refused by the first that raises Unfit, and those that follow do not see it. A pair that is
-written incompletely, or that the target trains differently, is noted. Always pairs = written + refused.
+of the layout. The first one that raises Unfit refuses the pair, and later ones skip it. A pair that is written
+incompletely, or that the target trains differently, is noted. Always pairs = written + refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,16 +47,16 @@ CONTENT = (*_MESSAGES, "tools")
 
 
 class Part:
-    """Bytes of a line: `function` takes the values of the columns, and raises Unfit if the target cannot hold them."""
+    """Bytes of a line: `function` takes the column values; raises Unfit if the target cannot represent them."""
 
     def __init__(self, function: Callable[..., bytes], *columns: str) -> None:
         self.function, self.columns = function, columns
 
 
 class Check:
-    """A check, which writes nothing: `function` returns the reasons under which the pair is noted, or raises Unfit.
+    """A check that writes nothing: `function` returns the reasons under which the pair is noted, or raises Unfit.
 
-    It runs once for all plain contents with the same roles, so that it may not look at their texts.
+    It runs once for all plain contents with the same roles, so it must not depend on their texts.
     """
 
     def __init__(self, function: Callable[..., Sequence[str]], *columns: str) -> None:
@@ -64,7 +64,7 @@ class Check:
 
 
 class Cut:
-    """From here on a side is one message, and what both sides begin with is at the end of the prompt.
+    """Move the common prefix of both sides to the prompt, and reduce each side to its next message.
 
     Refuses pairs in which one side continues the other, and notes those that were cut.
     """
@@ -100,7 +100,7 @@ def json_line(fields: Fields) -> Layout:
 
 
 class _Results:
-    """What a function returned for the distinct values of a column, by code; None if unfit, or if no pair needs it."""
+    """Results of a function for the distinct values of a column, by code; None if unfit, or if no pair needs it."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -114,7 +114,7 @@ class LineBatch:
     values    the distinct values of each column; prompts and sides share one list
     codes     for each column, the index in `values` of each pair in `rows`
     refused   reason by row number
-    noted     reasons by row number; those of refused pairs do not count
+    noted     reasons by row number; those of refused pairs are ignored
     """
 
     def __init__(self, batch: pa.RecordBatch, arguments: str) -> None:
@@ -133,7 +133,7 @@ class LineBatch:
         self.codes |= dict(zip(_MESSAGES, np.split(codes, len(_MESSAGES)), strict=True))
         self.values |= dict.fromkeys(_MESSAGES, read_contents(texts, arguments))
         self._kinds = _kinds(self.values["prompt"])
-        # Pairs with a weight: no target but the whole table has a place for it.
+        # Only whole-table targets can store a weight.
         for row in np.flatnonzero(batch.column("weight").to_numpy(zero_copy_only=False) != 1.0).tolist():
             self.noted[row] = {"weight_left_out"}
 
@@ -148,16 +148,16 @@ class LineBatch:
                 self._cut()
             else:
                 self._run(part)
-        # One row a pair, one column a part: read row by row, these are the pieces of the file.
+        # Shape (pairs, parts): read row by row, these are the pieces of the file.
         pieces = np.empty((len(self.rows), len(self._written)), object)
         for number, column in enumerate(self._written):
             pieces[:, number] = column
         return b"".join(pieces.ravel().tolist())
 
     def _run(self, part: Part | Check) -> None:
-        """Compute a part or a check for all pairs; those that do not fit leave the batch."""
+        """Compute a part or a check for all pairs; refused pairs leave the batch."""
         values, codes = self._combine(part.columns, by_kind=isinstance(part, Check))
-        # Prompts and sides share their values, and so the results of a function of one of them.
+        # Prompts and sides share their values, hence also the results of single-column functions.
         is_single = len(part.columns) == 1
         is_shared = is_single and part.columns[0] in _MESSAGES
         results = self._results.setdefault(part.function, _Results()) if is_shared else _Results()
@@ -183,14 +183,14 @@ class LineBatch:
     def _combine(self, columns: Sequence[str], *, by_kind: bool) -> tuple[list[Any], Indices]:
         """Return the distinct values of some columns together (tuples if several), and the code of each pair.
 
-        With `by_kind`, the first of all plain contents with the same roles stands for them.
+        With `by_kind`, all plain contents with the same roles are represented by the first of them.
         """
         own = [self._kinds[self.codes[name]] if by_kind and name in _MESSAGES else self.codes[name] for name in columns]
         if len(columns) == 1:
             return self.values[columns[0]], own[0]
         codes = own[0]
         for name, others in zip(columns[1:], own[1:], strict=True):
-            # Numbered again after each column: the product of all sizes may be too large.
+            # Renumbered after each column, since the product of all sizes may overflow.
             both = codes * len(self.values[name]) + others
             _, firsts, codes = np.unique(both, return_index=True, return_inverse=True)
         parts = (
@@ -212,7 +212,7 @@ class LineBatch:
         return fits
 
     def _cut(self) -> None:
-        """Replace the contents of pairs whose sides have several messages by what `Cut` says."""
+        """Apply `Cut` to the pairs whose sides have several messages."""
         contents = self.values["prompt"]
         chosen, rejected = (self._kinds[self.codes[name]] for name in _MESSAGES[1:])
         is_single = np.zeros(len(contents), np.bool_)
@@ -222,7 +222,7 @@ class LineBatch:
         if not len(several):
             return
         codes = {name: self.codes[name].copy() for name in _MESSAGES}
-        numbers: dict[tuple[int, ...], int] = {}  # of contents that were cut out, by what they were cut from
+        numbers: dict[tuple[int, ...], int] = {}  # number of each new content, by the contents it was cut from
         reasons: dict[int, str] = {}
 
         def add(key: tuple[int, ...], messages: Sequence[Any]) -> int:
@@ -250,14 +250,14 @@ class LineBatch:
 
 
 def _distinct_texts(columns: Sequence[pa.DictionaryArray]) -> tuple[list[bytes | None], Indices]:
-    """Return the distinct texts of some columns, the last of which is None for null, and the codes of their rows."""
+    """Return the distinct texts of some columns, followed by None for null, and the code of each row."""
     dictionaries, codes = [], []
     num_texts = 0
     for column in columns:
         size = len(column.dictionary)
         own = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         used = np.flatnonzero(np.bincount(own[own >= 0], minlength=size))  # a filtered batch may not need all texts
-        ranks = np.full(size + 1, -1)  # -1, for null, indexes the last of them
+        ranks = np.full(size + 1, -1)  # -1 (null) indexes the last entry
         ranks[used] = np.arange(num_texts, num_texts + len(used))
         codes.append(ranks[own])
         texts = column.dictionary if len(used) == size else column.dictionary.take(pa.array(used))
@@ -269,7 +269,7 @@ def _distinct_texts(columns: Sequence[pa.DictionaryArray]) -> tuple[list[bytes |
 
 
 def _nest_tools(text: bytes) -> str:
-    """Return tool schemas as chat APIs and templates take them; the same text where they are so."""
+    """Return tool schemas in the nested form of chat APIs and templates; unchanged if they already have it."""
     tools = decode(text)
     nested = [to_chat_tool(tool) for tool in tools]
     return (text if nested == tools else encode(nested)).decode()
@@ -285,7 +285,7 @@ def _kinds(contents: list[Content]) -> Indices:
 
 
 def _places(codes: Indices, some: dict[int, Any], num_codes: int) -> Indices:
-    """Return the places of pairs whose code is among some."""
+    """Return the positions of pairs whose code is a key of `some`."""
     flags = np.zeros(num_codes, np.bool_)
     flags[list(some)] = True
     return np.flatnonzero(flags[codes])
@@ -299,7 +299,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     split: Literal["train", "validation", "all"] = "all"
     history: bool = False  # customizer: messages with the full history as prompt, instead of text
-    arguments: Literal["text", "object"] = "text"  # of tool calls, in TRL's files: JSON text or the object itself
+    arguments: Literal["text", "object"] = "text"  # tool call arguments in TRL's files: JSON text or objects
     needs_rows: bool = False  # raise NothingFits instead of writing a file without rows
 
     def __post_init__(self) -> None:
@@ -309,7 +309,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportSummary(msgspec.Struct, kw_only=True):
-    """What became of every pair: `pairs` were read, `written` of them are in the output as `rows` rows.
+    """Counts of an export: `pairs` were read, `written` of them are in the output as `rows` rows.
 
     >>> import pairwright as pw
     >>> summary = pw.Pairs("runs/first/pairs").export("trl", "pairs.jsonl")

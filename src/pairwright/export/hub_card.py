@@ -1,6 +1,6 @@
-"""The card of a dataset repository: what the table holds, how it came about (funnel), and hashes of its files.
+"""The card of a dataset repository: content of the table, its funnel, and hashes of its files.
 
-Our part of the card is between two markers: what people write around it stays when the table is pushed again.
+The generated part of the card is between two markers; text outside of them is kept when the table is pushed again.
 """
 
 import html
@@ -34,7 +34,7 @@ def make_card(
     Args:
         folder: Folder of the table.
         manifest: Its manifest: `kind`, `rows`, `files`.
-        old: The card that the repository has.
+        old: The current card of the repository.
         license: Licence; None keeps that of the old card.
     """
     from huggingface_hub import DatasetCard
@@ -42,18 +42,18 @@ def make_card(
     if license is not None and not _LICENSE.fullmatch(license):
         raise ConfigError(f"license: got {license!r}, expected an identifier of the Hub such as apache-2.0")
     try:
-        # Without metadata huggingface_hub warns: an empty block says the same.
+        # huggingface_hub warns if there is no metadata, so an empty block is added.
         card = DatasetCard((old or b"---\n{}\n---\n").decode(), ignore_metadata_errors=True)
-    except Exception as error:  # whatever YAML makes of what somebody wrote there
+    except Exception as error:  # users may have written any YAML
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise PairwrightError(f"README.md of the repository: its metadata cannot be read: {first}") from None
     data = card.data
     data["license"] = license or data.get("license")
-    # A tag may be anything that YAML has.
+    # A tag may be any YAML value.
     tags = {tag for tag in data.get("tags") or () if isinstance(tag, str)}
     data["tags"] = sorted(tags | {"pairwright"} | ({"dpo"} if manifest["kind"] == "pairs" else set()))
     data["size_categories"] = [next((name for most, name in _SIZES if manifest["rows"] < most), "n>1M")]
-    # Named, so that only the table itself is shown as the dataset, not the outcomes beside it.
+    # Explicit, so that only the table is shown as the dataset, not outcomes.parquet.
     path = "pairs.parquet" if manifest["kind"] == "pairs" else "*.parquet"
     data["configs"] = [{"config_name": "default", "data_files": [{"split": "train", "path": path}]}]
     own = f"{_BEGIN}\n{_describe(folder, manifest, data['license'])}\n{_END}"
@@ -79,7 +79,7 @@ def _describe(folder: Path, manifest: dict[str, Any], license_name: str | None) 
         funnel = read_funnel(folder)
         parts += ["## Funnel", _table(("stage", "what", "count"), funnel_rows(funnel))]
         options = {name: value for name, value in funnel.get("options", {}).items() if value not in (None, [], False)}
-        # A condition may have the characters that end a block of code.
+        # A condition may contain the characters that end a code block.
         text = msgspec.json.format(msgspec.json.encode(options)).decode().replace("`", "\\u0060")
         parts += ["## Options", f"```json\n{text}\n```"]
     statistics = pair_statistics(folder) if is_pairs else table_statistics(Table(folder, create=False))
@@ -100,10 +100,10 @@ def _table(names: tuple[str, ...], rows: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A cell of a table in Markdown; text of traces (models, formats) means nothing there."""
+    """Format a cell of a Markdown table; text from traces (models, formats) is escaped."""
     if isinstance(value, int):
         return f"{value:,}"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    # Also the characters that begin links, code and emphasis.
+    # Escapes the characters that begin links, code and emphasis.
     escaped = re.sub(r"([\\|`*_\[\]!#~])", r"\\\1", " ".join(text.split()))
     return html.escape(escaped[:200], quote=False)

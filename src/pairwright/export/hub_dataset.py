@@ -4,9 +4,9 @@
     experience     table.json, its Parquet parts, exclusions.csv
     both           README.md, the card; pairwright.json, the manifest: kind, rows, and size and SHA-256 of every file
 
-lineage.json stays here: it has paths of this machine. Endpoint, token and offline mode are those of huggingface_hub
-(HF_ENDPOINT, HF_TOKEN or `hf auth login`, HF_HUB_OFFLINE). A pull writes only names that a table has, after their size
-and hash were checked against the manifest, so that no repository can write anything else or anywhere else.
+lineage.json is not pushed: it has local paths. Endpoint, token and offline mode are those of huggingface_hub
+(HF_ENDPOINT, HF_TOKEN or `hf auth login`, HF_HUB_OFFLINE). A pull writes only files with the names of a table, after
+size and hash were checked against the manifest, so that a repository cannot write other files or other places.
 """
 
 import hashlib
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 MANIFEST = "pairwright.json"
 CARD = "README.md"
 _VERSION = 1
-# Manifest and card are read into memory: the most bytes that they may have.
+# Maximum bytes: manifest and card are read into memory.
 _MAX_MANIFEST = 2**24
 _MAX_CARD = 2**20
-# What a repository may put into a folder, by kind: exact names, or the name of a part.
+# Files that a repository may contain, by kind: exact names, or names of parts.
 _NAMES = {"pairs": {PAIRS, FUNNEL, OUTCOMES}, "experience": {MARKER, EXCLUSIONS}}
 _PART = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,120}\.parquet")
 _STAGING = ".pulling"
 
 
 class HubError(PairwrightError):
-    """The Hub refused, cannot be reached, or holds something else than a table of ours."""
+    """The Hub refused, cannot be reached, or the repository is not a pairwright table."""
 
 
 class FileEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class FileEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a repository holds; `rows` are pairs or experiences."""
+    """Content of a repository; `rows` is the number of pairs or experiences."""
 
     kind: Literal["pairs", "experience"]
     rows: int
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HubSummary(msgspec.Struct):
-    """What a push or a pull did: `changed` is False where everything was there already.
+    """Result of a push or a pull; `changed` is False if everything was already there.
 
     >>> import pairwright as pw
     >>> pw.HubSummary("me/pairs", "pairs", rows=4, files=3, bytes=9000, revision="2f1c", changed=True, folder="x").rows
@@ -100,10 +100,10 @@ def push(
     Args:
         folder: Folder of the table, on this machine.
         repo: Id of the repository, such as "me/pairs".
-        private: Create the repository as a private one; one that exists and is public is refused.
+        private: Create the repository as private; an existing public repository is refused.
         revision: Branch to push to, created if it is missing; None: main.
-        license: Licence in the card, such as "apache-2.0"; None keeps that of a card that is there.
-        token: Token of the Hub; None: the one that huggingface_hub knows.
+        license: Licence in the card, such as "apache-2.0"; None keeps that of the existing card.
+        token: Token of the Hub; None: the token of huggingface_hub.
 
     >>> import pairwright as pw
     >>> pw.push("runs/first/pairs", "not a repository")
@@ -119,7 +119,7 @@ def push(
 
     api = hub.HfApi(token=token)
     with _translate_errors(repo):
-        # None leaves it to the settings of the account.
+        # None uses the default of the account.
         api.create_repo(repo, repo_type="dataset", private=private or None, exist_ok=True)
         if private and not api.dataset_info(repo).private:
             raise HubError(
@@ -135,14 +135,14 @@ def push(
         is_new = (old, old_card) != (content, card)
         oid = parent
         if is_new:
-            # One commit: nobody sees files of two pushes together. What the Hub has is not uploaded again.
+            # One commit, so that files of two pushes are never mixed. Files that the Hub has are not uploaded again.
             operations: list[Any] = [hub.CommitOperationAdd(name, str(source / name)) for name in manifest.files]
             operations += [hub.CommitOperationAdd(MANIFEST, content), hub.CommitOperationAdd(CARD, card)]
-            # Only files that an earlier push listed are deleted: whatever else is in the repository stays.
+            # Only files of an earlier push are deleted; all other files of the repository are kept.
             gone = _list_files(old).difference(manifest.files)
             operations += [hub.CommitOperationDelete(name) for name in sorted(gone)]
             title = f"{manifest.rows:,} {'pairs' if manifest.kind == 'pairs' else 'experiences'}"
-            # With `parent_commit`, a push of somebody else in the meantime makes this one fail, not overwrite.
+            # With `parent_commit`, a concurrent push makes this one fail instead of overwriting it.
             oid = api.create_commit(
                 repo, operations, commit_message=title, repo_type="dataset", revision=revision, parent_commit=parent
             ).oid
@@ -150,9 +150,9 @@ def push(
 
 
 def describe_folder(source: Path) -> Manifest:
-    """Return the manifest of a folder; raises HubError if it has no table, or one that is being written."""
+    """Return the manifest of a folder; raises HubError if it has no table or the table is being written."""
     if (source / MARKER).is_file():
-        # Journals become parts, which others can read; the content stays the same.
+        # Converts journals to Parquet parts; the content stays the same.
         with Table(source, create=False) as table:
             table.compact()
             rows = table.count()
@@ -163,22 +163,22 @@ def describe_folder(source: Path) -> Manifest:
         names = [MARKER, *names, *([EXCLUSIONS] if (source / EXCLUSIONS).is_file() else [])]
         return Manifest("experience", rows, {name: _describe_file(source / name) for name in names})
     if (source / PAIRS).is_file():
-        # Funnel and outcomes are missing where pairs were filtered or made by others.
+        # Filtered pairs, and pairs made by other tools, have no funnel and outcomes.
         names = [name for name in (PAIRS, FUNNEL, OUTCOMES) if (source / name).is_file()]
         return Manifest("pairs", count_pairs(source), {name: _describe_file(source / name) for name in names})
     raise HubError(f"{source}: neither a pairs table ({PAIRS}) nor an experience table ({MARKER})")
 
 
 def pull(repo: str, output: str | Place, *, revision: str | None = None, token: str | None = None) -> Pairs | Table:
-    """Download a table that `push` wrote, and check every byte of it.
+    """Download a table that `push` wrote, and verify every file.
 
-    A download that was cut off goes on when it is started again.
+    An interrupted download resumes when it is started again.
 
     Args:
         repo: Id of the dataset repository, such as "me/pairs".
-        output: Folder for the table: a new one, or one of a pull that was cut off.
+        output: Folder for the table: a new one, or that of an interrupted pull.
         revision: Branch, tag or commit; None: main.
-        token: Token of the Hub; None: the one that huggingface_hub knows.
+        token: Token of the Hub; None: the token of huggingface_hub.
 
     Returns:
         The pairs or the experience table.
@@ -193,7 +193,7 @@ def pull(repo: str, output: str | Place, *, revision: str | None = None, token: 
 
 
 def pull_files(repo: str, output: str | Place, *, revision: str | None = None, token: str | None = None) -> HubSummary:
-    """Do what `pull` does; returns what was done."""
+    """Download a table like `pull`, but return a summary."""
     _check_repo(repo)
     folder = local_path(place(output))
     if folder is None:
@@ -202,19 +202,19 @@ def pull_files(repo: str, output: str | Place, *, revision: str | None = None, t
 
     api = hub.HfApi(token=token)
     with _translate_errors(repo):
-        # One commit for all files, whatever is pushed meanwhile.
+        # All files come from one commit, even if others push meanwhile.
         commit = str(api.dataset_info(repo, revision=revision).sha)
         content = _read_small(api, repo, MANIFEST, commit, _MAX_MANIFEST)
         manifest = check_manifest(repo, content)
         if folder.is_dir() and all(_is_equal(folder / name, entry) for name, entry in manifest.files.items()):
             return _summarize(repo, manifest, commit, changed=False, folder=folder)
-        # The staging folder marks a pull that was cut off; any other content is not written over.
+        # The staging folder marks an interrupted pull; any other content is not overwritten.
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         if folder.is_file() or (names and _STAGING not in names):
             raise ConfigError(f"{folder}: is not empty: name a new folder for {repo}")
         _download(api, repo, commit, manifest, folder / _STAGING)
-    # Everything was checked; a crash from here on leaves a folder that is not a table yet, and the next pull goes on.
-    # File names such that what makes a folder a table comes last.
+    # All files were verified. The file that makes a folder a table is published last: after a crash the folder is not
+    # a table yet, and the next pull resumes.
     for name in sorted(manifest.files, key=lambda name: (name in (PAIRS, MARKER), name)):
         publish(folder / _STAGING / name, folder / name)
     shutil.rmtree(folder / _STAGING)
@@ -249,7 +249,7 @@ def _download(api: "HfApi", repo: str, commit: str, manifest: Manifest, staging:
     staging.mkdir(parents=True, exist_ok=True)
     sizes = {info.path: getattr(info, "size", None) for info in _list_info(api, repo, list(manifest.files), commit)}
     for name, entry in manifest.files.items():
-        # Before anything is downloaded: a file may not be larger than it is said to be.
+        # Checked before the download: a file must not be larger than the manifest says.
         if sizes.get(name) != entry.size:
             raise HubError(f"{repo}: {name}: has {sizes.get(name)} bytes, and {MANIFEST} says {entry.size}")
         path = staging / name
@@ -277,14 +277,14 @@ def _read_small(api: "HfApi", repo: str, name: str, commit: str | None, most: in
 
 def _list_info(api: "HfApi", repo: str, names: list[str], commit: str | None) -> list[Any]:
     infos: list[Any] = []
-    # Some hundred paths a request: a table may have thousands of parts.
+    # 500 paths per request: a table may have thousands of parts.
     for first in range(0, len(names), 500):
         infos += api.get_paths_info(repo, names[first : first + 500], repo_type="dataset", revision=commit)
     return infos
 
 
 def _list_files(manifest: bytes | None) -> set[str]:
-    """Names of the files of an older manifest, which a push replaces; none if it cannot be read."""
+    """Return the file names of the previous manifest, which a push replaces; empty if it cannot be read."""
     try:
         return set(check_manifest("", manifest).files)
     except HubError:
@@ -292,7 +292,7 @@ def _list_files(manifest: bytes | None) -> set[str]:
 
 
 def _is_equal(path: Path, entry: FileEntry) -> bool:
-    # The size first: hashing a large file takes long.
+    # Size first, since hashing a large file is slow.
     return path.is_file() and path.stat().st_size == entry.size and _describe_file(path) == entry
 
 
@@ -314,7 +314,7 @@ def _check_repo(repo: str) -> None:
 
 @contextmanager
 def _translate_errors(repo: str) -> Iterator[None]:
-    """Translate errors of huggingface_hub and of the network into HubError with a way out."""
+    """Translate errors of huggingface_hub and of the network to HubError with advice."""
     import httpx
     from huggingface_hub import errors
 

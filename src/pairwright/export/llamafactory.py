@@ -4,12 +4,12 @@ r"""LLaMA-Factory preference data: ShareGPT turns (v0), and messages of typed pa
     v1   {tools: JSON text, chosen_messages: [{role, content: [{type, value}], loss_weight}], rejected_messages: [...]}
 
 v0 has one turn per side, so a pair with several messages is cut at its divergence (export/chat_lines.py). LLaMA-Factory
-skips rows whose turns do not alternate, so such pairs are refused; so are pairs with text and tool calls in one turn,
-since a v0 turn has either. v1 represents all of it; loss_weight is 1 for messages that the model generated in its side
-and 0 for all others.
+skips rows whose turns do not alternate, so such pairs are refused. Pairs with text and tool calls in one turn are
+refused as well, since a v0 turn has either. v1 represents both; loss_weight is 1 for messages that the model generated
+in a side and 0 for all others.
 
-Neither format has tool call ids: results answer calls in order, and pairs in which they do not are refused. Arguments
-are written verbatim as JSON; pairs whose arguments are not a JSON object are refused. Message names are left out.
+Neither format has tool call ids: results must be in the order of the calls, other pairs are refused. Arguments are
+written verbatim as JSON; pairs whose arguments are not a JSON object are refused. Message names are left out.
 """
 
 import msgspec
@@ -29,7 +29,7 @@ from pairwright.export.exporter import CHAT_CHECKS, CUT_AT_DIVERGENCE, Check, Fi
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json, Message, ToolCall
 
-# The ShareGPT speaker for each role; the system prompt has a field of its own.
+# The ShareGPT speaker for each role; the system prompt has its own field.
 _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
 
@@ -72,7 +72,7 @@ def _write_system(prompt: Content) -> bytes:
 def _write_turns(prompt: Content) -> bytes:
     turns = prompt.messages[1:] if prompt.role == "system" else prompt.messages
     is_model = [message.role == "assistant" for message in turns]
-    # Turns of the user or a tool are at even places, the model's at odd ones, and the side is the next of the model.
+    # Even turns are the user's or a tool's, odd turns the model's; the side is the model's next turn.
     if is_model != [number % 2 == 1 for number in range(len(turns))] or len(turns) % 2 == 0:
         raise Unfit("turns_do_not_alternate")
     return encode([_turn(message) for message in turns])
@@ -118,7 +118,7 @@ def _parts(message: Message, loss_weight: float) -> Json:
 
 
 def _call(call: ToolCall) -> Json:
-    # Checked by decoding, but written verbatim: numbers and the order of keys stay as recorded.
+    # Decoded only as a check, and written verbatim: numbers and key order stay as recorded.
     call_value(call)
     return {"name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
 
@@ -131,9 +131,9 @@ def _check_side(side: Content) -> tuple[str, ...]:
 
 def _check_results(*contents: Content) -> tuple[str, ...]:
     """Raise Unfit unless tool results are in the order of the calls, which is how LLaMA-Factory matches them."""
-    # Ids of the calls that have no result yet, in order.
+    # Ids of the calls without a result, in order.
     waiting: list[str | None] = []
-    # Plain messages neither call nor name a call.
+    # Plain messages have no calls and no results with an id.
     messages = (
         message
         for content in (() if all(content.is_plain for content in contents) else contents)

@@ -64,15 +64,15 @@ def preference_lines(context: Context) -> Layout:
 
 
 def binary_lines(context: Context) -> Layout:
-    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text. It reads no more than these; beside
-    them stand the rewards, under the names of NeMo Gym's guide."""
+    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text, which is all that it reads. Rewards
+    are added under the names of NeMo Gym's guide."""
     checks = [Part(_check_text, side) for side in _SIDES]
     prompt: Fields = {"prompt": Part(write_history, "prompt")}
     return [*_CUT, *checks, *json_line(prompt | _SIDES | _tools(context) | _REWARDS)]
 
 
 def platform_lines(context: Context) -> Layout:
-    """NeMo Platform: messages of a role and a text, nothing else. Pairs with tools or tool calls are refused."""
+    """NeMo Platform: messages with a role and a text only. Pairs with tools or tool calls are refused."""
     checks = Check(refuse_tools, "tools"), Check(_refuse_calls, "prompt")
     prompt: Fields = {"prompt": Part(_write_roles_and_texts, "prompt")}
     return [*_CUT, *checks, *json_line(prompt | _SIDES | _REWARDS)]

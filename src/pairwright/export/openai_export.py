@@ -36,7 +36,7 @@ def preference_lines(context: Context) -> Layout:
 
 
 def _write_tools(tools: str | None) -> bytes:
-    """Write a field that only pairs with tools have."""
+    """Write the field `tools`; nothing for pairs without tools."""
     return b',"tools":' + encode(decode(tools)) if tools else b""
 
 
@@ -61,6 +61,6 @@ def _write_messages(content: Content) -> bytes:
 def _message(message: Message) -> Json:
     chat = chat_message(message, reasoning_key=None)
     if message.tool_calls and not chat["content"]:
-        # OpenAI's API has null, not "", beside tool calls.
+        # OpenAI's API uses null, not "", as the content of tool calls.
         chat["content"] = None
     return chat

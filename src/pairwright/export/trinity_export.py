@@ -4,7 +4,7 @@
     trinity-messages   {prompt: [...], chosen: [...], rejected: [...]}                  prompt_type: messages
 
 `trinity-messages` needs `messages_key: prompt` in the format section of the Trinity config. In `trinity`, a system
-prompt has a field of its own and is noted as `system_beside_prompt`: set `system_prompt_key: system`, and do not mix
+prompt has its own field and is noted as `system_beside_prompt`: set `system_prompt_key: system`, and do not mix
 such pairs with others. Trinity does not render tools for DPO: with a text prompt the pair is refused; with messages the
 tools are written as JSON text and noted as `tools_not_rendered`. Trinity trains everything after the prompt.
 """
@@ -47,7 +47,7 @@ def plaintext_lines(context: Context) -> Layout:
 def messages_lines(context: Context) -> Layout:
     """Trinity, messages."""
     fields: Fields = {name: Part(write_chat, name) for name in ("prompt", "chosen", "rejected")}
-    # Every row has the column or none: loaders infer the columns from the first rows.
+    # All rows need the column, since loaders infer the columns from the first rows.
     if context.has_tools:
         fields["tools"] = [Check(note_tools, "tools"), Part(write_tools, "tools")]
     return [*CHAT_CHECKS, *json_line(fields), *SIDE_CHECKS]

@@ -58,7 +58,7 @@ def implicit_lines(context: Context) -> Layout:
     def write_end(side: Content) -> bytes:
         return write(side)[1:]
 
-    # Joined as text: two arrays without the brackets between them, or two strings without the quotes between them.
+    # Joined as text: two arrays (or strings) without the inner brackets (or quotes).
     start, between = Part(write_start, "prompt"), b"" if context.is_text else b","
     sides: dict[str, Layout] = {name: [start, between, Part(write_end, name)] for name in _COLUMNS[1:]}
     return [*checks, *json_line(sides | _tools(context) | _SCORES), *_side_checks(context)]
@@ -86,9 +86,9 @@ _SCORES: Fields = {
 
 
 def _checks(context: Context) -> tuple[Layout, Callable[[Content], bytes]]:
-    """Return what precedes the parts of a line, and what writes a prompt or a side: raw text or chat messages.
+    """Return the checks before a line, and the function that writes a prompt or a side: as raw text or chat messages.
 
-    A file has one format, which its first pair decided.
+    The first pair decides the format of the whole file.
     """
     if context.is_text:
         checks = [Check(_check_has_text, *_COLUMNS), Check(check_has_prompt, "prompt")]
@@ -108,7 +108,7 @@ def _end_checks(context: Context) -> Layout:
 
 
 def _tools(context: Context) -> Fields:
-    # Raw text is refused if it has tools, so that there is nothing to write.
+    # Raw text with tools is refused, so there are no tools to write.
     return {"tools": Part(write_tools, "tools")} if context.has_tools and not context.is_text else {}
 
 

@@ -32,7 +32,7 @@ def export_runs(table: Place, output: Place, options: ExportOptions, *, threshol
     limit = choose_threshold(scored, threshold, option="--threshold")
     summary = ExportSummary(target="trl-unpaired")
     with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb", buffering=2**16) as file:
-        # Every row has the column where any run has tools: loaders take the columns of the first rows.
+        # If any run has tools, all rows need the column, since loaders infer the columns from the first rows.
         has_tools = any(text for batch in runs.scan(columns=["tools"]) for text in batch.column(0).to_pylist())
         file.writelines(_lines(runs, options, summary, limit=limit, has_tools=has_tools))
         refuse_empty(summary, table, options)

@@ -1,8 +1,8 @@
-"""`pairwright advise`: which recipe fits an experience table, by rules that name their evidence.
+"""`pairwright advise`: recommends a recipe for an experience table, by rules that cite their evidence.
 
-`measure` reads figures from the table, `RULES` turn figures into advice. A rule whose condition does not hold says
-nothing; the first rule whose recipe fits by the figures alone is recommended. Figures of the evidence are in
-docs/explanation/evidence.md; they come from small models on a CPU, and `pairwright compare` measures your own data.
+`measure` reads figures from the table, `RULES` turn figures into advice. A rule whose condition does not hold gives
+no advice; the first advice whose recipe fits by the figures alone is recommended. The evidence is in
+docs/explanation/evidence.md; it comes from small models on a CPU, and `pairwright compare` measures your own data.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from pairwright.pairs.turn_credit import count_credit
 from pairwright.records.messages import ERROR_KINDS, Json
 from pairwright.store.table import Table
 
-SOLVED = 1.0  # a run with this reward or more is solved, where no reward is above it
-MAX_CHOSEN = 1000  # best runs whose turns are looked at
-GROUP = ("tid", "step", "prompt_hash")  # runs that may be compared
+SOLVED = 1.0  # reward of a solved run, if no reward is higher
+MAX_CHOSEN = 1000  # maximum number of best runs whose turns are counted
+GROUP = ("tid", "step", "prompt_hash")  # key of comparable runs
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the rules look at. Solved runs are not known where rewards have another scale."""
+    """Input of the rules. The number of solved runs is unknown if rewards have another scale."""
 
     runs: int
     scored: int
@@ -56,7 +56,7 @@ class Figures:
 
 
 def measure(table: Table, *, solved: float | None = None) -> Figures:
-    """Read the figures of a table; `solved` is the reward of a solved run, 1 where no reward is above it."""
+    """Read the figures of a table; `solved` is the reward of a solved run, by default 1 if no reward is higher."""
     frame = table.lazy().select("uid", "reward", *GROUP)
     runs = int(frame.select(pl.len()).collect().item())
     scored = frame.filter(pl.col("reward").is_not_null() & pl.col("reward").is_finite()).collect()
@@ -64,7 +64,7 @@ def measure(table: Table, *, solved: float | None = None) -> Figures:
         num=pl.len(),
         spread=pl.col("reward").std(ddof=0),
         mean=pl.col("reward").mean(),
-        # pairs of different rewards: all pairs of runs, but for those of equal rewards
+        # pairs of different rewards = all pairs of runs minus pairs of equal rewards
         ties=(pl.col("reward").value_counts().struct.field("count").cast(pl.Int64) ** 2).sum(),
         best=pl.col("uid").sort_by("reward", "uid", descending=[True, False]).first(),
     )
@@ -101,9 +101,9 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """What one rule says. `snippet` is a part of a configuration; without one the advice is about the data.
+    """Advice of one rule. `snippet` is a part of a configuration; without one the advice is about the data.
 
-    `needs_look`: the snippet fits only if a person finds what the rule cannot know.
+    If `needs_look`, a person must check the data before using the snippet.
     """
 
     rule: str
@@ -170,7 +170,7 @@ def failed_turns(figures: Figures) -> Advice | None:
         return None
     kinds = sorted(figures.failed_by_kind, key=lambda kind: -figures.failed_by_kind[kind])
     counts = ", ".join(f"{kind} {figures.failed_by_kind[kind]:,}" for kind in kinds)
-    # kinds that do not fail a turn by default, since they often follow the right step
+    # kinds that do not mark a turn as failed by default, since they often follow a correct step
     more = [kind for kind in kinds if kind not in CREDIT_KINDS and kind in ERROR_KINDS]
     credit = {"credit": {"kinds": [*CREDIT_KINDS, *more]}} if more else {}
     look = f"; look at some of kind {', '.join(more)} first: they often follow the right step" if more else ""
@@ -223,19 +223,19 @@ def tasks_differ(figures: Figures) -> Advice | None:
     )
 
 
-# In the order in which they are said.
+# In the order of the output.
 RULES: tuple[Callable[[Figures], Advice | None], ...] = (
     no_rewards, nothing_solved, one_run_a_task, failed_turns, solved_runs, pairs_with_anchor, tasks_differ,
 )  # fmt: skip
 
 
 def advise(figures: Figures) -> list[Advice]:
-    """What the rules say of these figures."""
+    """Return the advice of all rules for these figures."""
     return [advice for rule in RULES if (advice := rule(figures)) is not None]
 
 
 def recommended(advice: list[Advice]) -> Advice | None:
-    """The first advice with a snippet that fits by the figures alone."""
+    """Return the first advice with a snippet that needs no check by a person."""
     return next((item for item in advice if item.snippet is not None and not item.needs_look), None)
 
 

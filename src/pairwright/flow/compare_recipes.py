@@ -1,12 +1,12 @@
-"""`pairwright compare`: several recipes on the same experience, with equal budgets, in the same exams.
+"""`pairwright compare`: trains several recipes on the same experience with equal budgets, and runs the same exams.
 
-    DIR/seed-N/start/                what `prepare` made: a model and tasks of this seed
+    DIR/seed-N/start/                output of `prepare`: model and tasks of this seed
     DIR/seed-N/experience/           the runs that every recipe trains on
     DIR/seed-N/recipes/NAME/         train/, one folder for each exam, done.json with the costs
     DIR/comparison.json              the table, for the report
 
-A recipe that is done and unchanged is not repeated. One that fails does not stop the others: it is in the table with
-its reason.
+A recipe that is done and unchanged is not repeated. A recipe that fails does not stop the others: the table has its
+error.
 """
 
 import gc
@@ -49,7 +49,7 @@ class Comparer:
         self._overrides = [*flatten(recipes.config), *overrides]
 
     def run(self, seeds: Sequence[int], names: Sequence[str]) -> Json:
-        """Run the named recipes with every seed, and write and return the table of all that is done."""
+        """Run the named recipes with every seed; writes and returns the table of all finished recipes."""
         with claim_folder(self.folder, None, work="compare"):
             for seed in seeds:
                 self._run_seed(seed, names)
@@ -79,7 +79,7 @@ class Comparer:
             write_json(folder / "done.json", {"key": key, **done})
 
     def _prepare(self, seed: int, place: Path) -> Overrides:
-        """The overrides of a seed, after its model and tasks were made where the file says how."""
+        """Create the model and tasks of a seed, if the file has a script for it; returns the overrides of the seed."""
         start = place / "start"
         if self.recipes.prepare is not None and not start.exists():
             self.view.say(f"seed {seed}: {self.recipes.prepare}")
@@ -88,7 +88,7 @@ class Comparer:
         return [("seed", str(seed)), *places, *self._overrides]
 
     def _collect(self, config: Config, place: Path) -> Path:
-        """The experience of a seed, collected or imported once; refused if it was made with other settings."""
+        """Return the experience of a seed, collected or imported once; raises ConfigError if it has other settings."""
         sections = config.model_dump(mode="json", include={"collect", "policy", "sources", "seed"})
         key, path = content_hash("experience", sections), place / "experience.json"
         known = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
@@ -104,7 +104,7 @@ class Comparer:
         return place / "experience"
 
     def _key(self, config: Config, recipe: Recipe | None) -> str:
-        """The hash of everything that the result of a recipe depends on, apart from code."""
+        """Return the hash of everything that the result of a recipe depends on, except code."""
         exams = [self.recipes.exams, config.evaluate.model_dump(mode="json")]
         if recipe is None:
             return content_hash("base", exams, config.seed)
@@ -112,8 +112,8 @@ class Comparer:
         return content_hash("recipe", settings, recipe.data, recipe.experience, recipe.train, exams)
 
     def _try(self, recipe: Recipe | None, config: Config, model: Path, experience: Path, folder: Path) -> Json:
-        """Train and examine; what it cost, or why it failed."""
-        gc.collect()  # what the recipe before left behind is not a cost of this one
+        """Train and run the exams; returns the costs, or the error."""
+        gc.collect()  # memory of the previous recipe must not count for this one
         meter = Meter()
         try:
             result = {} if recipe is None else self._train(recipe, config, model, experience, folder)
@@ -163,7 +163,7 @@ class Comparer:
         )
 
     def table(self, seeds: Sequence[int]) -> Json:
-        """Every metric of every exam by recipe and seed, with the difference to the baseline, and the costs."""
+        """Return every metric of every exam by recipe and seed, with the difference to the baseline, and the costs."""
         config = load_config(self.path, overrides=self._overrides)
         metrics = [Metric(metric.name, metric.better) for metric in config.evaluate.metrics] or [Metric("reward")]
         rows = [self._row(name, seeds, metrics, config) for name in (BASE, *self.recipes.recipes)]
@@ -198,7 +198,7 @@ class Comparer:
         }
 
     def _result(self, name: str, exam: str, metric: Metric, seeds: Sequence[int], config: Config) -> Json:
-        """One metric in one exam: by seed, its mean, and its difference to the baseline where that is done, too."""
+        """Return one metric of one exam: by seed, its mean, and its difference to the baseline if that is done."""
         values = [_mean(_numbers(self._scores(name, exam, seed, config), metric)) for seed in seeds]
         baseline = self.recipes.baseline
         both = [
@@ -215,7 +215,7 @@ class Comparer:
                 ).difference
                 for seed in both
             ]
-            # several seeds: over seeds, which are independent; one seed: over its tasks
+            # interval over seeds, which are independent; for one seed, over its tasks
             means = [comparison.mean for comparison in comparisons]
             over_seeds = seed_interval(means, confidence=config.evaluate.confidence)
             difference = asdict(over_seeds if len(both) > 1 else comparisons[0]) | {"by_seed": means}

@@ -7,7 +7,7 @@ from pairwright.flow.run_flow import Flow, Plan
 
 
 def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
-    """(stage, state, estimate) in order; `plan` is the result of `flow.plan()`, if the caller has it."""
+    """Return (stage, state, estimate) in order; `plan` is the result of `flow.plan()`, if the caller has it."""
     plan = flow.plan() if plan is None else plan
     states = dict(plan.steps)
     # for a refused stage the third cell is the reason
@@ -18,7 +18,7 @@ def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]
 
 
 def estimate_whole(trial: Flow, config: Config) -> dict[str, float]:
-    """Seconds of each stage of a run with all tasks, from those of a trial with its first tasks."""
+    """Estimate the seconds of each stage of a run with all tasks, from a trial with the first tasks."""
     tried, seconds = trial.config, dict[str, float]()
     for name, record in trial.manifest.stages.items():
         stage, kind = name.rpartition("/")[2], "evaluate" if name.endswith("/evaluate") else "collect"
@@ -32,7 +32,7 @@ def estimate_whole(trial: Flow, config: Config) -> dict[str, float]:
 
 
 def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
-    """Estimated counts of a stage, from the configuration or from the results of earlier stages."""
+    """Return the estimated counts of a stage, from the configuration or from the results of earlier stages."""
     config = flow.config
     # stage names are "round-1/train"
     number, _, stage = name.rpartition("/")

@@ -26,7 +26,7 @@ from pairwright.records.messages import Json
 
 @dataclass(frozen=True)
 class Example:
-    """`folder` below examples/; `places` are keys of its configuration whose files its prepare.py makes."""
+    """`folder` is below examples/; `places` maps keys of its configuration to files that its prepare.py creates."""
 
     folder: str
     title: str
@@ -51,7 +51,7 @@ EXAMPLES = {
 
 
 def example_folder(name: str) -> Path:
-    """The folder of an example, by its name below examples/: in the installed package, or beside it in a checkout."""
+    """Return the folder of an example below examples/, in the installed package or in a checkout."""
     package = Path(str(resources.files("pairwright")))
     # a wheel has the examples inside the package, a checkout beside src/
     for place in (package / "examples" / name, package.parents[1] / "examples" / name):
@@ -61,7 +61,7 @@ def example_folder(name: str) -> Path:
 
 
 def example_config(example: Example, start: Path, overrides: list[tuple[str, str]]) -> tuple[Config, Json]:
-    """The example's configuration with the files of `start`: loaded, and in the form to write to a file."""
+    """Return the example's configuration with the files of `start`: loaded, and in the form for a file."""
     path = example_folder(example.folder) / "config.yaml"
     words = [*((key, str(start / name)) for key, name in example.places.items()), *overrides]
     return load_config(path, overrides=words), printable_config(path, overrides=words)
@@ -79,18 +79,18 @@ def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
 
 
 def run_preparation(script: Path, start: Path, *, seed: int, view: View) -> None:
-    """Let a script make what a seed starts from, in a folder that appears when it is complete."""
+    """Run the script that creates the model and tasks of a seed; the folder `start` appears when it is complete."""
     with write_atomic(start) as temporary:
         done = run_script([sys.executable, str(script), str(temporary), "--seed", str(seed)], view)
         if done.returncode:
             raise PairwrightError(f"{script}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
 
 
-_STEP = re.compile(r"step (\d+) of (\d+)")  # what a script prints while it works
+_STEP = re.compile(r"step (\d+) of (\d+)")  # progress output of a script
 
 
 def run_script(command: list[str], view: View) -> subprocess.CompletedProcess[str]:
-    """Run a script of an example and show its progress. Its errors go to a file: a full pipe would block it."""
+    """Run a script of an example and show its progress. Its stderr is a file, since a full pipe would block it."""
     with tempfile.TemporaryFile("w+") as errors:
         # offline: the example needs nothing from the Hugging Face Hub
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
@@ -99,7 +99,7 @@ def run_script(command: list[str], view: View) -> subprocess.CompletedProcess[st
                 for line in process.stdout or ():
                     if match := _STEP.search(line):
                         view.counting(int(match[1]), int(match[2]))
-            except BaseException:  # also Ctrl-C: the script must not outlive us
+            except BaseException:  # including Ctrl-C: the script must not outlive this process
                 process.kill()
                 raise
         errors.seek(0)
@@ -117,14 +117,14 @@ def run_example(
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())
 
 
-# Of projects that `pairwright init` makes, in examples/templates
+# Templates of `pairwright init`, in examples/templates
 Template = Literal["chat", "tools", "openai-sdk", "traces", "nat"]
 TEMPLATES: tuple[str, ...] = get_args(Template)
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def create_project(folder: Path, template: str = "chat") -> list[str]:
-    """Write a project into a folder that is new or empty; returns the names of its files.
+    """Write a project to a new or empty folder; returns the names of its files.
 
     folder: where to put it.
     template: one of TEMPLATES.
@@ -143,7 +143,7 @@ def create_project(folder: Path, template: str = "chat") -> list[str]:
 
 
 def read_commands(readme: str) -> list[str]:
-    """The commands of a README: the lines of its first block, without comments.
+    """Return the commands of a README: the lines of its first code block, without comments.
 
     >>> read_commands("text\\n```\\npython a.py   # why\\npairwright run b.yaml\\n```\\n")
     ['python a.py', 'pairwright run b.yaml']

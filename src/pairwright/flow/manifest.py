@@ -23,14 +23,13 @@ from pairwright.paths import write_json
 from pairwright.records.messages import Json
 from pairwright.sources.redact import redact
 
-# Packages whose versions are recorded, since they decide results
+# Packages whose versions are recorded, since they affect results
 _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
 
 
 class StageRecord(msgspec.Struct, kw_only=True):
-    """The state of one stage; `key` is the hash of its inputs and settings. CPU time is of all threads, with processes
-    that it started and that have ended; peak memory is of this process, or of one that it started. Of a stage that was
-    resumed, the last part."""
+    """The state of one stage; `key` is the hash of its inputs and settings. CPU time covers all threads and ended child
+    processes; peak memory is that of the largest process. A resumed stage has the figures of its last part."""
 
     key: str
     state: str = "running"
@@ -39,11 +38,11 @@ class StageRecord(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int = 0
     result: Json = {}
     error: str | None = None
-    inputs: dict[str, str] = {}  # what it read beside its key: files of the user, such as agent.py, with their hashes
+    inputs: dict[str, str] = {}  # inputs outside of the key: user files, such as agent.py, with their hashes
 
 
 class Meter:
-    """What has been spent since it was made."""
+    """Measures time and memory since its creation."""
 
     def __init__(self) -> None:
         # Linux: 5 resets the peak that VmHWM counts. Elsewhere the peak is that of the whole process.
@@ -53,11 +52,11 @@ class Meter:
         self._children = _children_memory()
 
     def read(self) -> dict[str, Any]:
-        """The fields of a StageRecord."""
+        """Return the cost fields of a StageRecord."""
         return {
             "seconds": round(time.monotonic() - self._started, 3),
             "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
-            # the largest process that has ended so far counts if it is larger than those before
+            # a child's peak counts only if it exceeds those before the meter started
             "peak_memory_bytes": max(_peak_memory(), peak if (peak := _children_memory()) > self._children else 0),
         }
 
@@ -80,7 +79,7 @@ def _children_memory() -> int:
 
 
 def _as_bytes(peak: int) -> int:
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, but for macOS
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, except on macOS
 
 
 class Manifest:
@@ -105,12 +104,12 @@ class Manifest:
                 ) from error
 
     def is_done(self, name: str, key: str) -> bool:
-        # an interrupted or failed stage has the key, too, so the state counts as well
+        # an interrupted or failed stage has the same key, so the state is checked as well
         known = self.stages.get(name)
         return known is not None and known.key == key and known.state == "done"
 
     def has_other(self, name: str, key: str) -> bool:
-        """Whether the stage was started with another key."""
+        """Return whether the stage was started with another key."""
         known = self.stages.get(name)
         return known is not None and known.key != key
 
@@ -130,7 +129,7 @@ def _versions() -> dict[str, str]:
 
 
 def _revision() -> str | None:
-    """The git revision of the working directory, if it is in a repository."""
+    """Return the git revision of the working directory, if it is in a repository."""
     command = ["git", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""A recipe file: the ways of training that `pairwright compare` puts side by side, with one budget and one exam.
+"""A recipe file: the recipes that `pairwright compare` compares, with the same budget and exams.
 
     baseline: best                        what the others are compared with
     budget: {updates: 80, sequences: 32}
@@ -9,7 +9,7 @@
       best: {what: SFT on the best run of each task, config: {train: {channels: {dpo: 0, sft: 1}}}}
       pairs: {what: best against worst, config: {pairs: {strategy: best-worst}}}
 
-A recipe changes the configuration and nothing else, or names a function that rewrites the collected runs.
+A recipe changes only the configuration, or names a function that rewrites the collected runs.
 """
 
 import json
@@ -95,20 +95,20 @@ def read_recipes(path: Path) -> Recipes:
 
 
 def recipe_config(path: Path, recipes: Recipes, recipe: Recipe, overrides: list[tuple[str, str]]) -> Config:
-    """The configuration file with the recipe's changes, and the budget on top of them."""
+    """Load the configuration file with the recipe's changes, overridden by the budget."""
     changed = [*overrides, *flatten(recipe.config)]
     config = load_config(path, overrides=changed)
     if recipes.budget is None:
         return config
     size = recipes.budget.sequences // (2 if config.train.channels.dpo else 1)
     updates = recipes.budget.updates
-    # as many epochs as the updates need, and one checkpoint, at the end
+    # unlimited epochs, and one checkpoint at the end
     budget = {"max_steps": updates, "batch_size": size, "epochs": EPOCHS, "save_every": updates}
     return load_config(path, overrides=[*changed, *flatten({"train": budget})])
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A tree of changes as overrides: dotted keys, and values as YAML text.
+    """Yield a tree of changes as overrides: dotted keys, and values as YAML text.
 
     >>> list(flatten({"train": {"epochs": 2}, "name": "a"}))
     [('train.epochs', '2'), ('name', '"a"')]

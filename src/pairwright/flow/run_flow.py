@@ -92,10 +92,10 @@ class Flow:
     def run(self, *, resolved: Json | None = None) -> Json:
         """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails.
 
-        `resolved` is the configuration in the form that is written to the folder, once no other run is there.
+        `resolved` is the configuration in the form for a file; it is written to the folder once the folder is locked.
         """
         with claim_folder(self.folder, None, work="run"):
-            # what another run did since this object was made
+            # another run may have changed it since this object was created
             self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)
             if resolved is not None:
                 write_config(self.folder, resolved)
@@ -120,7 +120,7 @@ class Flow:
         return result
 
     def plan(self) -> Plan:
-        """What `run` would do with each stage now, by the same keys. Has no side effects."""
+        """Return what `run` would do with each stage, by the same keys. Has no side effects."""
         plan = Plan()
         if self.config.backend.name == "local" and is_hub_id(self.initial):
             find_model(self.initial, download=False)  # raises: it is not in the cache
@@ -139,7 +139,7 @@ class Flow:
     def _walk(self, do: Callable[[PlannedStage], Json]) -> Json:
         """Pass the stages of all rounds to `do`, in order; its results decide how the run continues."""
         config = self.config
-        # `upstream` is the key of the current model: of the initial one, then of the last training
+        # `upstream` is the key of the current model: the initial one, then that of the last training
         model, upstream = self.initial, _model_key(self.initial)
         # `first` is the key of the initial model; `experiences` has the table of each round so far, with its key
         first, experiences = upstream, []
@@ -171,11 +171,11 @@ class Flow:
         """Add the state of a stage to the plan. Returns its result if it is known, else the part that is certain."""
         known = self.manifest.stages.get(stage.name)
         leaves_model = stage.name.endswith("/train") and self._waits
-        # a training that is not done yet will leave its model here; the keys of later stages need the path
+        # the path of the model that training will write: keys of later stages need it
         expected: Json = {"model": str(stage.folders[0] / "model")} if leaves_model else {}
         state = "done" if self._is_done(stage) else "new"
         if state != "done" and known is not None:
-            # done in the manifest but not by `_is_done`: its key has changed, or a folder of its output is missing
+            # done in the manifest but not by `_is_done`: its key has changed, or an output folder is missing
             is_other = known.key != stage.key or known.state == "done"
             state = "again" if is_other else "retry" if known.state == "failed" else "resume"
         if plan.refusal is not None:
@@ -222,7 +222,7 @@ class Flow:
         return record.result
 
     def gather(self, number: int, place: Path, model: Path, upstream: str) -> PlannedStage:
-        """The stage that provides the experience of a round: collected by a workflow, or imported from files."""
+        """Return the stage that provides the experience of a round: collected by a workflow, or imported from files."""
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
             do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
@@ -230,9 +230,9 @@ class Flow:
             inputs: dict[str, str] = {}
         else:
             config = self.policy_config(model, number)
-            # limits of concurrency and time do not decide what is sampled, so they are not part of the key
+            # limits of concurrency and time do not affect sampling, so they are not part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
-            # as collections of earlier versions have it, so that these are found again
+            # the form of earlier versions, so that their collections keep their keys
             judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
             settings["scorer"]["judge"] = {**judge, "retry_seconds": 0.5, "max_retry_seconds": 60.0}
             policy = config.policy.model_dump(
@@ -247,7 +247,7 @@ class Flow:
         return PlannedStage(name, key, (place / "experience",), do, is_precious=True, check=check, inputs=inputs)
 
     def scoring(self, number: int, place: Path, upstream: str) -> PlannedStage:
-        """The stage that scores the experience of a round. Its answers of judges are kept whatever changes."""
+        """Return the stage that scores the experience of a round. Answers of judges are always kept."""
         config, folder = self.config, place / "experience"
         settings = config.score.model_dump(mode="json", include={"scorers", "judge"})
         names = [scorer.partition("=")[2] or scorer for scorer in config.score.scorers]
@@ -262,7 +262,7 @@ class Flow:
     def derive_stages(
         self, number: int, place: Path, model: Path, experiences: list[tuple[Path, str]], upstream: str
     ) -> list[PlannedStage]:
-        """The stages for pairs, tokens and training of a round."""
+        """Return the stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
         # pairs from the experience of all rounds, or of this one
         used = experiences if config.loop.accumulate else experiences[-1:]
@@ -277,9 +277,9 @@ class Flow:
 
             folder = config.tokens.tokenizer or self.initial
             encoding.append(choose_template(str(folder), config.tokens.chat_template))
-        # the initial model stands for the tokenizer, which training does not change
+        # the initial model identifies the tokenizer, which training does not change
         tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
-        # scores that training reads may change while pairs and tokens stay as they are
+        # scores that training reads may change without changes of pairs and tokens
         scores = _decisions_key(tables, None, config.train.score) if config.train.score else []
         train_key = content_hash(
             "train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream, *scores
@@ -288,7 +288,7 @@ class Flow:
             "pairs": place / "pairs",
             "experience": tables[-1],
             "tokens": place / "tokens",
-            # beside the stage's folder: other settings of the training find its values again
+            # outside of the stage's folder, so that trainings with other settings can reuse it
             "reference": place / "reference",
         }
         return [
@@ -313,7 +313,7 @@ class Flow:
         ]
 
     def proof(self, number: int, place: Path, model: Path, first: str) -> PlannedStage:
-        """The stage that compares the initial model with the one of this round, on the held-out tasks."""
+        """Return the stage that compares the initial model with that of this round on the held-out tasks."""
         config = self.config
         settings = config.evaluate.model_dump(mode="json")
         key = content_hash("evaluate", settings, config.seed, first, self._train_key)
@@ -329,12 +329,12 @@ class Flow:
         )
 
     def deployment(self) -> PlannedStage:
-        """The stage that deploys the model of the last round."""
+        """Return the stage that deploys the model of the last round."""
         config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
         return PlannedStage("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
 
     def policy_config(self, model: Path, number: int) -> Config:
-        """The configuration with the previous round's model as policy; in the first round the endpoint, if any."""
+        """Return the configuration with the previous round's model as policy; the first round keeps an endpoint."""
         policy = self.config.policy
         if number > 1 or policy.base_url is None:
             policy = policy.model_copy(update={"model": str(model), "base_url": None})
@@ -350,7 +350,7 @@ class Flow:
 
     @property
     def _num_stages(self) -> int:
-        """Stages of the whole run: four a round and scoring, the exams, the deployment."""
+        """Number of stages of the whole run: four per round, scoring, exams and deployment."""
         loop = self.config.loop
         num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
         return (4 + bool(self.config.score.scorers)) * loop.rounds + num_exams + self._deploys
@@ -365,7 +365,7 @@ class Flow:
         return "import" if self.config.collect.workflow is None else "collect"
 
     def _initial_model(self) -> Path:
-        """The folder of the model to train; a policy at an endpoint needs it, too."""
+        """Return the folder of the model to train; required even if the policy is an endpoint."""
         config = self.config
         name = config.model or (config.policy.model if config.policy.base_url is None else None)
         if name is None:
@@ -375,14 +375,14 @@ class Flow:
         path = Path(name)
         if self.base is not None and not path.exists() and (self.base / name).exists():
             path = self.base / name
-        if config.backend.name == "local" and is_hub_id(path):  # other backends know the Hub themselves
-            with contextlib.suppress(ModelFolderError):  # downloaded when the run begins, not for a plan
+        if config.backend.name == "local" and is_hub_id(path):  # other backends resolve Hub ids themselves
+            with contextlib.suppress(ModelFolderError):  # downloaded only when the run begins
                 path = find_model(name, download=False)
         return path
 
     def _round_config(self) -> Config:
-        """The configuration of a round. The reference model is the round's start, or the initial model if configured;
-        a tokenizer path is resolved from the configuration's folder, like the model."""
+        """Return the configuration of a round. The reference model is the round's start, or the initial model if
+        configured; a tokenizer path is resolved from the configuration's folder, like the model."""
         config = self.config
         name = config.tokens.tokenizer
         if name is not None and self.base is not None and not Path(name).exists() and (self.base / name).exists():
@@ -404,7 +404,7 @@ class Flow:
             )
 
     def _check_precious(self, stage: PlannedStage) -> None:
-        """Raise if a stage would replace a collection made with other settings: those are never removed."""
+        """Raise if a stage would replace a collection made with other settings, which is never removed."""
         has_other = self.manifest.has_other(stage.name, stage.key)
         if has_other and stage.is_precious and any(path.exists() for path in stage.folders):
             raise ConfigError(
@@ -417,13 +417,13 @@ class Flow:
         self._check_precious(stage)
         for path in stage.folders:
             if path.is_dir():
-                with lock_folder(path, work=stage.name):  # a command of its own may be at work there
+                with lock_folder(path, work=stage.name):  # another command may be using it
                     shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[Any]:
-        """Names, sizes and modification times of the imported files, and the text of the compaction prompt."""
+        """Return names, sizes and modification times of the imported files, and the text of the compaction prompt."""
         from pairwright.sources.files import expand_paths
         from pairwright.sources.format import read_compaction_prompt
 
@@ -431,12 +431,12 @@ class Flow:
             path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
             for path in self.config.sources.paths
         ]
-        # Its text, since a touched file with the same words is not a reason to import again.
+        # The text, since a touched file with the same content must not cause another import.
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
         return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
 
     def _user_files(self, *names: str | None) -> dict[str, str]:
-        """The files that workflows (file.py:name), rubrics and datasets name, with their hashes."""
+        """Return the files that workflows (file.py:name), rubrics and datasets refer to, with their hashes."""
         found = {}
         for name in filter(None, names):
             for part in (name, name.rpartition(":")[0]):
@@ -447,7 +447,7 @@ class Flow:
 
 
 def write_config(folder: Path, config: Json) -> None:
-    """Write the configuration to the run's folder; values from the environment stay references."""
+    """Write the configuration to the run folder; values from the environment stay references."""
     from ruamel.yaml import YAML
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -456,7 +456,7 @@ def write_config(folder: Path, config: Json) -> None:
 
 
 def _model_key(model: Path) -> str:
-    """The key of a model: the hash of its weights."""
+    """Return the key of a model: the hash of its weights."""
     from pairwright.training.model.load_model import model_hash
 
     if not (model / "config.json").exists():
@@ -465,7 +465,7 @@ def _model_key(model: Path) -> str:
 
 
 def _decisions_key(tables: list[Path], votes: str | Path | None, score: str | None = None) -> list[str]:
-    """Hashes of the files in which people or scorers decided about these tables; empty if there are none."""
+    """Return the hashes of the files with decisions and scores of these tables; empty if there are none."""
     from pairwright.pairs.decisions.exclusions import FILE_NAME
 
     files = [table / FILE_NAME for table in tables] + ([] if votes is None else [Path(votes)])

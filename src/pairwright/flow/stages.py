@@ -1,6 +1,6 @@
 """The stages of a run as functions of the configuration and folders. Each returns its counts for the manifest.
 
-Every stage calls the same function as its own command; this module only decides where inputs and outputs lie.
+Every stage calls the same function as its command; this module only decides the locations of inputs and outputs.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from pairwright.engines import open_engine
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json
 
-# Counts of the token stage's manifest that the run's manifest repeats
+# Counts of the tokens manifest that are copied to the run's manifest
 _TOKEN_COUNTS = (
     "items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated", "refused",
     "with_dropped_content", "with_dropped_prompt_content", "with_images_left_out", "added_tokens", "with_added_tokens",
@@ -34,7 +34,7 @@ class View:
 
 
 def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
-    """Run the workflow over the tasks, resuming a collection that was interrupted."""
+    """Run the workflow over the tasks; resumes an interrupted collection."""
     from pairwright.collection import collect
 
     collected = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
@@ -58,7 +58,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 
 def _say_advice(experience: Path, view: View) -> None:
-    """What the rules of advice.py say of the runs; nothing here changes what is trained."""
+    """Print the advice of advice.py on the runs; it does not affect training."""
     from pairwright.flow.advice import advise, measure, recommended
     from pairwright.store.table import Table
 
@@ -85,7 +85,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
     from pairwright.store.table import Table
 
     sources = config.sources
-    # relative paths of a configuration file are relative to its folder; addresses and absolute paths are not
+    # paths are relative to the folder of the configuration, except addresses and absolute paths
     paths = [
         path if base is None or is_address(path) or Path(path).is_absolute() else str(base / path)
         for path in sources.paths
@@ -155,7 +155,7 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
     from pairwright.tokens.stage.cache import describe_losses
     from pairwright.tokens.stage.stage import encode_source
 
-    # without a tokenizer of its own the stage takes that of the model that is trained
+    # the default tokenizer is that of the trained model
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     with open_engine(config.engine) as engine:
         manifest = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
@@ -196,7 +196,7 @@ def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path 
             config,
             model=model,
             output=folder,
-            # the status file of a run that has begun: go on from its newest checkpoint
+            # train.json exists once training has begun: continue from its newest checkpoint
             resume=(folder / "train.json").exists(),
             progress=view.training,
             pairs=inputs["pairs"],
@@ -237,7 +237,7 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
         job = backend.submit(folder, request, config, view.say)
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
-    # not waiting: the job is known, its model is not, and a run with more rounds will stop there
+    # without waiting, the model is not known, so a run with more rounds stops here
     if not config.backend.is_followed:
         return {**_describe_job(folder), "state": str(read_job(folder).state), "model": None}
     status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
@@ -250,7 +250,7 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
 
 
 def _describe_job(folder: Path) -> Json:
-    """The id of a job; of one on a service also its id there, and the names of its model and dataset."""
+    """Return the id of a job; for a job on a service also its id there and the names of its model and dataset."""
     from pairwright.jobs import read_job
 
     job = read_job(folder)

@@ -36,7 +36,7 @@ from pairwright.paths import write_bytes
 from pairwright.records.messages import Json
 
 _JOBS = "/v1/customization/jobs"
-# the metrics of our trainer by the names of the service
+# The service's metric names -> those of our trainer.
 _NAMES = {
     "train_loss": "loss",
     "val_loss": "eval_loss",
@@ -74,7 +74,7 @@ class CustomizerApi(Dialect):
 
         entity_host, store = self.settings.entity_host, self.settings.datastore_host or self.settings.entity_host
         token = self.settings.api_token.get_secret_value() if self.settings.api_token else None
-        # One address for both takes one token.
+        # If both have one address, one token suffices.
         if token is None and httpx.URL(entity_host).netloc == httpx.URL(store).netloc:
             token = self.hf_token
         return {entity_host: token, store: self.hf_token or token}
@@ -128,7 +128,7 @@ class CustomizerApi(Dialect):
             json={"id": namespace, "description": "Made by pairwright"},
             there=(409,),
         )
-        # For a namespace that exists, data stores answer 409 or 422.
+        # If the namespace exists, data stores respond with 409 or 422.
         store = self._created(
             "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
         )
@@ -178,13 +178,13 @@ class CustomizerApi(Dialect):
         return self._sent("POST", f"{_JOBS}/{quote(job_id, safe='')}/cancel")
 
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
-        # The service returns the whole log; the position is the number of lines that were returned before.
+        # The service returns the whole log; the position is the number of lines already returned.
         lines = list(_lines(self._got(f"{_JOBS}/{quote(job_id, safe='')}/container-logs")))
         num_seen = position or 0
         return lines[num_seen:], max(num_seen, len(lines))
 
     def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:
-        """Write the metrics of the job, and its model if the service named none when the job was created."""
+        """Write the metrics of the job, and its model if it was not known when the job was created."""
         if not job.details.get("output_model") and state is JobState.COMPLETED:
             output = self._got(f"{_JOBS}/{quote(job.details['job_id'], safe='')}").get("output_model")
             write_job(folder, change_job(job, details={**job.details, "output_model": output}))
@@ -198,7 +198,7 @@ class CustomizerApi(Dialect):
         percentage = as_number(answer.get("percentage_done"))
         done = None
         if step and percentage:
-            # The service does not say how many steps there are: estimated from the share that is done.
+            # The service does not report the number of steps: estimated from the percentage.
             done = round(step * 100 / percentage)
         messages = [log.get("message") for log in answer.get("status_logs") or [] if isinstance(log, dict)]
         details = [
@@ -242,7 +242,7 @@ class CustomizerApi(Dialect):
             api._created("POST", api.host, "/v1/deployment/configs", json=settings, there=(409,))
             body = {**shared, "config": f"{namespace}/{name}"}
             is_new = api._created("POST", api.host, "/v1/deployment/model-deployments", json=body, there=(409,))
-            # A name of ours belongs to this job alone; one that the user chose may be in use.
+            # A generated name is unique to this job; one chosen by the user may be in use.
             models = None
             if not is_new and wanted.deployment_name is not None:
                 models = (api.find_deployment(namespace, name) or {}).get("models")

@@ -10,7 +10,7 @@ TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_fi
 
 
 def export(pairs: Path, folder: Path, config: NemoCustomizerConfig, *, seed: int) -> Dataset:
-    """Write the training and validation files for the service to `folder`: pairs, or for sft their chosen sides."""
+    """Write the training and validation files for the service to `folder`: pairs, or only chosen sides for sft."""
     return write_dataset(
         pairs,
         folder,
@@ -28,7 +28,7 @@ def upload(host: str, token: str | None, repo: str, dataset: Dataset, *, message
         import huggingface_hub as hub
     except ImportError:
         raise BackendError("huggingface_hub is not installed: pip install 'pairwright[customizer]'") from None
-    # False, not None: with None the client would send the token that is stored on this machine.
+    # False, not None: with None the client would send the locally stored token.
     client = hub.HfApi(endpoint=f"{host}/v1/hf", token=token or False)
     files = [(TRAINING, dataset.training)]
     if dataset.validation is not None:
@@ -40,12 +40,12 @@ def upload(host: str, token: str | None, repo: str, dataset: Dataset, *, message
         client.create_repo(repo, repo_type="dataset", exist_ok=True)
         if dataset.validation is None and client.file_exists(repo, VALIDATION, repo_type="dataset"):
             operations.append(hub.CommitOperationDelete(path_in_repo=VALIDATION))  # of an earlier run
-        # without a change since the commit before, the client makes none and returns that one
+        # if nothing changed, the client creates no commit and returns the last one
         revision = client.create_commit(repo, operations=operations, repo_type="dataset", commit_message=message).oid
-    except Exception as error:  # the client raises what its HTTP library raises, which changes between its versions
+    except Exception as error:  # the client raises errors of its HTTP library, which differ between versions
         status = getattr(getattr(error, "response", None), "status_code", None)
         words = f"{host}/v1/hf: upload to {repo}: {type(error).__name__}: {str(error)[:500]}"
-        # Status codes that a repeat will not change.
+        # Status codes for which a retry does not help.
         if isinstance(status, int) and status < 500 and status not in (408, 429):
             hint = ": check backend.nemo_customizer.hf_token and the namespace" if status in (401, 403) else ""
             raise ServiceError(words + hint, status=status) from error

@@ -23,9 +23,9 @@ from pairwright.pairs.pair_table import pair_batches, write_pairs
 from pairwright.paths import write_json
 from pairwright.records.messages import Json
 
-# What `splits` reads, and the split that is there.
+# The columns that `splits` reads, and the existing split.
 _SPLIT_BY = ["tid", "prompt_hash", "across_groups", "rejected_uid", "split"]
-# Notes that mean: the trainer would not train what the pair says.
+# Notes of pairs on which the trainer would train other data than the pair contains.
 UNFAITHFUL = ("several_messages_a_side", "tools_not_rendered", "a_side_begins_in_the_environment")
 
 
@@ -83,7 +83,7 @@ def write_dataset(
                 counts[reason] = counts.get(reason, 0) + num
     noted |= _lost_by_text(table)
     _check(written, refused, pairs=pairs, target=target, validation=validation)
-    # The exporter writes the file in any case; without rows, trainers take it for a broken one.
+    # The exporter always writes the file, but trainers fail on a file without rows.
     if not written[1]:
         (folder / names[1]).unlink()
     return Dataset(
@@ -100,10 +100,10 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
     """Raise if the trainer would train on other data than the pairs contain, unless the user accepted this.
 
     Args:
-        dataset: What was exported.
-        trainer: Its name in the message.
+        dataset: The exported dataset.
+        trainer: Name of the trainer, for the message.
         is_accepted: Whether the user accepted other data.
-        key: The option that accepts them.
+        key: The option that accepts it.
     """
     losses = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
     if losses and not is_accepted:
@@ -135,7 +135,7 @@ def with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Pa
     if not narrow:
         raise BackendError(f"{pairs}: no pairs; see: pairwright pairs stats {pairs}")
     frame = pl.concat([table for table in narrow if isinstance(table, pl.DataFrame)])
-    # A split that the table brings is kept.
+    # An existing split is kept.
     if validation <= 0 or (frame["split"] == "validation").any():
         return pairs
     split_column = splits(frame, validation=validation, seed=seed)
@@ -153,7 +153,7 @@ def with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Pa
 def _replace_split(pairs: Path, split_column: pl.Series) -> Iterator[pa.RecordBatch]:
     start = 0
     for batch in pair_batches(pairs):
-        # Rows come in the same order as the narrow columns did.
+        # Rows are in the same order as the narrow columns.
         column = pa.array(split_column[start : start + batch.num_rows].to_list(), pa.string())
         yield batch.set_column(batch.schema.get_field_index("split"), "split", column)
         start += batch.num_rows

@@ -5,9 +5,9 @@ A job is a training task on any backend; its reference is `job.json` in the run 
 The file is written atomically, before anything is started and after every change, so that `pairwright jobs attach`
 finds the job after a crash or a network failure. It contains no secrets.
 
-A backend is submit, status, cancel, deploy and logs as functions, and a common `wait` that polls status. Every function
-takes the run folder, which holds the job reference, and the full configuration, which holds the secrets. All of them
-block. From an event loop, call them with `asyncio.to_thread`; `wait` raises if called inside a loop.
+A backend has the functions submit, status, cancel, deploy and logs, and a common `wait` that polls status. Every
+function takes the run folder, which has the job reference, and the full configuration, which has the secrets. All of
+them block. From an event loop, call them with `asyncio.to_thread`; `wait` raises if called inside a loop.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ class JobState(StrEnum):
     COMPLETED = "completed"
 
 
-# States that never change again.
+# States without further transitions.
 FINAL = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
-# The steps of a job's life. A running job is pending again when a scheduler puts it back, or the service restarts.
+# State transitions. A running job becomes pending again if a scheduler requeues it or the service restarts.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.PREPARED: frozenset({JobState.CREATED}),
     JobState.CREATED: frozenset({JobState.PENDING, JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
@@ -87,7 +87,7 @@ def states_before(new: JobState) -> list[JobState]:
 
 
 def can_become(old: JobState, new: JobState) -> bool:
-    """Whether `new` is reachable from `old` by any number of transitions; polling may miss states in between."""
+    """Return whether `new` is reachable from `old` by any number of transitions, since polling may miss states."""
     # Depth-first search over TRANSITIONS.
     reached, pending = set[JobState](), [old]
     while pending:
@@ -111,7 +111,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Reference to a job. `details` holds what its backend needs to find it again."""
+    """Reference to a job. `details` has the data by which its backend finds it."""
 
     id: str
     backend: str
@@ -128,7 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def new_job(backend: str, *, model: str, pairs: Path | None) -> Job:
     """Create a job in state `created`, with a unique id that sorts by time."""
     now = time.time()
-    # Sorts by time, and is unique without asking anybody.
+    # Sorts by time, and is unique without coordination.
     name = f"pw-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(4).hex()}"
     return Job(
         id=name,
@@ -142,7 +142,7 @@ def new_job(backend: str, *, model: str, pairs: Path | None) -> Job:
 
 
 def find_interrupted(folder: Path, backend: str) -> Job | None:
-    """Return the job of an interrupted submission. Its names are used again, so that it cannot be created twice."""
+    """Return the job of an interrupted submission. Its names are reused, so that it cannot be created twice."""
     if not (folder / FILE_NAME).exists():
         return None
     job = read_job(folder)
@@ -173,13 +173,13 @@ def read_job(folder: Path) -> Job:
 
 
 def is_submitted(folder: Path) -> bool:
-    """Whether the folder has a submitted job. An interrupted submission does not count: it is submitted again."""
+    """Return whether the folder has a submitted job. An interrupted submission does not count."""
     return (folder / FILE_NAME).exists() and read_job(folder).state is not JobState.CREATED
 
 
 def find_jobs(root: Path) -> Iterator[Path]:
     """Find the folders with a job below `root`, at most three levels deep."""
-    # Fixed depths, not `**`: run folders hold checkpoints with many files.
+    # Fixed depths, not `**`, since run folders have checkpoints with many files.
     for pattern in (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}", f"*/*/*/{FILE_NAME}"):
         yield from sorted(path.parent for path in root.glob(pattern))
 
@@ -199,7 +199,7 @@ def write_yaml(path: Path, value: Json, *, heading: str) -> None:
     """Write a YAML file atomically, with a comment at the top."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
-    # Keys in the order of the dict, as a reader expects them.
+    # Keys in the order of the dict.
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     with write_atomic(path, error=PairwrightError) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write("".join(f"# {line}\n" for line in heading.splitlines()))
@@ -217,7 +217,7 @@ def silent(_: str) -> None:
 class JobRequest:
     """Inputs of a training job. With `launch=False`, backends with launch files write them and start nothing.
 
-    tokens: the encoded sequences of `pairs` or `experience`, where they are ready; only the backend trl reads them.
+    tokens: the encoded sequences of `pairs` or `experience`, if available; only the backend trl reads them.
     """
 
     model: str
@@ -242,7 +242,7 @@ class Backend:
 
     def wait(self, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
         """Poll a job until it ends. Raises JobFailed if it did not complete, JobTimeout after the timeout."""
-        with contextlib.suppress(RuntimeError):  # raised where no loop is running in this thread, the good case
+        with contextlib.suppress(RuntimeError):  # raised if no loop is running in this thread, as it should be
             asyncio.get_running_loop()
             raise BackendError(
                 "a job was waited for inside an event loop, which would stand still: use asyncio.to_thread"
@@ -250,12 +250,12 @@ class Backend:
         limits = self.wait_limits(config)
         started, num_failures = time.monotonic(), 0
         while True:
-            # Read again in each pass: another command may have cancelled the job meanwhile.
+            # Read in each pass: another command may have cancelled the job.
             job = read_job(folder)
             try:
                 status = self.status(folder, job, config)
                 num_failures = 0
-            # A service that is away for a moment does not end the wait.
+            # A short outage of the service does not end the wait.
             except Unreachable as error:
                 num_failures += 1
                 if num_failures > limits.max_failures:
@@ -264,7 +264,7 @@ class Backend:
                         f"be going on; come back to it with: pairwright jobs attach {folder}"
                     ) from error
             else:
-                job = follow_status(folder, read_job(folder), status)  # asking may have written what was learnt
+                job = follow_status(folder, read_job(folder), status)  # `status` may have updated the job
                 show(status)
                 if status.state in FINAL:
                     if status.state is JobState.COMPLETED:

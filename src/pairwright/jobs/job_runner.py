@@ -17,7 +17,7 @@ def run(folder: str, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _wait_on)  # a handler, not SIG_IGN, which the command would inherit
     with open(os.path.join(folder, "lock"), "r+", encoding="utf-8") as file:
-        file.write(str(os.getpid()))  # as the starter does, which may be killed before
+        file.write(str(os.getpid()))  # the parent also writes it, but may be killed before that
     try:
         # close_fds=False: the command inherits the lock
         code = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False).wait()

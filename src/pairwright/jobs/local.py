@@ -40,18 +40,18 @@ from pairwright.records.messages import Json
 COMMAND = (sys.executable, "-m", "pairwright.cli")
 CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
-# How long a model server may take to answer.
+# Maximum startup time of a model server.
 _SERVER_SECONDS = 300
-Progress = Callable[[Path, Job], Status]  # what the trainer's own files tell; a message is the reason of a failure
+Progress = Callable[[Path, Job], Status]  # reads the trainer's files; a message is the reason of a failure
 
 
 def submit(backend: str, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Write the configuration of the job and start `pairwright train`, for `ray` on a cluster (ray_training.py)."""
+    """Write the configuration of the job and start `pairwright train`, on a cluster for `ray` (ray_training.py)."""
     if request.pairs is None and request.experience is None:
         raise ConfigError("nothing to train on: give --pairs DIR or --experience DIR")
     process.refuse_running(folder / PROCESS)
     command = [*COMMAND, "train", "--model", request.model, "-o", str(folder), "--config", str(folder / CONFIG)]
-    command += ["--backend", "local"]  # whatever the environment names
+    command += ["--backend", "local"]  # overrides the environment
     for option, path in (("--pairs", request.pairs), ("--experience", request.experience)):
         command += [] if path is None else [option, str(path)]
     command += ["--resume"] if request.resume else []
@@ -102,7 +102,7 @@ def _outcome(folder: Path, job: Job, known: Status, code: int | None, result: Pa
     is_cancelling = job.state is JobState.CANCELLING
     if code is None:
         return JobState.CANCELLING if is_cancelling else JobState.RUNNING, ""
-    # A job that finished while it was being cancelled is completed: its result is there.
+    # A job that finished while being cancelled is completed: it has a result.
     if code == 0 and (result is None or result.exists()):
         return JobState.COMPLETED, ""
     if is_cancelling:
@@ -126,13 +126,13 @@ def train_progress(folder: Path, job: Job) -> Status:
         epoch=run.epoch,
         train_loss=train_loss,
         validation_loss=validation_loss,
-        # A failure in train.json may be that of an earlier process, before a resume.
+        # After a resume, a failure in train.json may be that of an earlier process.
         message=(run.error or "the trainer failed") if run.state == "failed" and is_current(folder) else "",
     )
 
 
 def is_current(folder: Path) -> bool:
-    """Whether train.json was written by the latest process of the job."""
+    """Return whether the latest process of the job wrote train.json."""
     try:
         # The lock is written when the process starts.
         return (folder / FILE_NAME).stat().st_mtime_ns >= (folder / PROCESS / process.LOCK).stat().st_mtime_ns
@@ -161,7 +161,7 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     """Serve a model on a free port of the loopback interface and wait until it is healthy."""
     if job.state is not JobState.COMPLETED:
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
-    # Deployed before, and still up.
+    # Already deployed and running.
     if process.is_alive(folder / SERVER) and job.deployment:
         return job.deployment
     port = free_port()
@@ -176,7 +176,7 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
 
 
 def result_folder(folder: Path) -> Path:
-    """The folder of the trained model, which the trainer names relative to its run's."""
+    """Return the folder of the trained model, which train.json names relative to the run folder."""
     run = read_status(folder, strict=False)
     return folder / ((run and run.model) or "model")
 

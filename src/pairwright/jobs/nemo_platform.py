@@ -1,8 +1,8 @@
 """The NeMo Platform dialect, the open successor of NeMo Customizer: DPO jobs of its `rl` backend.
 
-Submitting writes training.jsonl and validation.jsonl, makes a fileset of this run alone, uploads both and creates the
-job. Filesets have no revisions: a run's own name is what keeps its data as it was. The platform names its jobs itself;
-ours is found again by the name of the model that it makes, which is unique to the run.
+Submitting writes training.jsonl and validation.jsonl, creates a fileset for this run, uploads both and creates the job.
+Filesets have no revisions, so each run has its own. The platform chooses the names of jobs; a job is found by the name
+of its output model, which is unique to the run.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ class PlatformApi(Dialect):
     title = "NeMo Platform"
     kept = ("base_url", "workspace")
     states = {  # noqa: RUF012
-        # A paused job may go on.
+        # A paused job may continue.
         "created": JobState.PENDING,
         "pending": JobState.PENDING,
         "active": JobState.RUNNING,
@@ -64,7 +64,7 @@ class PlatformApi(Dialect):
         return {self.settings.base_url: self.settings.api_token.get_secret_value() if self.settings.api_token else None}
 
     def training_backends(self) -> list[str]:
-        """Names of what trains on the platform; DPO jobs are those of `rl`."""
+        """Return the names of the platform's training backends; `rl` runs DPO jobs."""
         answer = self._got("/apis/customization/v2/healthz").get("contributors")
         return [str(name) for name in answer] if isinstance(answer, list) else []
 
@@ -74,10 +74,10 @@ class PlatformApi(Dialect):
         return self._created("POST", self.host, self._files, json=body, there=(409,))
 
     def upload_file(self, fileset: str, path: Path) -> None:
-        """Put a file into a fileset under its own name; repeating it replaces the same bytes."""
+        """Upload a file to a fileset under its own name; idempotent."""
         place, size = f"{self._files}/{quote(fileset, safe='')}/-/{quote(path.name, safe='')}", path.stat().st_size
         headers = {"content-type": "application/octet-stream", "content-length": str(size)}
-        # Sent again from its start if a try fails: the same bytes under the same name.
+        # Retried once from the start: the upload is idempotent.
         with path.open("rb") as file:
             try:
                 answer = self._sent("PUT", place, content=file, headers=headers, timeout=_UPLOAD_SECONDS)
@@ -164,7 +164,7 @@ class PlatformApi(Dialect):
         return self._sent("POST", f"{self._jobs}/{quote(job_id, safe='')}/cancel")
 
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
-        # The position is a cursor and the number of lines of its page, which grows until there is a next page.
+        # The position is a cursor and the number of lines read from its page, which grows until there is a next page.
         cursor, num_seen = position or (None, 0)
         lines: list[str] = []
         while True:
@@ -207,7 +207,7 @@ class PlatformApi(Dialect):
 
 
 def _message(answer: Json, steps: list[Json], details: Json) -> str:
-    """What the job is at; for an error what the platform says of it, from the inside out."""
+    """Return the current phase of the job; for an error its message, innermost first."""
     word = str(answer.get("status", "")).lower()
     if word == "error":
         tasks = [task for step in steps for task in step.get("tasks") or [] if isinstance(task, dict)]

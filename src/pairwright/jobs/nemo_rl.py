@@ -46,7 +46,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.tokens import ChatTokenizer, EncodeOptions, TokensError
 from pairwright.tokens.encode import encode_raw_text, is_raw_text
 
-# Job states of Slurm's accounting, as ours.
+# Slurm's job states -> ours.
 _SLURM = {
     "PENDING": JobState.PENDING,
     "CONFIGURING": JobState.PENDING,
@@ -71,7 +71,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     _check(config, request, settings)
     is_ordered = has_curriculum_order(request.pairs, trainer="NeMo RL", keeps_order=True)
     model = model_folder(request.model, trainer="NeMo RL")
-    # Before anything is exported: encoding needs only the pairs and the tokenizer.
+    # Checked before the export, since it needs only the pairs and the tokenizer.
     limit = config.tokens.pair_length or config.backend.nemo_rl.max_total_sequence_length
     number = num_longer(request.pairs, model, limit=limit)
     if number and not config.backend.nemo_rl.accept_other_data:
@@ -119,7 +119,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     }
     job = change_job(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
-        # `replace`, not `change_job`: no transition leads to `prepared`, it is a first state.
+        # `replace`, not `change_job`: `prepared` is an initial state without transitions to it.
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
     job = write_job(folder, job)
     if settings.launcher == "slurm":
@@ -153,7 +153,7 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
     if slurm_id is None:
         yield from local.logs(folder, job, config, follow)
     else:
-        # ray.sub of NeMo RL writes its logs to SLURM_JOB_ID-logs, in the folder that it was submitted from.
+        # ray.sub of NeMo RL writes its logs to SLURM_JOB_ID-logs in the folder of the submission.
         path = _directory(config.backend.nemo_rl) / f"{slurm_id}-logs" / "ray-driver.log"
         yield from last_lines(path, 10_000)
 
@@ -163,7 +163,7 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
     run = f"uv run examples/run_dpo.py --config {shlex.quote(str(path))}"
     many = f"{run} cluster.gpus_per_node={settings.gpus_per_node} cluster.num_nodes={settings.num_nodes}"
     slurm = settings.slurm
-    # Every path is mounted under its own name. Only $PWD is for the shell; all that is ours to write is quoted.
+    # Every path is mounted under its own name. Only $PWD is expanded by the shell; all our values are quoted.
     mounts = ",".join([*(f"{place}:{place}" for place in _places(path, model)), *slurm.mounts])
     options = [
         f"--nodes={settings.num_nodes}",
@@ -216,7 +216,7 @@ def _directory(settings: NemoRlConfig) -> Path:
 
 def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) -> Path:
     if settings.launcher == "slurm":
-        # ray.sub gives the mounts to srun unquoted, with commas and colons between them.
+        # ray.sub passes the mounts to srun unquoted, separated by commas and colons.
         for place in _places(path, model):
             if re.search(r"[\s,:*?\[\]'\"\\]", place):
                 raise ConfigError(f"{place!r}: cannot be mounted by Slurm: choose a path of plain characters")
@@ -224,7 +224,7 @@ def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) 
     chosen = "Slurm" if settings.launcher == "slurm" else "many GPUs"
     lines = ["#!/usr/bin/env bash", "# Written by pairwright. Run in a checkout of NeMo RL.", "set -euo pipefail"]
     for name, command in commands.items():
-        # The launcher that was not chosen stays in the script as a comment; a value may have several lines.
+        # Other launchers are comments in the script; a command may have several lines.
         lines += ["", f"# {name}", command if name == chosen else "# " + "\n# ".join(command.splitlines())]
     script = (folder / "nemo-rl-launch.sh").resolve()
     with write_atomic(script, error=PairwrightError) as temporary:
@@ -234,13 +234,13 @@ def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) 
 
 
 def _places(path: Path, model: str) -> list[str]:
-    """Folders to mount in the container: the run folder, and the model folder if it is local."""
+    """Return the folders to mount in the container: the run folder, and the model folder if it is local."""
     return list(dict.fromkeys([str(path.parent), *([model] if os.path.isabs(model) else [])]))
 
 
 def _hand_in(folder: Path, job: Job, settings: NemoRlConfig, say: Say) -> Job:
     output = _run(["bash", job.details["script"]], directory=_directory(settings))
-    # The answer of sbatch on stdout.
+    # Output of sbatch.
     match = re.search(r"Submitted batch job (\d+)", output)
     if match is None:
         raise BackendError(f"sbatch did not say which job it made: {output.strip()[-300:]!r}")
@@ -251,7 +251,7 @@ def _hand_in(folder: Path, job: Job, settings: NemoRlConfig, say: Say) -> Job:
 def _slurm_status(folder: Path, job: Job) -> Status:
     # -X: the job without its steps; -n: no header; -P: fields separated by |.
     state_name = _run(["sacct", "-j", job.details["slurm_id"], "-X", "-n", "-P", "-o", "State"]).strip()
-    name = state_name.split("\n")[0].split()[0].rstrip("+") if state_name else "PENDING"  # not in the accounting yet
+    name = state_name.split("\n")[0].split()[0].rstrip("+") if state_name else "PENDING"  # if not in the accounting yet
     if name not in _SLURM:
         raise Unreachable(f"Slurm job {job.details['slurm_id']}: state {name!r}")
     progress = _progress(folder, job)
@@ -262,7 +262,7 @@ def _slurm_status(folder: Path, job: Job) -> Status:
 
 def _progress(folder: Path, job: Job) -> Status:
     """Read the progress from the checkpoint folders, which are named by step."""
-    # Folders named step_N; anything else that begins so is skipped.
+    # Only folders named step_N.
     steps = [
         int(path.name.removeprefix("step_"))
         for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
@@ -298,13 +298,13 @@ def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
     count = 0
     for pair in read_pairs(pairs):
         sides = (pair.chosen, pair.rejected)
-        # A pair is left out as soon as one of its sides is too long.
+        # NeMo RL leaves out a pair if one of its sides is too long.
         count += any(_length(tokenizer, [*pair.prompt, *side], pair.tools) > limit for side in sides)
     return count
 
 
 def _length(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> int:
-    """Number of tokens of a conversation; 0 if it cannot be rendered (the trainer reports that)."""
+    """Return the number of tokens of a conversation; 0 if it cannot be rendered (the trainer reports that)."""
     try:
         if is_raw_text(messages):
             return len(encode_raw_text(tokenizer, messages, EncodeOptions()))

@@ -2,7 +2,7 @@
 
 It does not inherit from NeMo RL's dpo.yaml, which names an NVIDIA dataset that would stay in use if only a path were
 added, and which stops after 150 steps. Model and tokenizer share one path. The keys are those of NeMo RL 0.6 and later,
-where a dataset is `data.train` with `dataset_name` and `data_path`; from 0.7 on NeMo RL checks their types, too.
+where a dataset is `data.train` with `dataset_name` and `data_path`; since 0.7 NeMo RL also checks their types.
 """
 
 import math
@@ -18,7 +18,7 @@ from pairwright.jobs.dataset import Dataset
 from pairwright.jobs.translation import micro_batch, steps_between, steps_per_epoch
 from pairwright.records.messages import Json
 
-# Not for `overrides`: they decide what is trained on, and where the result goes.
+# Keys that `overrides` must not change: they define the data, the model and the output.
 _OURS = ("data", "policy.model_name", "policy.tokenizer", "checkpointing.checkpoint_dir", "checkpointing.enabled")
 # Dataset classes of NeMo RL.
 _CLASSES = {"preference": "PreferenceDataset", "binary": "BinaryPreferenceDataset"}
@@ -39,7 +39,7 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
         "logger": _logger(train, output),
         "cluster": {"gpus_per_node": settings.gpus_per_node, "num_nodes": settings.num_nodes},
     }
-    # After everything else, so that they win.
+    # Applied last, so that overrides take precedence.
     for key, value in settings.overrides.items():
         _override(tree, key, value)
     return tree
@@ -84,7 +84,7 @@ def _policy(
     train: TrainConfig, settings: NemoRlConfig, *, model: str, size: int, per_epoch: int, max_length: int
 ) -> Json:
     """Build the section `policy`: model, batch sizes, parallelism, optimizer and scheduler."""
-    # The file inherits nothing, so what is off is said too.
+    # The file inherits nothing, so disabled features are explicit.
     return {
         "model_name": model,
         "tokenizer": {"name": model, "chat_template_kwargs": None},
@@ -95,7 +95,7 @@ def _policy(
         "offload_optimizer_for_logprob": False,
         "dtensor_cfg": {
             "enabled": True,
-            # Only the second DTensor worker knows LoRA; the first one stops at the start.
+            # Only the v2 DTensor worker supports LoRA; v1 fails at the start.
             "_v2": train.finetuning_type == "lora",
             "env_vars": {},
             "cpu_offload": False,
@@ -180,7 +180,7 @@ def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, max_l
     named: Json = {"dataset_name": _CLASSES[settings.dataset], **(keys if settings.dataset == "binary" else {})}
 
     def one(path: Path) -> Json:
-        # No `split`: NeMo RL takes the only one of a JSONL file, and refuses a null.
+        # No `split`: NeMo RL uses the only split of a JSONL file, and rejects null.
         return {**named, "data_path": str(path.resolve())}
 
     return {

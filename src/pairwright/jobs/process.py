@@ -1,8 +1,8 @@
 """Detached processes (trainers, workers, servers) that outlive their parent, and their state on disk.
 
 A process has a folder with three files. `lock` contains its pid and is locked while the process or its command is
-alive, so a reused pid is not mistaken for it. `exit.json` has the exit code once it ended. `log` has its output. A
-process that is gone and left no exit code was killed, or the machine went down.
+alive, so a reused pid is not mistaken for it. `exit.json` has the exit code after it ended. `log` has its output. A
+dead process without an exit code was killed, or the machine went down.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from pairwright.ledger.run_status import last_lines
 
 LOCK, EXIT, LOG = "lock", "exit.json", "log"
 RUNNER = Path(__file__).with_name("job_runner.py")
-KILLED = -1  # the exit code of a process that left none
+KILLED = -1  # used for a process without an exit code
 
 
 def start(
@@ -42,11 +42,11 @@ def start(
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BackendError(f"{folder}: its process is still running; see: pairwright jobs list") from None
-        os.ftruncate(fd, 0)  # the pid of the process before
+        os.ftruncate(fd, 0)  # the pid of the previous process
         (folder / EXIT).unlink(missing_ok=True)
         with open(folder / LOG, "ab") as log:
             process = subprocess.Popen(
-                # -I -S: isolated, without site-packages: starts fast and imports nothing of the user's.
+                # -I -S: isolated, without site-packages: starts fast and imports no user code.
                 [sys.executable, "-I", "-S", str(RUNNER), str(folder.absolute()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -58,8 +58,8 @@ def start(
             )
         os.pwrite(fd, str(process.pid).encode(), 0)
     finally:
-        os.close(fd)  # the process has its own copy: the lock lives as long as that
-    threading.Thread(target=process.wait, daemon=True).start()  # or it would stay a zombie of a long-lived parent
+        os.close(fd)  # the process has its own copy, which holds the lock
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps it: no zombie in a long-lived parent
     return process.pid
 
 
@@ -72,7 +72,7 @@ def refuse_running(folder: Path) -> None:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether the process of a folder or its command is alive."""
+    """Return whether the process of a folder or its command is alive."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def stop(folder: Path, *, grace_seconds: float) -> None:
     """Send SIGTERM to the process group, and SIGKILL after the grace period. Does nothing if it is not alive."""
     until, is_asked = time.monotonic() + grace_seconds, False
     while is_alive(folder) and time.monotonic() < until:
-        # Asked once; `send` is False as long as the pid is not written yet.
+        # Sent once; `send` returns False until the pid is written.
         is_asked = is_asked or send(folder, signal.SIGTERM)
         time.sleep(0.05)
     send(folder, signal.SIGKILL)

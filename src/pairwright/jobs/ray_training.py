@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pairwright.training import TrainResult
 
 Progress = Callable[[dict[str, Any]], None]
-STORAGE = "ray"  # what Ray Train itself keeps, below the run's folder
+STORAGE = "ray"  # files of Ray Train, below the run folder
 _FAILURE = ".failure.json"
 _POLL_SECONDS = 1.0
 
@@ -66,7 +66,7 @@ def train_on_ray(
         "tokens": tokens,
         "reference_cache": reference_cache,
     }
-    # Plain data, which Ray pickles to the workers; paths are absolute, since workers start elsewhere.
+    # Plain data, which Ray pickles; paths are absolute, since workers have other working directories.
     task = {
         "config": config.model_dump(mode="json"),
         "folder": os.getcwd(),
@@ -97,7 +97,7 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
     )
     try:
         trainer.fit()
-    except Exception as error:  # whatever Ray wraps it in; what we know of it is in the file
+    except Exception as error:  # Ray may wrap it in any type; the file has the original error
         failure = _read_failure(output)
         if failure is not None:
             raise _error(failure) from error
@@ -115,7 +115,6 @@ def _workers(engine: EngineConfig) -> tuple[int, bool]:
     num_nodes = sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in ray.nodes())
     if num_gpus and engine.workers is not None and engine.workers > num_gpus:
         raise ConfigError(f"engine.workers: {engine.workers} workers need as many GPUs, the cluster has {num_gpus}")
-    # One worker a GPU; without GPUs, one a node.
     return engine.workers or num_gpus or max(1, num_nodes), num_gpus > 0
 
 
@@ -125,13 +124,13 @@ def _work(task: dict[str, Any]) -> None:
 
     paths: dict[str, Any] = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
     output: Path = paths["output"]
-    # Written by another worker, or in an attempt before: failing at once spares a retry.
+    # Written by another worker or in an earlier attempt: fail immediately instead of retrying.
     known = _read_failure(output)
     if known is not None:
         raise _error(known)
     try:
         with contextlib.chdir(task["folder"] if os.path.isdir(task["folder"]) else "."):
-            # Always `resume`: after a restart the run goes on from its last checkpoint, and a new run has none.
+            # Always `resume`: a restarted run continues from its last checkpoint, and a new run has none.
             train(Config.model_validate(task["config"]), resume=True, **paths)
     except PairwrightError as error:
         write_bytes(output / _FAILURE, msgspec.json.encode(_Failure(str(error), error.exit_code)))
@@ -185,7 +184,7 @@ def _watch_metrics(output: Path, progress: Progress) -> Iterator[None]:
 
 def _watch(output: Path, start: int, progress: Progress, done: threading.Event) -> None:
     while True:
-        # True once the training has ended: one more pass reads what was written last.
+        # True once the training has ended: one more pass reads the last rows.
         is_last = done.wait(_POLL_SECONDS)
         status = read_status(output)
         for end, row in _rows(output, start):

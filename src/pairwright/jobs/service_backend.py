@@ -1,8 +1,8 @@
 """Training on a service over HTTP: submit, status, cancel and logs, the same for every dialect.
 
 The job reference is written before anything is sent, and contains a name that is unique to the run. After a lost
-response or a crash the job is found by that name, so it is neither created twice nor lost. What differs between
-services is a `Dialect`: an HTTP client that knows the paths, names and states of one service.
+response or a crash the job is found by that name, so it is neither created twice nor lost. A `Dialect` has the
+differences between services: an HTTP client that knows the paths, names and states of one service.
 """
 
 import time
@@ -42,13 +42,13 @@ Settings = NemoCustomizerConfig | NemoPlatformConfig
 
 
 class Dialect(ServiceClient, ABC):
-    """Client of one service. A job's `details` are what the dialect needs to find it again."""
+    """Client of one service. A job's `details` have the data by which the dialect finds it."""
 
     backend: ClassVar[str]
     title: ClassVar[str]
-    # Settings of a submitted job that later commands take from its details instead of the configuration.
+    # Settings that later commands read from the details of a job instead of the configuration.
     kept: ClassVar[tuple[str, ...]]
-    # The service's states as ours.
+    # The service's states -> ours.
     states: ClassVar[Mapping[str, JobState]]
     # Field of the service's job documents that identifies a job, and the key of `details` under which it is written.
     id_field: ClassVar[str]
@@ -65,7 +65,7 @@ class Dialect(ServiceClient, ABC):
 
     @classmethod
     def for_job(cls, job: Job, config: Config) -> Self:
-        """Client for an existing job: addresses and names as of its submission, tokens from the configuration."""
+        """Return a client for an existing job: addresses and names of its submission, tokens of the configuration."""
         return cls(cls.settings_of(config).model_copy(update={name: job.details[name] for name in cls.kept}))
 
     def __init__(self, settings: Settings, timeout_seconds: float = 60) -> None:
@@ -76,18 +76,18 @@ class Dialect(ServiceClient, ABC):
 
     @abstractmethod
     def tokens_by_host(self) -> dict[str, str | None]:
-        """Return the tokens of the service's addresses, the main address first. Raises ConfigError without one."""
+        """Return the tokens by address, the main address first. Raises ConfigError if no address is set."""
 
     def __enter__(self) -> Self:
         return self
 
     @abstractmethod
     def reference(self, job_id: str, model: str) -> Json:
-        """Details of a new job, among them the unique name that `find_job` looks for."""
+        """Return the details of a new job, including the unique name that `find_job` looks for."""
 
     @abstractmethod
     def export(self, pairs: Path, folder: Path, *, seed: int) -> Dataset:
-        """Write the files of a job; `folder` is the run's."""
+        """Write the files of a job; `folder` is the run folder."""
 
     @abstractmethod
     def upload(self, job: Job, dataset: Dataset, say: Say) -> Json:
@@ -118,21 +118,21 @@ class Dialect(ServiceClient, ABC):
         """Convert a status document."""
 
     def new_details(self, answer: Json) -> Json:
-        """Return what the document of a created job adds to the details."""
+        """Return the details that the document of a created job adds."""
         return {self.id_key: answer[self.id_field]}
 
     def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:
-        """Write what a status document says beside the status. Does nothing by default."""
+        """Write further data of a status document, such as metrics. Does nothing by default."""
 
     def state_of(self, job_id: str, answer: Json) -> JobState:
-        """Return the state in a status document. Raises Unreachable for one that is not known."""
+        """Return the state in a status document. Raises Unreachable for an unknown state."""
         name = str(answer.get("status", "")).lower()
         if name not in self.states:
             raise Unreachable(f"{job_id}: the service says its status is {answer.get('status')!r}")
         return self.states[name]
 
     def find_id(self, folder: Path, job: Job) -> tuple[Job, str]:
-        """Return the job and the service's id of it, looked up if a crash came before the id was written."""
+        """Return the job and its id on the service; looks the id up if a crash prevented writing it."""
         if not job.details.get(self.id_key):
             answer = self.find_job(job.details)
             if answer is None:
@@ -156,7 +156,7 @@ class Dialect(ServiceClient, ABC):
         if config.train.where is not None:
             raise ConfigError(f"train.where: {cls.backend} takes the pairs as they are: filter them with pairs.where")
         has_curriculum_order(request.pairs, trainer=cls.title)
-        # Opened first: a missing address is an error before anything is written.
+        # Opened first, so that a missing address is reported before anything is written.
         with cls(cls.settings_of(config)) as api:
             job = find_interrupted(folder, cls.backend) or new_job(
                 cls.backend, model=request.model, pairs=request.pairs
@@ -174,7 +174,7 @@ class Dialect(ServiceClient, ABC):
             job = write_job(folder, change_job(job, details={**job.details, **api.upload(job, dataset, say)}))
             try:
                 answer: Json | None = api.create_job(job, seed=config.seed)
-            # The response is lost: the job is looked up instead of being created a second time.
+            # The response was lost: look the job up instead of creating it a second time.
             except Unreachable as error:
                 answer = api.find_job(job.details)
                 if answer is None:
@@ -205,7 +205,7 @@ class Dialect(ServiceClient, ABC):
                     raise
                 answer = api.job_status(job_id)
         state = cls.states.get(str(answer.get("status", "")).lower())
-        # A late answer such as `running` does not take back that the job is being cancelled.
+        # A stale response such as `running` does not revert the state `cancelling`.
         return write_job(folder, change_job(job, state=state if state in FINAL else JobState.CANCELLING))
 
     @classmethod

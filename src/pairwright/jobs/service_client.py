@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pairwright.jobs.job import ServiceError, Unreachable
 from pairwright.records.messages import Json
 
-if TYPE_CHECKING:  # loaded when a service is spoken to: jobs on this machine need none of it
+if TYPE_CHECKING:  # loaded only for services: local jobs do not need it
     import httpx
 
 _PAUSES = (0.5, 1.0)  # seconds between attempts
 Answer = TypeVar("Answer")
-# Status codes of failures that may pass; all others are refusals.
+# Status codes of temporary failures; all others are refusals.
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
-# 100,000 rows at most, so that a service that repeats a page cannot keep us here forever.
+# At most 100,000 rows, so that a service that repeats a page does not cause an endless loop.
 _PAGE_SIZE = 100
 _MAX_PAGES = 1000
 
@@ -41,7 +41,7 @@ logging.getLogger("httpx").addFilter(_demote_polling)
 
 
 class ServiceClient:
-    """Requests to a service: `tokens` are by host, `token_keys` say what to check where one is refused."""
+    """HTTP client of a service: `tokens` by host; `token_keys` names what to check if one is refused."""
 
     def __init__(self, host: str, tokens: dict[str, str | None], *, token_keys: str, timeout_seconds: float) -> None:
         import httpx
@@ -63,7 +63,7 @@ class ServiceClient:
             yield from (row for row in rows if isinstance(row, dict))
             pagination = answer.get("pagination")
             total = pagination.get("total_pages") if isinstance(pagination, dict) else None
-            # A service that says no total is read until a page is not full.
+            # Without a total, pages are read until one is not full.
             if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
                 return
 
@@ -134,7 +134,7 @@ def require_field(value: Json, field: str, what: str) -> Json:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number of a JSON document; None for anything else. True and False are not numbers."""
+    """Return a JSON number as float; None for anything else, including booleans."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -17,8 +17,8 @@ from pairwright.tokens import ChatTokenizer, TokensError
 
 
 def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str, ...], more: dict[str, bool]) -> None:
-    """Raise if options are set that `trainer` does not support. `more`: further options, key to whether it is set."""
-    # Options by key, and whether each asks for something that only the local trainer does.
+    """Raise if options are set that `trainer` does not support. `more` maps further options to whether they are set."""
+    # Option -> whether its value is supported only by the local trainer.
     asked = {
         "train.channels": any(weight for name, weight in train.channels.model_dump().items() if name != "dpo"),
         "train.channels.dpo": train.channels.dpo != 1.0,
@@ -38,7 +38,7 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
 
 
 def refuse_options(asked: dict[str, bool], *, trainer: str) -> None:
-    """Raise for the options that are asked for and that `trainer` does not support."""
+    """Raise if any option in `asked` is True: `trainer` does not support it."""
     if keys := [key for key, is_asked in asked.items() if is_asked]:
         raise ConfigError(
             f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
@@ -47,12 +47,12 @@ def refuse_options(asked: dict[str, bool], *, trainer: str) -> None:
 
 
 def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
-    """Whether a pairs table is in curriculum order. Raises if `trainer` would not follow it.
+    """Return whether a pairs table is in curriculum order. Raises if `trainer` would not follow it.
 
     External trainers do not support stages, and those that shuffle (not `keeps_order`) lose the order.
     """
     stages = pair_batches(pairs, ["curriculum_stage"])
-    # An empty series first, so that a table without pairs has the type.
+    # The empty series provides the type if there are no pairs.
     column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in stages)])
     curriculum = read_curriculum(pairs, column)
     if curriculum is None:
@@ -90,7 +90,6 @@ def steps_between(interval: float | None, steps_per_epoch: int) -> int:
     """Convert an interval to steps: below 1 it is a fraction of an epoch, None is one epoch."""
     if interval is None:
         return steps_per_epoch
-    # Below 1 a share of an epoch, else a number of steps.
     return max(1, round(interval * steps_per_epoch)) if interval < 1 else round(interval)
 
 

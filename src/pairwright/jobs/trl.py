@@ -1,7 +1,7 @@
 """TRL backend: writes rows of tokens and a YAML file for `python -m pairwright.trl`, and optionally runs it.
 
 TRL's trainers get the ids, masks and weights of our own loop (trl/exact_trainers.py), so nothing is encoded again, and
-tool results, recorded ids and arguments of calls are trained as they would be here.
+tool results, recorded ids and call arguments are trained as in the local backend.
 """
 
 import sys
@@ -44,7 +44,7 @@ from pairwright.tokens.stage.stage import encode_source
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
 FILE = "trl.yaml"
 _KINDS = ("dpo", "sft", "kto")
-# Keys of the section train that decide about rows and their values.
+# Keys of the section `train` that affect rows and their values.
 _ROW_OPTIONS = {"where", "score", "run_weight", "kto", "dpo", "credit", "precision", "device"}
 
 
@@ -92,7 +92,7 @@ def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, mod
     from pairwright.training.token_rows import TokenRows  # needs torch
 
     train = config.train.model_dump(exclude_unset=True, include=_ROW_OPTIONS)
-    # One process that trains here compares the model of the values with its own; models in shards cannot be compared.
+    # A single local process checks that the reference values are of its own model; sharded models cannot be checked.
     reference = model if request.launch and not config.backend.trl.command else None
     tokens = request.tokens or folder / "tokens"
     rows = TokenRows(tokens, Path(str(options.tokenizer)), kind, reference=reference, **train)
@@ -117,9 +117,9 @@ def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, mod
 
 
 def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output: Path) -> Json:
-    """What `python -m pairwright.trl` reads: the kind of training, model, rows, and arguments of TRL's trainer."""
+    """Return the input of `python -m pairwright.trl`: kind of training, model, rows, and arguments of TRL's trainer."""
     train, seed = config.train, config.seed
-    # For one device: TRL takes the size of a micro batch and the number of passes a step.
+    # For one device: TRL expects the size of a micro-batch and the number of passes per step.
     size, passes = micro_batch(train, num_gpus=1, trainer="TRL")
     if kind == "kto" and size == 1:
         raise ConfigError("train.micro_batch_size: TRL's KTO needs at least 2")
@@ -140,7 +140,7 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "adam_epsilon": train.adam_epsilon,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.max_grad_norm,
-        "max_length": None,  # nothing is cut here: sequences are cut or refused when they are encoded
+        "max_length": None,  # no truncation here: encoding truncates or refuses long sequences
         "bf16": train.precision == "bf16",
         "use_cpu": train.device == "cpu",
         "gradient_checkpointing": train.gradient_checkpointing,
@@ -167,14 +167,14 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "train": str(dataset.training.resolve()),
         "validation": None if dataset.validation is None else str(dataset.validation.resolve()),
         "arguments": arguments | config.backend.trl.options,
-        # The loss of the section train.dpo, whether or not TRL has it under a name.
+        # The loss of the section train.dpo, even if TRL has no name for it.
         "terms": train.dpo.model_dump(mode="json", exclude_unset=True) if kind == "dpo" else None,
         "lora": _lora(train) if train.finetuning_type == "lora" else None,
     }
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
-    # Written by the final save, so it is there only when training was completed.
+    # Written by the final save, so it exists only after training completed.
     model_file = "adapter_config.json" if config.train.finetuning_type == "lora" else "config.json"
     return process_status(folder, job, _progress, folder / "model" / model_file)
 
@@ -184,7 +184,7 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 
 
 def _check(train: TrainConfig, options: Json) -> str:
-    """The kind of training. Raises for options that TRL does not support, or that would change data or model."""
+    """Return the kind of training. Raises for options that TRL does not support or that change the output folder."""
     weights = {name: weight for name, weight in train.channels.model_dump().items() if weight}
     kind = next(iter(weights), "")
     refuse_options(

@@ -1,11 +1,11 @@
-"""Plugin for NeMo Agent Toolkit (NAT): its trajectory builder, trainer adapter and trainer with our funnel and jobs.
+"""Plugin for NeMo Agent Toolkit (NAT): trajectory builder, trainer adapter and trainer that use our funnel and jobs.
 
     trajectory_builders.*._type: pairwright_traj_builder      instead of dpo_traj_builder
     trainer_adapters.*._type:    pairwright_trainer_adapter   instead of nemo_customizer_trainer_adapter
     trainers.*._type:            pairwright_trainer           instead of nemo_customizer_trainer
 
-NAT finds them by the entry point group `nat.components` (nat/nat_components.py). From Python the classes are names of
-this package. NAT is imported when one of them is used; nothing else of pairwright needs it.
+NAT finds them by the entry point group `nat.components` (nat/nat_components.py). In Python, import the classes from
+this package. NAT is imported when one of them is used; no other part of pairwright needs it.
 """
 
 from importlib import import_module

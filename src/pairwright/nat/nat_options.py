@@ -1,7 +1,7 @@
-"""Options of the three components: those of NAT 1.9 with its names and defaults, and ours beside them.
+"""Options of the three components: those of NAT 1.9 with its names and defaults, and our own.
 
-`pairs`, `train` and `tokens` are the sections of our configuration and are declared there. What both say (NAT's
-`min_score_diff` and `pairs.min_gap`) may be set once: twice is an error, so that no value is ignored.
+`pairs`, `train` and `tokens` are the sections of our configuration and are declared there. If an option exists in both
+(NAT's `min_score_diff` and `pairs.min_gap`), setting both is an error, so that no value is ignored.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
 
     model_config = _MUTABLE
 
-    # NAT's example has the old name, which NAT 1.9 ignores
+    # NAT's example uses the old name, which NAT 1.9 ignores
     ttc_step_name: str = Field(
         default="dpo_candidate_move", validation_alias=AliasChoices("ttc_step_name", "custom_step_name")
     )
@@ -88,7 +88,7 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
         for name in _NAT_PAIR_OPTIONS:
             theirs |= own_names({name: getattr(self, name)})
         pairs = {**theirs, "dedupe": False, "contradictions": "keep", **own}
-        # as NAT compares: an example that is evaluated several times is not compared with itself
+        # as in NAT, several evaluations of one example are not compared with each other
         if pairs["strategy"] != "divergence" and not self.pairs.across_groups and self.pairs.votes is None:
             pairs = {"within_run": True, **pairs}
         return adjust_config(Config(), seed=self.seed, pairs=pairs)
@@ -200,13 +200,13 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
                 "create_namespace_if_missing": self.create_namespace_if_missing,
                 "hyperparameters": self.hyperparameters.model_dump(exclude_none=True),
                 "use_full_message_history": self.use_full_message_history,
-                "validation": 0.0,  # the pairs bring their split
+                "validation": 0.0,  # the pairs already have a split
                 "deployment_config": self.deployment_config.model_dump(),
                 "max_status_failures": self.max_consecutive_status_failures - 1,
             }
             return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, **settings})
         settings["local"] = settings.pop("wait")
-        # what `train` sets replaces a hyperparameter of the same name; sections are laid over each other key by key
+        # values of `train` replace hyperparameters of the same name; sections are merged key by key
         asked = self.hyperparameters.model_dump(exclude_none=True)
         train = _overlay(asked, self.train.model_dump(exclude_unset=True))
         train["dpo"] = follow_average(train["dpo"])
@@ -221,10 +221,10 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
 
 
 def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Lay one tree of options over another."""
+    """Merge two trees of options; values of `above` take precedence."""
     result = dict(below)
     if "channels" in above:
-        result.pop("training_type", None)  # both say what is trained
+        result.pop("training_type", None)  # `channels` replaces it
     for key, value in above.items():
         before = result.get(key)
         result[key] = _overlay(before, value) if isinstance(before, dict) and isinstance(value, dict) else value

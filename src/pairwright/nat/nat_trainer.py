@@ -1,13 +1,13 @@
-"""`pairwright_trainer`: collects pairs in several runs, passes them through the funnel once more, and trains on them.
+"""`pairwright_trainer`: collects pairs in several runs, filters all of them with the funnel, and trains on them.
 
     OUT = finetuning.output_dir
     OUT/data_collection_progress.jsonl, collection_history.json, final_metrics.json   as NAT's trainer writes them
-    OUT/pairwright_trainer.json           what is done: resumed by the same command with the same configuration
+    OUT/pairwright_trainer.json           state: the same command with the same configuration resumes
     OUT/pairwright/<run id>_run<n>/       the run folders of the builder, each with its trajectories.jsonl
     OUT/pairwright/<run id>/selection/    pairs of all runs with funnel.json: duplicates, contradictions, sample
     OUT/pairwright/<run id>/train/        the job
 
-A run of the collection that is done is never repeated, and a job that was submitted is waited for, not started twice.
+Finished collection runs are never repeated, and a submitted job is awaited, not started twice.
 """
 
 import json
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 STATE = "pairwright_trainer.json"
 TRAJECTORIES = "trajectories.jsonl"
-# Options that may change when a run is resumed: they do not decide its pairs or its model.
+# Options that may change on resume: they do not affect pairs or model.
 _MAY_CHANGE = {
     "reward",
     "num_runs",
@@ -104,10 +104,10 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         """Collect, select, submit and wait.
 
         Args:
-            num_epochs: Not used: `num_runs` says how often to collect, the hyperparameters have the epochs.
+            num_epochs: Not used: `num_runs` is the number of collections, the hyperparameters have the epochs.
 
         Returns:
-            The status of the job. It is `failed` where there is nothing to train on or the job could not be submitted.
+            The status of the job: `failed` if there is nothing to train on or the job could not be submitted.
 
         Raises:
             RuntimeError: The job failed.
@@ -171,8 +171,8 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
     async def get_metrics(self, run_id: str) -> Json:
         """Return the metrics of the collection and of the job.
 
-        Raises PairwrightError for a run that failed before its job: NAT logs its failed status and would end with exit
-        code 0, and this call is the last that it makes.
+        Raises PairwrightError for a run that failed before its job: NAT only logs the failed status, and without an
+        error in this last call it would exit with code 0.
         """
         if self._failure is not None:
             raise PairwrightError(self._failure)
@@ -191,12 +191,12 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
                     "progress": status.progress,
                     "message": status.message,
                 }
-            except Exception as error:  # metrics are read after the run: they never end it
+            except Exception as error:  # metrics must not fail a finished run
                 metrics["training_job"] = {"error": str(error)}
         return metrics
 
     async def cleanup(self) -> None:
-        """Cancel evaluations that still run, and forget what was collected; the files stay."""
+        """Cancel running evaluations and clear collected data in memory; the files stay."""
         for run_id, task in getattr(self.trajectory_builder, "evaluation_runs", {}).items():
             if not task.done():
                 logger.info("run %s: evaluation is cancelled", run_id)
@@ -228,7 +228,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
                 continue
             try:
                 await self.run_epoch(number, self._run_id)
-            except Exception as error:  # whatever a workflow raises: the option decides
+            except Exception as error:  # any error of a workflow: the option decides
                 logger.error("run %d of the collection failed: %s", number, error)
                 if not self.trainer_config.continue_on_collection_error:
                     return self._fail(f"Data collection failed at run {number}: {error}", {"run_number": number})
@@ -236,18 +236,18 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             self._write_state("collecting")
         if not self._all_trajectories:
             reasons = f" ({'; '.join([*errors, *self._hints])})" if errors or self._hints else ""
-            self._write_state("empty")  # nothing to continue with: the next run starts again
+            self._write_state("empty")  # nothing to resume: the next run starts from scratch
             return self._fail(f"No trajectories collected{reasons}; see {self._root()}")
         return None
 
     async def _has_failed(self, ref: TrainingJobRef) -> bool:
-        """Whether a job that was submitted earlier has ended without a model."""
+        """Return whether an earlier job has ended without a model."""
         status = await self.trainer_adapter.status(ref)
         is_lost = (status.message or "").startswith(NOT_REACHED)
         return not is_lost and status.status in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 
     async def _submit(self) -> TrainingJobStatus | None:
-        """Select among the pairs of all runs and submit them; returns a status if that fails."""
+        """Select among the pairs of all runs and submit them; returns a status on failure."""
         config = self.trainer_config
         collection = TrajectoryCollection(trajectories=self._all_trajectories, run_id=self._run_id)
         folder = self._root() / str(self._run_id) / "selection"
@@ -306,13 +306,13 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         write_json(Path(self.run_config.output_dir) / "final_metrics.json", metrics)
 
     def _count_pairs(self) -> Json:
-        """Pairs that were collected, removed by reason, trained on and held out for validation. They add up."""
+        """Count the pairs: collected, removed by reason, trained and held out for validation; the counts add up."""
         removed: Counter[str] = Counter()
         selected = self._root() / str(self._run_id) / "selection" / "pairs"
         if selected.exists():
             removed.update(drops_of(read_funnel(selected)))
         counts: Json = {"trained": 0, "validation": 0}
-        if self._job_ref is not None:  # the adapter of somebody else does not count
+        if self._job_ref is not None:  # other adapters do not report counts
             counts = (self._job_ref.metadata or {}).get("pairs") or {}
         removed.update(counts.get("removed", {}))
         return {
@@ -322,7 +322,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             "validation": counts.get("validation"),
         }
 
-    # Resuming: what is done is in STATE, and the trajectories of each run are in its folder.
+    # Resuming: STATE lists the finished runs, and the folder of each run has its trajectories.
 
     def _root(self) -> Path:
         return Path(self.run_config.output_dir) / "pairwright"
@@ -342,7 +342,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         write_json(Path(self.run_config.output_dir) / STATE, state)
 
     def _resume(self) -> bool:
-        """Take up an interrupted run of this configuration; False if there is none."""
+        """Resume an interrupted run of this configuration; returns False if there is none."""
         path = Path(self.run_config.output_dir) / STATE
         if not self.trainer_config.resume or not path.exists():
             return False
@@ -368,7 +368,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         return True
 
     def _identity(self) -> str:
-        """Hash of what decides the result: the options of the components, and the evaluated workflow with its data."""
+        """Return a hash of everything that affects the result: options of the components, workflow and data."""
         components = (
             self.trainer_config,
             getattr(self.trajectory_builder, "trajectory_builder_config", None),
@@ -382,7 +382,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         if run is not None:
             source = run.config_file
             if isinstance(source, BaseModel):
-                # `finetuning` holds the configuration itself, since the command line has set run_configuration there
+                # `finetuning` contains the configuration itself, since the command line sets run_configuration there
                 parts.append(source.model_dump(mode="json", exclude=_SECTIONS, fallback=str, warnings=False))
             else:
                 parts.append(None if source is None else Path(source).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""Candidates and pairs as NAT has them, and the way between its trajectories and our records.
+"""NAT's candidates and pairs, and conversion between its trajectories and our records.
 
-A DPOItem holds texts only. A pair with more (tool calls, reasoning, tools, parts) has its messages in the metadata of
-its trajectory, under `pairwright`, and comes back whole; one of another builder is its texts.
+A DPOItem has only texts. For a pair with tool calls, reasoning, tools or parts, the metadata of its trajectory has the
+messages under `pairwright`, so that the conversion is lossless; items of other builders have only their texts.
 """
 
 import json
@@ -25,13 +25,13 @@ from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.store.table import Table
 
 Prompt = list[OpenAIMessage] | str
-# Key of a trajectory's metadata that holds what a DPOItem cannot.
+# Metadata key of a trajectory for content that a DPOItem cannot represent.
 WHOLE = "pairwright"
 
 
 @dataclass
 class CandidateStep:
-    """A candidate of a turn, with NAT's fields; `experience` is the record that our importer read."""
+    """A candidate of a turn, with NAT's fields; `experience` is the imported record."""
 
     example_id: str
     turn_id: str
@@ -45,7 +45,7 @@ class CandidateStep:
 
 @dataclass
 class PreferencePair:
-    """A pair of candidates, with NAT's fields; `pair` is ours, where our funnel built it."""
+    """A pair of candidates, with NAT's fields; `pair` is the pair of our funnel, if it was built by it."""
 
     example_id: str
     turn_id: str
@@ -62,7 +62,7 @@ class PreferencePair:
 
 
 def to_prompt(messages: Iterable[Message]) -> Prompt:
-    """Return a prompt as NAT has it: the text of a single user message, else messages with their texts."""
+    """Return a prompt in NAT's form: the text of a single user message, else messages with their texts."""
     listed = list(messages)
     if not listed:
         return ""
@@ -72,7 +72,7 @@ def to_prompt(messages: Iterable[Message]) -> Prompt:
 
 
 def to_response(messages: Iterable[Message]) -> str:
-    """Return an answer as NAT has it: its text, or its messages as JSON where text is not all of it."""
+    """Return an answer in NAT's form: its text, or its messages as JSON if it has more than text."""
     listed = list(messages)
     if len(listed) == 1 and _is_plain(listed[0]):
         return _text(listed[0])
@@ -89,12 +89,12 @@ def from_prompt(prompt: Any) -> tuple[Message, ...]:
 def _text(message: Message) -> str:
     if _is_plain(message):
         return message.text
-    # Must be deterministic: `_messages` compares these texts to tell whether an item was changed.
+    # Must be deterministic: `_messages` compares these texts to detect changed items.
     return json.dumps(to_chat_message(message), ensure_ascii=False)
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether the text of a message is all of it."""
+    """Return whether a message consists of text only."""
     has_parts = isinstance(message.content, list)
     return not (message.tool_calls or message.reasoning or message.tool_call_id or message.name or has_parts)
 
@@ -115,7 +115,7 @@ def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> T
     if pair.pair is not None:
         metadata["pair_id"] = pair.pair.id
         metadata["chosen_uid"], metadata["rejected_uid"] = pair.pair.chosen_eid.uid, pair.pair.rejected_eid.uid
-        # Where the texts are everything, the item itself holds the pair.
+        # For text-only pairs, the item is complete.
         if not _is_text_only(pair.pair):
             metadata[WHOLE] = {
                 "prompt": [to_chat_message(message) for message in pair.pair.prompt],
@@ -135,10 +135,10 @@ def _is_text_only(pair: Pair) -> bool:
 
 @dataclass(frozen=True)
 class Preferences:
-    """The DPO items of a collection as preferences, with the place of each: group, trajectory, item."""
+    """The DPO items of a collection as preferences, with the position of each: group, trajectory, item."""
 
     experiences: list[Experience]
-    places: dict[str, tuple[int, int, int]]  # uid -> number of the group, of the trajectory in it, of the item in that
+    places: dict[str, tuple[int, int, int]]  # uid -> indices of group, trajectory and item
     num_other: int
     """Episode items that are not DPOItem."""
     num_cut: int
@@ -148,12 +148,12 @@ class Preferences:
 def read_preferences(
     collection: TrajectoryCollection, *, whole_prompt: bool = True, by_prompt: bool = False
 ) -> Preferences:
-    """Convert a collection, of our builder or another, to preferences in its order.
+    """Convert a collection, of any builder, to preferences in the same order.
 
     Args:
         collection: Trajectories with DPOItems.
         whole_prompt: False leaves only the last message of each prompt.
-        by_prompt: The task is the prompt; by default it is NAT's example, where there is one.
+        by_prompt: The task is the prompt; by default it is NAT's example, if there is one.
     """
     experiences: list[Experience] = []
     places: dict[str, tuple[int, int, int]] = {}
@@ -169,7 +169,7 @@ def read_preferences(
                     prompt, num_cut = prompt[-1:], num_cut + 1
                 metadata = trajectory.metadata or {}
                 example = None if by_prompt else metadata.get("example_id")
-                # Without an example, pairs of one prompt are one task: a split does not tear them apart.
+                # Without an example, pairs of one prompt are one task, so that a split keeps them together.
                 task = prompt_hash(prompt, tools) if example is None else str(example)
                 # The position makes ids unique: an example may have many pairs, even equal ones.
                 eid = EID(task=task, suffix=f"{len(experiences):08d}")
@@ -188,7 +188,7 @@ def _messages(
         parts = [tuple(message_from_chat(chat) for chat in whole[name]) for name in ("prompt", "chosen", "rejected")]
         prompt, chosen, rejected = parts
         texts = (to_prompt(prompt), to_response(chosen), to_response(rejected))
-        # Texts that were changed after our builder wrote them win over the metadata.
+        # Texts that were changed later take precedence over the metadata.
         if texts == (item.prompt, item.chosen_response, item.rejected_response):
             return prompt, tuple(whole["tools"]), chosen, rejected
     answers = [(Message("assistant", text),) for text in (item.chosen_response, item.rejected_response)]
@@ -221,7 +221,7 @@ def _preference(
 
 
 def store_preferences(preferences: Preferences, folder: Path) -> Table:
-    """Write preferences to a table of their own."""
+    """Write preferences to a new table."""
     if not preferences.experiences:
         raise PairwrightError(f"no DPO items in the trajectories ({preferences.num_other} items of another kind)")
     table = Table(folder)
@@ -232,7 +232,7 @@ def store_preferences(preferences: Preferences, folder: Path) -> Table:
 def select_trajectories(
     collection: TrajectoryCollection, folder: Path, *, seed: int = 0, **options: Any
 ) -> tuple[TrajectoryCollection, Json]:
-    """Pass a collection through our funnel; returns what is left, in its groups, and the funnel.
+    """Filter a collection with our funnel; returns the remaining trajectories in their groups, and the funnel.
 
     Args:
         collection: Trajectories with DPOItems.
@@ -244,7 +244,7 @@ def select_trajectories(
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
     summary = build_pairs([table], folder / "pairs", pair_options(config))
-    # Of equal pairs the funnel keeps the one with the largest gap; the first one stays here, as in NAT.
+    # Of equal pairs the funnel keeps the one with the largest gap; here the first one is kept, as in NAT.
     firsts: dict[str, str] = {}
     for record in preferences.experiences:
         assert record.chosen is not None
@@ -267,7 +267,7 @@ def select_trajectories(
 
 
 def drops_of(funnel: Json) -> Counter[str]:
-    """Sum what a funnel dropped, by reason."""
+    """Sum the drops of a funnel by reason."""
     drops: Counter[str] = Counter()
     for stage in funnel["stages"]:
         drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})

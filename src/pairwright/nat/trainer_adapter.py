@@ -1,4 +1,4 @@
-"""`pairwright_trainer_adapter`: trains NAT's trajectories with our jobs, here, on Ray or on a Customizer service.
+"""`pairwright_trainer_adapter`: trains NAT's trajectories with our jobs: local, on Ray or on a Customizer service.
 
     JOB = <output_dir>/<run id>:   preferences/  pairs/  train/ (job.json, the model, logs)
 
@@ -54,10 +54,10 @@ _STATES = {
     JobState.COMPLETED: TrainingStatusEnum.COMPLETED,
 }
 _ENDED = (TrainingStatusEnum.COMPLETED, TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
-# How NAT marks a status call that failed, as opposed to a job that did.
+# NAT's prefix for a failed status call, as opposed to a failed job.
 NOT_REACHED = "Error getting status:"
 _HEALTH_SECONDS = 10
-# Times the share of validation: above it, examples that share prompts are split by prompt.
+# Multiple of the validation share above which examples that share prompts are split by prompt.
 _MOST_HELD_OUT = 1.5
 
 
@@ -79,14 +79,14 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return self.adapter_config.backend
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the configuration of the run. Raises ConnectionError if the backend cannot be used."""
+        """Set the configuration of the run. Raises ConnectionError if the backend cannot be used."""
         await super().initialize(run_config)
         problem = await self._find_problem()
         if problem is not None:
             raise ConnectionError(f"backend {self.backend}: {problem}")
 
     async def is_healthy(self) -> bool:
-        """Whether the service answers, or what training here needs is installed and there."""
+        """Return whether the service answers, or the requirements of local training are installed."""
         problem = await self._find_problem()
         if problem is not None:
             logger.warning("backend %s: %s", self.backend, problem)
@@ -97,15 +97,15 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         run_id = check_name(trajectories.run_id)
         if run_id in self._active_jobs:
             raise ValueError(f"Training job for run {run_id} already exists")
-        # Building pairs and submitting block: in a thread, so that the event loop goes on.
+        # Building pairs and submitting block, so they run in a thread.
         ref = await asyncio.to_thread(self._submit, trajectories)
         self._active_jobs[run_id] = ref.metadata["job_id"]
         self._job_output_models[run_id] = ref.metadata["output_model"]
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Ask for the status of a job. A call that fails is a status `failed` whose message says so, as in NAT."""
-        # A reference outlives the process that submitted the job: then only its metadata has the id.
+        """Return the status of a job. As in NAT, a failed call gives the status `failed` with a message."""
+        # A job of another process has its id only in the metadata of the reference.
         job_id = self._active_jobs.get(ref.run_id) or (ref.metadata or {}).get("job_id")
         folder = self._job_folder(ref)
         if job_id is None and not is_submitted(folder):
@@ -135,27 +135,27 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             poll_interval: Seconds between status calls; by default `poll_interval_seconds`.
 
         Raises:
-            RuntimeError: The job failed or timed out, or was cancelled where its model was to be deployed.
+            RuntimeError: The job failed or timed out, or was cancelled although its model should be deployed.
         """
         interval = poll_interval or self.adapter_config.poll_interval_seconds
         started, num_failures, last = time.monotonic(), 0, None
         while True:
             status = await self.status(ref)
-            # The call failed, not the job: it is repeated, less and less often, before that counts.
+            # The call failed, not the job: retry with increasing pauses.
             is_lost = status.status == TrainingStatusEnum.FAILED and (status.message or "").startswith(NOT_REACHED)
             num_failures = num_failures + 1 if is_lost else 0
             if is_lost and num_failures < self.adapter_config.max_consecutive_status_failures:
                 await asyncio.sleep(interval * 1.5**num_failures)
                 continue
             state = (status.status, status.progress)
-            # Each change is logged once, however often the job is polled.
+            # Each change is logged once.
             if state != last:
                 logger.info("job of run %s: %s", ref.run_id, status.message or status.status.value)
                 self.log_progress(ref, {"status": status.status.value, "progress": status.progress})
                 last = state
             if status.status in _ENDED:
                 return await self._end(ref, status)
-            # Only the waiting ends at the limit: the job is not cancelled.
+            # The limit ends only the wait: the job is not cancelled.
             limit = self.adapter_config.training_timeout_seconds
             if limit is not None and time.monotonic() - started > limit:
                 raise RuntimeError(
@@ -184,7 +184,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         append_synced(folder / name, msgspec.json.encode(entry, enc_hook=str) + b"\n")
 
     async def _find_problem(self) -> str | None:
-        """Return what keeps the backend from training, or None."""
+        """Return why the backend cannot train, or None."""
         config = self.adapter_config
         if self.backend == "nemo-customizer":
             return await _find_service_problem(str(config.entity_host))
@@ -194,11 +194,11 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return _find_missing(needed, "ray,train" if self.backend == "ray" else "train")
 
     def _submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Store the pairs and hand the job to its backend; a job that was submitted before is found again."""
+        """Store the pairs and submit the job to its backend; an existing job is reused."""
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
         folder, backend = root / "train", find_backend(self.backend)
-        # A job that ended without a model makes way for a new one; any other is found again.
+        # A job that ended without a model is replaced; any other is reused.
         if is_submitted(folder) and read_job(folder).state in (JobState.FAILED, JobState.CANCELLED):
             folder.rename(folder.with_name(f"train-{read_job(folder).id}"))  # its log stays
         if is_submitted(folder):
@@ -226,15 +226,15 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
     def _store_pairs(self, trajectories: TrajectoryCollection, root: Path) -> Path:
         """Write a collection as pairs, with their split; returns their folder.
 
-        Pairs of one example or one prompt are never on both sides of the split. Where examples share prompts (games
-        begin alike) that can tie most of them together; then only those of one prompt stay together.
+        Pairs of one example or one prompt are in the same split. If examples share prompts (games have the same start),
+        this may link most of them; then only pairs of one prompt are kept together.
         """
         config, run_id = self.adapter_config, trajectories.run_id
-        # As NAT does for the Customizer: the last message of each prompt, unless the whole history is asked for.
+        # As in NAT for the Customizer: the last message of each prompt, unless the whole history is configured.
         whole = config.use_full_message_history or self.backend != "nemo-customizer"
         summary: Json = {}
         for by_prompt in (False, True):
-            for name in ("preferences", "pairs"):  # of the first try, or of a submission that was interrupted
+            for name in ("preferences", "pairs"):  # of the first try, or of an interrupted submission
                 shutil.rmtree(root / name, ignore_errors=True)
             preferences = read_preferences(trajectories, whole_prompt=whole, by_prompt=by_prompt)
             table = store_preferences(preferences, root / "preferences")
@@ -244,7 +244,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             options = {"strategy": "imported", "verbatim": True, "validation": share}
             own = pair_options(adjust_config(Config(), seed=config.seed, pairs=options))
             summary = build_pairs([table], root / "pairs", own)
-            # The held-out share is near enough to what was asked for; else once more, with prompts as tasks.
+            # Accept the split if the held-out share is near the configured one; else repeat with prompts as tasks.
             if not share or 0 < summary["validation"] <= _MOST_HELD_OUT * share * summary["pairs"]:
                 break
         if not summary["train"]:
@@ -259,7 +259,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return root / "pairs"
 
     def _copy_dataset(self, folder: Path, run_id: str) -> None:
-        """Leave the uploaded files in `dataset_output_dir/<run_id>`, by the names that NAT gives them."""
+        """Copy the uploaded files to `dataset_output_dir/<run_id>`, under NAT's names."""
         target = self.adapter_config.dataset_output_dir
         files = read_job(folder).details.get("files") or {}
         for name in ("training", "validation"):
@@ -268,7 +268,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
                 shutil.copyfile(files[name], Path(target) / run_id / f"{name}_file.jsonl")
 
     def _ask(self, folder: Path, job_id: str | None) -> tuple[Status, Job | None]:
-        """Ask the backend; without a job file here, the service by the id of the job."""
+        """Return the status from the backend; without a local job file, from the service by job id."""
         if is_submitted(folder):
             config = self.adapter_config.job_config()
             status = find_backend(self.backend).status(folder, read_job(folder), config)
@@ -291,7 +291,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
 
     async def _end(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """Return the last status of a job, with its deployment; raise if there is no model."""
-        # From here on, `submit` takes this run again.
+        # From here on, `submit` accepts this run again.
         self._active_jobs.pop(ref.run_id, None)
         folder = self._job_folder(ref)
         reason = status.message or "no reason given"
@@ -306,7 +306,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         if self.adapter_config.deploy_on_completion:
             backend, config = find_backend(self.backend), self.adapter_config.job_config()
             deployment = await asyncio.to_thread(backend.deploy, folder, read_job(folder), config, logger.info)
-        elif not is_submitted(folder):  # a job of the service, known by its id alone
+        elif not is_submitted(folder):  # a job of the service, known only by its id
             return status
         job = read_job(folder)
         metadata = {
@@ -318,7 +318,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return status.model_copy(update={"metadata": metadata})
 
     def _output_model(self, folder: Path, job: Job) -> str | None:
-        """Where the model is: its name on the service, or its folder."""
+        """Return the name of the model on the service, or its folder."""
         if self.backend == "nemo-customizer":
             name = job.details.get("output_model")
             return None if name is None else str(name)
@@ -336,7 +336,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
 
 
 def _count_pairs(pairs: Path, job: Job) -> Json:
-    """Pairs for training and validation, and those that were removed on the way there, by reason."""
+    """Count the pairs for training and validation, and the removed ones by reason."""
     funnel, files = read_funnel(pairs), job.details.get("files") or {}
     removed = drops_of(funnel) + Counter(files.get("refused") or {})
     trained, held_out = (
@@ -357,7 +357,7 @@ def _describe(status: Status) -> str:
 
 
 async def _find_service_problem(host: str) -> str | None:
-    """Return why a service cannot be used. Any answer below 500 will do: routes and tokens differ."""
+    """Return why a service cannot be used, or None. Any status below 500 passes: routes and tokens differ."""
     import httpx
 
     try:

@@ -1,10 +1,10 @@
-"""`pairwright_traj_builder`: the TTC steps of NAT's own evaluation, through our importer and funnel.
+"""`pairwright_traj_builder`: converts the TTC steps of NAT's evaluation with our importer and funnel.
 
     evaluation ─► RUN/traces/workflow_output.json ─► RUN/experience ─► RUN/pairs (funnel.json) ─► TrajectoryCollection
 
 RUN is `<output_dir>/<run id>`, a run folder like any other: `pairwright explain`, `report` and `train` read it.
-Nothing is dropped silently: a step that cannot be read is in RUN/experience/quarantine.jsonl, a candidate in no pair is
-counted under its reason, and both are in the metrics and in `dpo_trajectory_builder_<run>.jsonl`.
+Nothing is dropped silently: unreadable steps are in RUN/experience/quarantine.jsonl, candidates without a pair are
+counted by reason, and both are in the metrics and in `dpo_trajectory_builder_<run>.jsonl`.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ Candidates = dict[str, list[CandidateStep]]
 
 
 def check_name(run_id: str) -> str:
-    """Return a run id that is a file name; raise ValueError for one that would leave its folder."""
+    """Return a run id that is a plain file name; raises ValueError for one that would escape its folder."""
     if not run_id or run_id in (".", "..") or Path(run_id).name != run_id:
         raise ValueError(f"run id {run_id!r}: expected a plain file name")
     return run_id
@@ -92,9 +92,9 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
     async def run_eval(self) -> EvaluationRunOutput:
         """Run NAT's evaluation on the configuration without the sections of finetuning.
 
-        NAT 1.9 prints and dumps the configuration when an evaluation starts. The command line has set
-        `finetuning.run_configuration`, which holds the configuration itself, and that ends in a RecursionError; the
-        adapter's section has tokens.
+        NAT 1.9 prints and dumps the configuration when an evaluation starts. The command line sets
+        `finetuning.run_configuration`, which contains the configuration itself, so that dumping it raises a
+        RecursionError; the adapter's section also contains tokens.
         """
         whole: FinetuneConfig = self.run_config
         run = whole.run_configuration
@@ -113,7 +113,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
 
         Args:
             run_id: Id of a run that was started.
-            meta: What NAT's trainer passes; not used.
+            meta: Passed by NAT's trainer; not used.
 
         Raises:
             ValueError: No run of this id was started.
@@ -122,7 +122,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             raise ValueError(f"No evaluation run found for run_id: {run_id}")
         try:
             result = await self.evaluation_runs[run_id]
-            # import and funnel compute: off the event loop
+            # import and funnel are CPU-bound: keep them off the event loop
             return await asyncio.to_thread(self._build, run_id, result)
         finally:
             # also after a failure, so that the run can be started again
@@ -147,7 +147,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         """Build the collection of a run in its folder."""
         self._metrics = {"run_id": run_id, **dict.fromkeys(_COUNTS, 0)}
         self._folder = self._output_dir() / check_name(run_id)
-        # a folder of an interrupted run of this id: its table would be added to
+        # remove the folder of an interrupted run with this id, whose table would be appended to
         shutil.rmtree(self._folder, ignore_errors=True)
         try:
             candidates = self._collect_candidates(result)
@@ -191,7 +191,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
                 }
                 for item in used
             ]
-            # enc_hook: what a workflow put into a step, such as a model object, is stored as its text
+            # enc_hook: arbitrary objects of a workflow in a step are stored as text
             write_bytes(traces, msgspec.json.encode(content, enc_hook=str))
             table = Table(folder / "experience")
             summary = import_files(
@@ -215,14 +215,14 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return dict(turns)
 
     def _generate_preference_pairs(self, candidates_by_turn: Candidates) -> list[PreferencePair]:
-        """Build pairs with our funnel; those of a turn are in NAT's order, the largest difference first."""
+        """Build pairs with our funnel; pairs of a turn are in NAT's order, largest difference first."""
         listed = [candidate for turn in candidates_by_turn.values() for candidate in turn]
         experiences = [candidate.experience or _experience(candidate, candidates_by_turn) for candidate in listed]
         by_uid = {record.eid.uid: candidate for record, candidate in zip(experiences, listed, strict=True)}
         with self._workspace() as folder:
             table = Table(folder / "experience")
-            # What was imported is there, unscored candidates too, which the funnel counts. Where a candidate was left
-            # out (it has no turn) or made by a subclass, those that are compared get a table of their own.
+            # The imported table includes unscored candidates, which the funnel counts. If a candidate was left out (it
+            # has no turn) or created by a subclass, the compared candidates get a separate table.
             is_whole = len(table.filter("reward IS NOT NULL")) == len(listed)
             if not is_whole or any(candidate.experience is None for candidate in listed):
                 table = Table(folder / "candidates")
@@ -236,7 +236,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         places = {uid: number for number, uid in enumerate(by_uid)}
 
         def order(one: PreferencePair) -> tuple[float, ...]:
-            # Of equal differences, first that of the better chosen candidate, then of the better rejected one.
+            # Equal differences: better chosen candidate first, then better rejected candidate.
             assert one.pair is not None
             chosen, rejected = -one.chosen_score, -one.rejected_score
             sides = (chosen, places[one.pair.chosen_eid.uid], rejected, places[one.pair.rejected_eid.uid])
@@ -255,13 +255,13 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return list(groups.values())
 
     def _read_funnel(self, summary: Json) -> None:
-        """Add what the funnel dropped to the metrics, by its own reasons."""
+        """Add the drops of the funnel to the metrics, by reason."""
         self._metrics["dropped"] = dict(drops_of(summary))
         self._metrics["hint"] = summary["hint"]
 
     def _count_skipped(self, turns: Candidates, options: PairsConfig) -> None:
-        """Count turns with one candidate, and comparisons below the least difference, as NAT does: each comparison of
-        a turn, or the best with the worst, before any limit on pairs. Equal scores are below a difference above 0."""
+        """Count turns with one candidate, and comparisons below the minimum difference, as NAT does: all comparisons of
+        a turn, or only best and worst, before any limit on pairs. Equal scores count if the minimum is above 0."""
         for candidates in turns.values():
             if len(candidates) < 2:
                 self._count("skipped_single_candidate", int(self.config.require_multiple_candidates))
@@ -286,7 +286,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
 
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
-        """Yield the folder of the run that is finalized; outside of one, a temporary folder."""
+        """Yield the folder of the run that is being finalized, or else a temporary folder."""
         if self._folder is not None:
             yield self._folder
             return
@@ -294,7 +294,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             yield Path(folder)
 
 
-# Counts in the metrics, as NAT's builder has them.
+# Counts in the metrics, as in NAT's builder.
 _COUNTS = (
     "total_examples",
     "total_turns",
@@ -307,7 +307,7 @@ _COUNTS = (
 
 
 def _explain_no_candidates(result: EvaluationRunOutput, step_name: str) -> str:
-    """Say why an evaluation has no candidate: what NAT drops before we see it, and what it has instead."""
+    """Explain why an evaluation has no candidates: steps that NAT drops, and the names of existing ones."""
     steps = [step for item in result.eval_input.eval_input_items for step in item.trajectory]
     names = sorted({str(step.payload.name) for step in steps if step.event_type == IntermediateStepType.TTC_END})
     if step_name in names:
@@ -329,7 +329,7 @@ def _log_end(run_id: str, task: "asyncio.Task[EvaluationRunOutput]") -> None:
 
 
 def _candidate(experience: Experience) -> CandidateStep | None:
-    """Return an imported candidate as NAT has it; None without a turn or a score."""
+    """Convert an imported candidate to NAT's form; None without a turn or a score."""
     turn = experience.info.get("turn_id")
     if turn is None or experience.reward is None:
         return None
@@ -347,7 +347,7 @@ def _candidate(experience: Experience) -> CandidateStep | None:
 
 
 def _experience(candidate: CandidateStep, turns: Candidates) -> Experience:
-    """Return a candidate that did not come from our importer as an experience; its turn is the step."""
+    """Convert a candidate of another origin than our importer to an experience; its turn is the step."""
     step = list(turns).index(f"{candidate.example_id}::{candidate.turn_id}")
     return Experience(
         kind=Kind.SINGLE_TURN,
@@ -359,7 +359,7 @@ def _experience(candidate: CandidateStep, turns: Candidates) -> Experience:
 
 
 def _preference(pair: Any, by_uid: dict[str, CandidateStep], turns: Candidates) -> PreferencePair:
-    """Return a pair of ours with the candidates that it came from."""
+    """Convert one of our pairs to NAT's form, with its candidates."""
     chosen, rejected = by_uid[pair.chosen_eid.uid], by_uid[pair.rejected_eid.uid]
     return PreferencePair(
         example_id=chosen.example_id,

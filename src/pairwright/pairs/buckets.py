@@ -14,8 +14,8 @@ from pairwright.pairs.strategies.strategies import compares_groups
 from pairwright.paths import Place
 from pairwright.store.table import Table
 
-BYTES_PER_ROW = 2_000  # of a row while its bucket is planned, with everything that is made of it on the way
-BYTES_PER_PAIR = 1_200  # of a pair while it is planned
+BYTES_PER_ROW = 2_000  # memory per row while its bucket is planned, including intermediate results
+BYTES_PER_PAIR = 1_200  # memory per pair while it is planned
 MAX_BUCKETS = 1024
 _PREFIX_DIGITS = 4
 
@@ -61,7 +61,7 @@ class Buckets:
 def bucket_of(number: int) -> pl.Expr:
     """Polars expression for the bucket of a row, out of `number`: a range of the leading digits of its prompt hash."""
     prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
-    # Equal ranges of the hash in ascending order: buckets one after another keep the order of prompts.
+    # Equal ranges of the hash in ascending order: reading buckets sequentially keeps the order of prompts.
     bucket: pl.Expr = prefix * number // 16**_PREFIX_DIGITS
     return bucket.alias("bucket")
 

@@ -3,7 +3,7 @@
     DIR/pairs.parquet      the pairs (pairs/pair_table.py)
     DIR/funnel.json        counts of inputs, outputs and dropped items by reason (pairs/funnel.py)
     DIR/lineage.json       the experience tables that the pairs were built from (pairs/outcomes.py)
-    DIR/outcomes.parquet   number of pairs of each experience, or the reason why it is in none (pairs/outcomes.py)
+    DIR/outcomes.parquet   number of pairs of each experience, or why it has no pair (pairs/outcomes.py)
 
     rows ─► buckets ─► plan of each (pairs/partition.py) ─► selection among all ─► texts, in slices ─► files
 
@@ -48,12 +48,12 @@ from pairwright.paths import Place, build_folder, claim_folder, write_json, writ
 from pairwright.store.score_log import read_score_log, read_slope
 from pairwright.store.table import Table
 
-MAX_NOISE = 0.45  # of a pair: robust divides by 1 - 2ε, which must stay away from 0
+MAX_NOISE = 0.45  # largest label noise ε of a pair: robust DPO divides by 1 - 2ε, which must not be near 0
 
 
 @dataclass
 class _Planned:
-    """The partitions planned so far: drafts and experiences are spilled, what selection and counts need is here."""
+    """The partitions planned so far: drafts and experiences are spilled, the input of selection and counts is kept."""
 
     drafts: Spill[pl.DataFrame]
     experiences: Spill[pl.DataFrame]
@@ -100,7 +100,7 @@ def build_pairs(
         pairs_file, outcomes_file, funnel_file, lineage_file = files
         if options.score is not None:
             tables = _with_score(tables, options.score)
-        # Tables of teachers follow: a pair may have texts of theirs.
+        # Tables of teachers come last: a pair may contain their texts.
         everything = (*tables, *(Table(path, create=False) for path in options.teachers))
         check_exclusions(everything)
         if options.within is not None:
@@ -123,7 +123,7 @@ def build_pairs(
         # A pair needs the texts of two rows at most: its chosen and its rejected one.
         slices = num_slices(everything, 2 * num_kept, memory_megabytes=memory)
         texts = PairTexts(num_kept, slices, folder)
-        # Ratings replace the rewards, and any strategy goes on from there; votes on pairs replace the strategy.
+        # Ratings replace the rewards and work with any strategy; votes on pairs replace the strategy.
         strategy = options.strategy if votes is None or votes.ratings is not None else "votes"
         funnel = Funnel([Stage("experiences", 0, num_out=0), *planned.funnel.stages])
         experience_stage, pair_stage = funnel.stages[0], funnel.stages[-1]
@@ -135,7 +135,7 @@ def build_pairs(
         crowded = steps.filter(steps["mark"].is_duplicated()).unique()
         compares_steps = strategy != "votes" and compares_groups(strategy) and crowded.height
         writer = OutcomesWriter(outcomes_file)
-        # `first` counts all drafts of the partitions before, `place` only those of them that were kept.
+        # `first` counts all drafts of earlier partitions, `place` only the kept ones.
         first = place = 0
         for number, size in enumerate(planned.sizes):
             # `take` also deletes the file, so that disk use falls while pairs are written.
@@ -215,7 +215,7 @@ def _plan_in_process(
         votes = read_votes(Path(options.votes), only)
         if votes.ratings is not None:
             rows = [with_ratings(only, votes.ratings)]
-    # A pass of its own where quantiles need all rewards; `Buckets` can be iterated again for the plans.
+    # Quantiles need all rewards, hence a separate pass; `Buckets` can be iterated again for the plans.
     resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
     aside = None if buckets.fits else folder
     planned = _Planned(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))
@@ -229,7 +229,7 @@ def _plan_in_process(
 
 
 def _calibrated_slope(tables: Sequence[Table], name: str) -> float:
-    """Return the slope of a score; of several tables the mean by the number of pairs that each is from."""
+    """Return the slope of a score; for several tables their mean, weighted by the number of calibration pairs."""
     slopes = [read_slope(table.path, name) for table in tables]
     slope = sum(value * num for value, num in slopes) / max(1, sum(num for _, num in slopes))
     if slope <= 0:
@@ -257,7 +257,7 @@ def _resolve_thresholds(candidates: Iterable[Floats], options: PairOptions) -> P
 
 def _name_other_prompts(experiences: pl.DataFrame, crowded: pl.DataFrame) -> pl.DataFrame:
     """Set the reason DIFFERENT_PROMPTS on single candidates whose task and step have candidates at other prompts."""
-    # These rows have the reason `single` so far, the only one with a mark to join on.
+    # Only rows with the reason SINGLE have a mark to join on.
     crowded = crowded.with_columns(other=pl.lit(Reason.DIFFERENT_PROMPTS.value))
     joined = experiences.join(crowded, on="mark", how="left", maintain_order="left")
     return joined.with_columns(reason=pl.coalesce("other", "reason")).drop("other")
@@ -268,7 +268,7 @@ def _add_decisions(
 ) -> pl.DataFrame:
     """Add the results of selection to drafts: strategy, weight, split, curriculum stage and label noise.
 
-    `places` are the numbers of the drafts among those that are kept, in the order of planning.
+    `places` are the indices of the drafts among all kept drafts, in the order of planning.
     """
     stages = noise = None
     if selection.stages is not None:

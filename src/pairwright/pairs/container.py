@@ -36,7 +36,7 @@ AnyTable = Table | str | os.PathLike[str]
 
 
 class Pairs(RowAccess[Pair]):
-    """Preference pairs in a folder: a sequence of `Pair`, read when asked for.
+    """Preference pairs in a folder: a lazily read sequence of `Pair`.
 
     Args:
         path: The folder, or an address such as s3://bucket/runs/first/pairs.
@@ -62,20 +62,20 @@ class Pairs(RowAccess[Pair]):
             )
 
     def filter(self, where: str) -> "Pairs":
-        """The pairs for which a SQL condition on the columns holds, e.g. "gap > 0.2 AND split = 'train'"; a view."""
+        """Return a view of the pairs that satisfy a SQL condition, e.g. "gap > 0.2 AND split = 'train'"."""
         parse_where(where, PAIR_SCHEMA, option="filter")
         view = Pairs(self.path)
         view._where = join_conditions(self._where, where)
         return view
 
     def scan(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows as record batches; only `columns` are read where they are named."""
+        """Yield rows as record batches; reads only `columns`, by default all."""
         if self._where is None:
             yield from pair_batches(self.path, columns)
             return
         import polars as pl
 
-        # The condition may need columns that were not asked for: they are read, and left out of the result.
+        # The condition may need columns that were not requested: they are read, but not returned.
         condition = parse_where(self._where, PAIR_SCHEMA, option="filter")
         names = PAIR_SCHEMA.names if columns is None else list(columns)
         for batch in pair_batches(self.path, list(dict.fromkeys([*names, *condition.meta.root_names()]))):
@@ -86,25 +86,25 @@ class Pairs(RowAccess[Pair]):
         return pa.Table.from_batches(self.scan(), schema=PAIR_SCHEMA)
 
     def to_hf(self) -> "datasets.Dataset":
-        """The pairs as a Hugging Face dataset with the columns and messages that TRL's DPOTrainer takes."""
+        """Return the pairs as a Hugging Face dataset with the columns and messages that TRL's DPOTrainer expects."""
         with TemporaryDirectory() as folder:
             lines = Path(folder) / "pairs.jsonl"
             self.export("trl", lines)
-            # Through the exporter's JSON Lines, so that both ways give the same rows.
+            # Uses the JSON Lines exporter, so that both give the same rows.
             rows = [msgspec.json.decode(line) for line in lines.read_bytes().splitlines()]
         return import_datasets().Dataset.from_list(rows)
 
     @property
     def funnel(self) -> Json:
-        """What went in, what came out, and why the rest did not."""
+        """The funnel of the build: counts of inputs, outputs and dropped items by reason."""
         return read_funnel(self.path)
 
     def stats(self) -> Json:
-        """Counts, gaps, lengths, duplicates and splits."""
+        """Return counts, gaps, lengths, duplicates and splits."""
         return pair_statistics(self.on_disk())
 
     def lint(self, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
-        """What speaks against training on these pairs; empty where nothing does."""
+        """Return the problems to fix before training on these pairs; an empty list if there are none."""
         return lint_pairs(self.on_disk(), max_length_effect=max_length_effect, max_near=max_near)
 
     def export(self, target: str, output: str | os.PathLike[str], **options: Any) -> "ExportSummary":
@@ -115,7 +115,7 @@ class Pairs(RowAccess[Pair]):
             output: The file (for "hf": the folder) to write.
             **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
         """
-        import pairwright  # export/ lies downstream of pairs/; the package loads it when it is asked for
+        import pairwright  # lazy: pairs/ must not import export/
 
         return pairwright.export_pairs(self, target, output, **options)
 
@@ -126,20 +126,20 @@ class Pairs(RowAccess[Pair]):
             repo: Id of the repository, such as "me/pairs"; it is created if it is missing.
             **options: `private`, `revision`, `license`, `token`: see docs/how-to/share.md.
         """
-        import pairwright  # export/ lies downstream; the package loads it when it is asked for
+        import pairwright  # lazy: pairs/ must not import export/
 
         return pairwright.push(self.on_disk(), repo, **options)
 
     def encode(
         self, tokenizer: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any
     ) -> "Encoded":
-        """These pairs as tokens: `pairwright.encode`, which has the arguments."""
-        import pairwright  # tokens lie downstream of pairs; the package loads them when they are asked for
+        """Return these pairs as tokens; see `pairwright.encode` for the arguments."""
+        import pairwright  # lazy: pairs/ must not import tokens/
 
         return pairwright.encode(self, tokenizer, output, **options)
 
     def save(self, output: str | os.PathLike[str] | Place) -> "Pairs":
-        """Write these pairs, filtered as they are, into a folder of their own."""
+        """Write these pairs, with the filter applied, to a new folder."""
         folder = place(output)
         write_pairs(folder, self.scan())
         references = table_references(source_tables(self.path), folder)
@@ -147,15 +147,15 @@ class Pairs(RowAccess[Pair]):
         return Pairs(folder)
 
     def on_disk(self) -> Place:
-        """A folder with exactly these pairs. Those of a view are written below the folder that they are of."""
+        """Return a folder with exactly these pairs; a filtered view is written to a subfolder of `path`."""
         if self._where is None:
             return self.path
-        # Named by the condition, so that the same view is written to the same folder again.
+        # Named by the condition, so that equal views share a folder.
         name = hashlib.sha256(self._where.encode()).hexdigest()[:16]
         return self.save(self.path / "filtered" / name).path
 
     def _chunks(self) -> Iterator[Chunk]:
-        # Only counted where a filter is set; without one the Parquet footer has the number.
+        # Rows are counted only with a filter; without one the Parquet footer has the number.
         narrow = (batch.num_rows for batch in self.scan(columns=["id"]))
         yield (count_pairs(self.path) if self._where is None else sum(narrow)), self.scan
 
@@ -180,17 +180,17 @@ def make_pairs(
     """Build preference pairs from experience tables: candidates of one task, step and prompt, compared by reward.
 
     Args:
-        tables: A table, its folder, or a list of them. A filtered table gives pairs of its rows alone.
-        output: Folder of the pairs; by default `pairs` beside the first table. What is there is replaced.
+        tables: A table, its folder, or a list of them. A filtered table gives pairs of only its own rows.
+        output: Folder of the pairs; by default `pairs` beside the first table. Existing pairs are replaced.
         strategy: "all", "best-worst", "stratified", "divergence", "teachers", "imported": docs/reference/pairs.md. By
             default that of the preset, else "all".
-        min_gap: The least difference of rewards, by default that of the preset, else 0. A tie is never a pair.
+        min_gap: Minimum difference of rewards, by default that of the preset, else 0. Ties are never paired.
         seed: Seed of the sample and of the split.
-        progress: True prints progress to stderr; a function is called with pieces done and in all.
+        progress: True prints progress to stderr; a function is called with the number of pieces done and in total.
         **options: Every other option of the `pairs` section: `validation`, `max_pairs`, `weight`, `where`, ...
 
     Returns:
-        The pairs. Where there are none, `pairs.funnel["hint"]` says what to change.
+        The pairs. If there are none, `pairs.funnel["hint"]` says what to change.
 
     >>> import pairwright as pw
     >>> pairs = pw.make_pairs("runs/first/experience", strategy="best-worst", min_gap=0.1)
@@ -210,7 +210,7 @@ def make_pairs(
     for score in {table.score_name for table in opened} - {None}:
         if options.setdefault("score", score) != score:
             raise ConfigError("score: the tables are views with another score; build the pairs of each alone")
-    # Only what is given: a default would win over the preset.
+    # Only explicit values: a default would override the preset.
     options |= {key: value for key, value in (("strategy", strategy), ("min_gap", min_gap)) if value is not None}
     config = adjust_config(seed=seed, pairs=options)
     folder = place(output) if output is not None else opened[0].path.parent / "pairs"

@@ -22,7 +22,7 @@ _SIDES = ("chosen", "rejected")
 
 
 def check_within(tables: Sequence[Table], name: str) -> None:
-    """Raise ConfigError if no experience has what `--within` names: all would be one group, as without it."""
+    """Raise ConfigError if no experience has the field that `--within` names: it would have no effect."""
     for table in tables:
         for batch in table.scan(columns=["source", "model_version", "info"]):
             rows = pl.DataFrame(pa.Table.from_batches([batch]))
@@ -32,7 +32,7 @@ def check_within(tables: Sequence[Table], name: str) -> None:
 
 
 def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts: bool) -> dict[str, int]:
-    """Count the pairs of a table whose sides are of disjoint files, of several models, of several system prompts.
+    """Count pairs whose sides come from files with disjoint rewards, different models or different system prompts.
 
     Args:
         folder: The pairs table.
@@ -42,7 +42,7 @@ def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts:
     frames = [pl.DataFrame(batch) for batch in pair_batches(folder, ["chosen_uid", "rejected_uid"])]
     if not frames:
         return {}
-    # A preference that was imported has one record.
+    # Both sides of an imported preference are in one record.
     pairs = pl.concat(frames).filter(pl.col("chosen_uid") != pl.col("rejected_uid"))
     wanted = pl.concat([pairs["chosen_uid"], pairs["rejected_uid"]]).unique()
     found, ranges = [], []

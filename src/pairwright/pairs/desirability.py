@@ -1,4 +1,4 @@
-"""Desirability of runs: which are good and which are bad by their reward alone, for KTO, which needs no pairs."""
+"""Desirability of runs: good or bad by reward alone, for KTO, which needs no pairs."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from pairwright.records.arrays import Array
 
 
 def choose_threshold(rewards: Array, threshold: float | None, *, option: str) -> float:
-    """The reward from which on a run is desirable: `threshold`, or halfway between the lowest and the highest reward.
+    """Return the minimum reward of a desirable run: `threshold`, or halfway between lowest and highest reward.
 
     Args:
         rewards: Finite rewards of the runs.
-        threshold: The wish of the user; None for halfway.
-        option: The name of that wish, for the error.
+        threshold: Threshold set by the user; None for halfway.
+        option: Name of the option, for the error message.
 
-    Raises PairwrightError where all runs would be on one side.
+    Raises PairwrightError if all runs would be on one side.
 
     >>> choose_threshold(np.array([0.0, 1.0, 1.0]), None, option="--threshold")
     0.5
@@ -24,7 +24,7 @@ def choose_threshold(rewards: Array, threshold: float | None, *, option: str) ->
         raise PairwrightError("no run has a reward: nothing says which are good")
     if not lowest < highest:
         raise PairwrightError(f"all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
-    # Halfway is where 0 and 1, -1 and 1, or thumbs are distinguished; other scales want a threshold of their own.
+    # Halfway separates 0 from 1, -1 from 1, and thumbs down from up; other scales need an explicit threshold.
     chosen = (lowest + highest) / 2 if threshold is None else threshold
     if not lowest < chosen <= highest:
         raise PairwrightError(

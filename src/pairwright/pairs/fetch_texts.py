@@ -27,10 +27,10 @@ _CONTENT = (
     "uid", "prompt", "tools", "completion", "prompt_text", "response_text", "num_prompt_messages",
     "num_completion_messages", "num_tokens", "truncate_status", "info",
 )  # fmt: skip
-_OF_CHOSEN = ("prompt", "tools", "prompt_text")  # what a pair copies from its chosen row alone
-_PIECE_BYTES = 8 * 2**20  # of texts that are parted into slices together
-_HELD = 3  # what texts take while they are held and copied, as a multiple of their size
-WANTED_BITS = 11  # of a wanted row: the slice that needs it, and in the last bit whether all of it is needed
+_OF_CHOSEN = ("prompt", "tools", "prompt_text")  # copied only from the chosen row of a pair
+_PIECE_BYTES = 8 * 2**20  # of texts that are split into slices together
+_HELD = 3  # peak memory of texts as a multiple of their size
+WANTED_BITS = 11  # low bits of a wanted row: the slice that needs it, and in the last bit whether the prompt is needed
 
 
 class PairTexts:
@@ -72,7 +72,7 @@ class PairTexts:
         """
         wanted = distinct(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
         self._wanted = []
-        twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # once in part, and once all of it
+        twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # wanted both without and with its prompt
         return np.compress(~twice, wanted)
 
     def rows(self, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """The funnel of a build: counts of inputs, outputs and dropped items by reason, for each stage.
 
 Stages are experiences (which become candidates), groups (which give pairs or not) and pairs (which are kept or not);
-some strategies have others. In each stage inputs equal outputs plus drops, which `Stage.close` asserts. Reasons are
+some strategies have others. In each stage inputs equal outputs plus drops, as `Stage.close` asserts. Reasons are
 shown to users.
 """
 

@@ -24,9 +24,9 @@ def length_effect(differences: Floats, weights: Floats | None = None) -> float:
 def one_sided(differences: Floats, bound: float) -> Flags:
     """Mask of the pairs to drop so that the length effect is within the bound: as few as possible, largest first."""
     towards = np.sign(differences.mean()) or 1.0
-    # From the most one-sided pair in the prevailing direction; lexsort takes its last key first, ties go by number.
+    # Most one-sided pair first, in the prevailing direction; ties by number (the last key of lexsort is primary).
     order = np.lexsort([np.arange(len(differences)), -towards * differences])
-    left = differences[order][::-1]  # the last so many of `order`, summed from its end
+    left = differences[order][::-1]  # reversed, so that cumsum covers suffixes of `order`
     counts = np.arange(1, len(left) + 1)
     means = np.cumsum(left) / counts
     # E[x²] - E[x]², which rounding can take slightly below 0.
@@ -47,7 +47,7 @@ def balance_weights(weights: Floats, differences: Floats, bound: float) -> Float
     prevailing = np.sign(differences) == direction
     # Bisection: 60 halvings are more than the bits of a double.
     low, high = 0.0, 1.0
-    for _ in range(60):  # the effect falls with the weight of the prevailing pairs
+    for _ in range(60):  # the effect decreases with the weight of the prevailing pairs
         middle = (low + high) / 2
         effect = length_effect(differences, np.where(prevailing, middle * weights, weights)) * direction
         low, high = (middle, high) if effect <= bound else (low, middle)

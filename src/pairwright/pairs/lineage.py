@@ -40,5 +40,5 @@ def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:
         try:
             tables.append(Table(path, create=False))
         except TableError:
-            continue  # moved or removed: whoever needs a record of it says so
+            continue  # moved or removed: callers that need its records report it
     return tables

@@ -12,7 +12,7 @@ from pairwright.pairs.candidates.trajectories import conversations
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
 
-# A signature has 64 hashes, in bands of 4: two texts are compared where a band is equal. Shingles have 5 words.
+# A signature has 64 hashes in bands of 4; texts are compared if they share a band. Shingles have 5 words.
 NUM_HASHES, ROWS_PER_BAND, WORDS = 64, 4, 5
 Signature = npt.NDArray[np.uint64]
 _RANDOM = np.random.Generator(np.random.PCG64(20))
@@ -56,7 +56,7 @@ def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDA
             band.to_bytes(2, "little") + own[band * ROWS_PER_BAND : (band + 1) * ROWS_PER_BAND].tobytes()
             for band in range(len(own) // ROWS_PER_BAND)
         ]
-        # At most 50 of a band, so that one frequent phrase does not make this quadratic.
+        # At most 50 per band, so that a frequent phrase does not make this quadratic.
         others = {other for name in names for other in bands[name][:50]}
         # The share of equal minimum hashes estimates the Jaccard similarity of the shingle sets.
         again[place] = any(float((own == signatures[other]).mean()) >= least for other in others)

@@ -16,7 +16,7 @@ __all__ = ["STRATEGY_NAMES", "PairOptions", "Threshold", "pair_options"]
 
 
 class PairOptions(CheckedSection, PairsConfig):
-    """How pairs are built: `PairsConfig` has the options. None means: no limit.
+    """Options of pair building: those of `PairsConfig`, and a seed. None means no limit.
 
     >>> PairOptions(strategy="best-worst", min_gap=-1)
     Traceback (most recent call last):

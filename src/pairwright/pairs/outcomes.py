@@ -1,4 +1,4 @@
-"""Outcomes of a build (number of pairs of each experience, or why it is in none)."""
+"""Outcomes of a build: the number of pairs of each experience, or why it has no pair."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
         drafts: Kept drafts.
         dropped: Drafts dropped by selection; `why` is the reason, `number` its position in the order of dropping.
     """
-    # A repeated record has the id of the first one, which already has its row.
+    # A repeated record has the same id as the first one, which already has a row.
     rows = experiences.filter(pl.col("reason").ne_missing(pl.lit(Reason.REPEATED_RECORD.value)))
     for side in ("chosen", "rejected"):
         counts = drafts.group_by(pl.col(f"{side}_row").alias("row")).agg(pl.len().cast(pl.Int64).alias(f"num_{side}"))

@@ -20,7 +20,7 @@ from pairwright.records.messages import Message, canonical_messages, content_has
 
 # Estimated Jaccard similarity from which two pairs count as near-duplicates.
 NEAR = 0.8
-# Signatures are computed for the first so many pairs only: they are the slow part.
+# Signatures are slow: they are computed only for the first pairs.
 MAX_SIGNED = 20_000
 _CONTENT = ("prompt", "chosen", "rejected")
 
@@ -38,24 +38,24 @@ class _Content:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a pairs table to look at before training."""
+    """A problem of a pairs table to fix before training."""
 
     name: str
     message: str
 
 
 def _differences(frame: pl.DataFrame) -> Any:
-    """Characters of the chosen side minus those of the rejected one (N,)."""
+    """Return characters of the chosen minus the rejected side, shape (N,)."""
     return (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
 
 
 def _suggest_balance(folder: Place, bound: float) -> str:
-    """Return what brings the length effect within the bound: dropping pairs, else weights, else other pairs."""
+    """Return advice to bring the length effect within the bound: drop pairs, else reweight, else use other pairs."""
     differences = _differences(_narrow(folder))
     num_left = len(differences) - int(one_sided(differences, bound).sum())
     if num_left:
         return f"build with --length-balance {bound:g}, which keeps {num_left:,} of {len(differences):,} pairs"
-    # Weights balance only what has pairs in both directions: else all of them would be 0.
+    # Weights can only balance pairs in both directions; otherwise all weights would be 0.
     if balance_weights(np.ones(len(differences)), differences, bound).any():
         return f"build with --length-balance {bound:g} --balance-by reweight (dropping pairs would leave none)"
     longer = "shorter" if differences.mean() > 0 else "longer"
@@ -85,7 +85,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "pairs_per_task_max": per_task.max(),
         "chosen_characters_mean": frame["num_chosen_characters"].mean(),
         "rejected_characters_mean": frame["num_rejected_characters"].mean(),
-        # By the weights that training gives the pairs, which may be what balances them.
+        # Weighted as in training, since the weights may balance the lengths.
         "length_effect": length_effect(differences, weights),
         "without_weight": int((weights == 0).sum()),
         "across_groups": int(frame["across_groups"].sum()),
@@ -93,7 +93,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "tied": int(is_tied(rewards[0], rewards[1], tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
         "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
-        # A preference is contradicted where the same two sides occur the other way around.
+        # A preference is contradicted if the same two sides also occur in the opposite order.
         "contradictions": sum(
             count
             for (prompt, one, other), count in content.preferences.items()
@@ -126,7 +126,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     # Weights bring the effect to the bound itself, up to rounding.
     has_length_effect = stats["pairs"] > 1 and abs(stats["length_effect"]) > max_length_effect * (1 + 1e-9)
     balance = _suggest_balance(folder, max_length_effect) if has_length_effect else ""
-    # (name, whether it holds, message); counts are truthy where something was found.
+    # (name, condition, message); a count above 0 is truthy.
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
         ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
@@ -175,7 +175,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     return [Finding(name, message) for name, holds, message in checks if holds]
 
 
-# What forbids pairs that cross; a pair of different prompts is not made within groups.
+# The option that forbids each kind of crossing pair; strategies within groups compare equal prompts only.
 _WITHIN = {
     "files with disjoint rewards": "their scorers may differ; build with --within source",
     "models": "build with --within model if the model is not what is compared",
@@ -196,7 +196,7 @@ def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:
 
 
 def _narrow(folder: Place) -> pl.DataFrame:
-    # An empty table first, so that a folder without row groups still has the columns.
+    # The empty table provides the columns if the file has no row groups.
     empty = pa.schema(list(NARROW_PAIR_TYPES.items())).empty_table()
     return pl.concat([pl.DataFrame(rows) for rows in (empty, *pair_batches(folder, list(NARROW_PAIR_TYPES)))])
 
@@ -210,7 +210,7 @@ def _read_content(folder: Place) -> _Content:
             forms = canonical_messages(chosen), canonical_messages(rejected)
             content.preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
             words = side_words(chosen), side_words(rejected)
-            # The same characters once white space is gone, but different messages.
+            # The same characters without white space, but different messages.
             content.num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
             content.num_empty += (not words[0]) + (not words[1])
             if len(content.signatures) < MAX_SIGNED:

@@ -52,7 +52,7 @@ NARROW_PAIR_TYPES = {
     "rejected_cut": pa.bool_(),
     "label_noise": pa.float64(),
 }
-# Null in files without them.
+# Read as null from files that lack them.
 _ADDED_LATER = ("chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut", "label_noise")
 PAIR_CONTENT = ("prompt", "tools", "chosen", "rejected", "info")
 PAIR_SCHEMA = pa.schema(
@@ -174,7 +174,7 @@ def _pair(row: dict[str, Any]) -> Pair:
     """Convert a row of the table to a pair; raises TableError if it is invalid."""
     try:
         info = from_json(row["info"]) if row["info"] else {}
-        # Entries that are stored in columns of their own.
+        # Entries of `info` that are stored in separate columns.
         info |= {"across_groups": True} if row["across_groups"] else {}
         info |= {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
         return Pair(

@@ -30,7 +30,7 @@ from pairwright.pairs.strategies.strategies import find_strategy
 from pairwright.pairs.strategies.votes import Votes, plan_votes
 from pairwright.store.table import Table
 
-# Rows that are in a group: candidates, and what only the size of the group or a duplicate keeps out.
+# Reasons of rows that belong to a group: candidates, single candidates and repeated candidates.
 _COMPARABLE = (None, Reason.SINGLE.value, Reason.REPEATED_CANDIDATE.value)
 _LOST = {"row": pl.Int64, "lost": pl.String}
 
@@ -100,7 +100,7 @@ def mark_of_step(options: PairOptions) -> pl.Expr:
 
 
 def _by_prompt(comparable: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
-    """Sort rows by prompt; for strategies in groups, comparable rows keep their order and the others follow by id."""
+    """Sort rows by prompt; for strategies in groups, comparable rows keep their order and come before others."""
     by_id = ["prompt_hash", "uid", "reason", "row"]
     if state.candidates is None or state.options.across_groups:
         return state.rows.sort(by_id)
@@ -114,7 +114,7 @@ def _lost(state: PartitionState) -> pl.DataFrame:
     """Return for each candidate why its last draft was dropped, or why it never had one."""
     late = pl.DataFrame(schema=_LOST)
     if state.lost:
-        # Frames in the order of dropping: for each row, the reason of its last draft counts.
+        # Frames are in the order of dropping: the reason of a row's last draft counts.
         gone = [lost.with_columns(place=pl.lit(number)) for number, lost in enumerate(state.lost)]
         rows = pl.concat(
             [pl.concat(gone).select("place", "reason", row=f"{side}_row") for side in ("chosen", "rejected")]
@@ -133,7 +133,7 @@ def _never_paired(state: PartitionState) -> pl.DataFrame:
     # Rows are sorted by descending reward, so a group's first row is its best and its last row its worst.
     best, worst = rewards[candidates.starts[:-1]][groups], rewards[candidates.starts[1:] - 1][groups]
     near = [options.min_gap]
-    # The largest gap that a row could have with any other of its group.
+    # The largest gap between a row and any other row of its group.
     largest = np.maximum(reward_gaps(best, rewards, near=near), reward_gaps(rewards, worst, near=near))
     tied = pl.lit(pl.Series(is_tied(best, worst, options.tie_tolerance)))
     below = pl.lit(pl.Series(largest < options.min_gap))

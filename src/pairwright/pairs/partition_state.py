@@ -1,4 +1,4 @@
-"""State of a partition during planning, with a record of every drop; and clues for a build that gives no pairs."""
+"""State of a partition during planning, with a record of every drop; and hints for a build without pairs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ class PartitionState:
         return self.funnel.stages[-1]
 
     def drop(self, drafts: pl.DataFrame, reason: Reason, bad: npt.NDArray[np.bool_] | pl.Series) -> pl.DataFrame:
-        """Return drafts without those in the mask `bad`, and count these under `reason`."""
+        """Return the drafts outside the mask `bad`; count the others under `reason`."""
         mask = pl.Series(bad)
         num_bad = int(mask.sum())
         gone = drafts.filter(mask) if num_bad else drafts.clear()
@@ -48,13 +48,13 @@ class PartitionState:
         return drafts.filter(~mask)
 
     def drop_where(self, drafts: pl.DataFrame, checks: Iterable[tuple[Reason, pl.Expr]]) -> pl.DataFrame:
-        """Return drafts without those for which one of the conditions holds; each is counted under the first."""
+        """Drop drafts for which a condition holds; each is counted under the first such condition."""
         for reason, bad in checks:
             drafts = self.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
         return drafts
 
     def gap_checks(self) -> list[tuple[Reason, pl.Expr]]:
-        """The conditions of drafts that are tied, or whose gap is out of bounds."""
+        """Return the conditions that drop drafts with tied rewards or a gap out of bounds."""
         gap, options = pl.col("gap"), self.options
         most = float("inf") if options.max_gap is None else options.max_gap
         tied = is_tied_expression(options.tie_tolerance)
@@ -67,7 +67,7 @@ def pair_examples(drafts: pl.DataFrame) -> list[str]:
     return named.to_series().bottom_k(NUM_EXAMPLES).sort().to_list()
 
 
-# What to change for the hint of a build without pairs, by the reason of its last drops.
+# Advice in the hint of a build without pairs, by the reason of its last drops.
 _ADVICE = {
     Reason.EXCLUDED: "exclusions.csv in the folder of the table says who excluded them and why",
     Reason.FILTERED: "a wider --where lets some through",
@@ -130,8 +130,8 @@ def clues_of(candidates: Candidates | None, options: PairOptions) -> Clues:
 
 
 def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
-    """Return a hint for a build without pairs: the filter that dropped the last ones, and what to change."""
-    # The last stage that dropped anything has the filter that removed the last ones.
+    """Return a hint for a build without pairs: the reason of the last drops, and what to change."""
+    # The last stage with drops removed the last items.
     last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
     if last is None:
         return "there was nothing to pair: the tables are empty"
@@ -144,7 +144,7 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     first = funnel.stages[0]
     if first is not last and first.drops:
         reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
-        # An early reason is worth naming only where it took most of the experiences.
+        # An early reason is reported only if it dropped most of the experiences.
         if drop.count * 2 > first.num_in:
             advice = _advice(reason, options)
             text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} were dropped: {reason.value}"
@@ -152,14 +152,14 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     return text
 
 
-_NUM_ROWS = 5_000  # that are looked at for a field that groups them
+_NUM_ROWS = 5_000  # that are searched for a field that groups them
 
 
 def grouping_hint(tables: Iterable[Table]) -> str:
-    """Return which `--task` of an import would put experiences into groups that are alone in theirs; "" if none would.
+    """Return the `--task` of an import that would group single experiences; "" if there is none.
 
-    Only experiences with equal prompts are compared, so a field that groups different prompts is named with the
-    strategy that needs no equal ones.
+    Experiences must have equal prompts to be comparable, so a field that groups different prompts is suggested
+    together with the strategy `divergence`.
     """
     # Sizes of the groups of one prompt, and of the values of each field of `info`.
     prompts: Counter[str] = Counter()
@@ -177,7 +177,7 @@ def grouping_hint(tables: Iterable[Table]) -> str:
     num_shared = sum(count for count in prompts.values() if count > 1)
     if num_shared:
         return f"{num_shared:,} of {num_rows:,} share their prompt with another one: import with --task prompt"
-    # A field that groups has several values and fewer than rows; the one with the most rows in groups is named.
+    # A grouping field has several values, but fewer than rows; the one with the most rows in groups is suggested.
     grouped = {
         name: sum(count for count in counts.values() if count > 1)
         for name, counts in values.items()
@@ -200,7 +200,7 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
     """Return the option behind a reason with a value that would let some through; None if there is none."""
-    # For each reason: the option, a value that lets some through, and the value now.
+    # reason -> option, a value that lets some through, and the current value.
     bounds = {
         Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
         Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),

@@ -40,7 +40,7 @@ def _has_contradiction(drafts: pl.DataFrame, state: PartitionState) -> Flags:
         return np.zeros(drafts.height, np.bool_)
     counts = drafts.select(HASHES).join(preferences, on=HASHES, how="left", maintain_order="left")
     against = counts["against"].fill_null(0)
-    # `drop` lets no contradicted preference through, `majority` those that were seen more often than their opposite.
+    # `drop` removes every contradicted preference, `majority` keeps those seen more often than their opposite.
     bad = against > 0 if policy == "drop" else (against > 0) & (against >= counts["for"].fill_null(1))
     return bad.to_numpy()
 
@@ -49,7 +49,7 @@ def _beyond(drafts: pl.DataFrame, *, by: str, most: int) -> Flags:
     """Mask of drafts that are not among the `most` largest gaps with the same value of column `by`."""
     if drafts[by].n_unique() == drafts.height:
         return np.zeros(drafts.height, np.bool_)
-    # The rank of each draft within its `by`, brought back into the order of the drafts.
+    # The rank of each draft among drafts with the same `by`, in the original order of drafts.
     order = drafts.with_row_index("place").sort(**_BEST_FIRST)  # type: ignore[arg-type]
     rank = order.select("place", rank=pl.int_range(pl.len()).over(by)).sort("place")["rank"]
     return (rank >= most).to_numpy()
@@ -83,8 +83,8 @@ def _count_in_groups(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFram
     chosen = rows.rename({"completion_hash": "chosen_hash", "reward": "chosen_reward", "len": "num_chosen"})
     rejected = rows.rename({"completion_hash": "rejected_hash", "reward": "rejected_reward", "len": "num_rejected"})
     both = pairs.join(chosen, on=["prompt_hash", "chosen_hash"])
-    both = both.join(rejected, on=[*keys, "rejected_hash"], nulls_equal=True)  # what was collected has no source
-    # Rows were counted by reward, so one joined row stands for so many comparisons.
+    both = both.join(rejected, on=[*keys, "rejected_hash"], nulls_equal=True)  # collected rows have no source
+    # Rows were counted by reward, so one joined row represents several comparisons.
     times = pl.col("num_chosen") * pl.col("num_rejected")
     both = both.filter(~is_tied_expression(state.options.tie_tolerance))
     return both.group_by(HASHES).agg(

@@ -27,7 +27,7 @@ from pairwright.records.messages import (
 
 
 def select_variables(info: pa.Array) -> pa.Array:
-    """Of the `info` of experiences only the variables of the chat template, as JSON; null where there are none."""
+    """Extract the chat template variables from `info` as JSON; null for experiences without any."""
     mentions = pc.match_substring(info, f'"{KEY}"').fill_null(False)
     if not pc.any(mentions).as_py():
         return pa.nulls(len(info), LONG_TEXT)
@@ -40,16 +40,16 @@ def select_variables(info: pa.Array) -> pa.Array:
 
 LONG_TEXT = pa.large_string()
 _OF_TEXT = ("prompt_text", "response_text")
-REJECTED_KEY = f"rejected_{KEY}"  # in the info of a pair whose rejected side had other template variables
-REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # a draft that has one of them is not a mere copy
+REJECTED_KEY = f"rejected_{KEY}"  # in the info of a pair whose rejected side has different template variables
+REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # the texts of a draft with one of them are not plain copies
 _REWRITTEN_COLUMNS = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
 
 def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Convert plain-text prompts and completions to messages, and add `prompt_hash` and `completion_hash`.
 
-    The hashes are null for rows that already had messages. A plain-text prompt becomes a message with the role `text`,
-    and so does the completion that follows it.
+    The hashes are null for rows that already had messages. A plain-text prompt and the completion that follows it
+    become messages with the role `text`.
     """
     columns = {name: rows.column(name) for name in rows.schema.names if name not in _OF_TEXT}
     columns["info"] = select_variables(columns["info"])
@@ -72,7 +72,7 @@ def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, reject
     `chosen` and `rejected` are the positions of the sides' rows in `texts`. Returns arrays by column name.
     """
     names = [name for name in ("prompt", "tools", "completion", "chosen", "rejected") if name in texts.schema.names]
-    # Each row is decoded once, however many pairs it is in; `which` leads back from sides to rows.
+    # Each row is decoded once, even if it is in many pairs; `which` maps sides to rows.
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
     rows = texts.select(names).take(places).to_pylist()
     columns: list[list[str | None]] = [[] for _ in _REWRITTEN_COLUMNS]

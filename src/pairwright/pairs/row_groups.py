@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ROWS_PER_GROUP = 16_384
-# Of text, before compression. Whichever bound is met first ends a group.
+# Bytes of text before compression. A group ends at whichever bound is reached first.
 BYTES_PER_GROUP = 8 * 2**20
 _INDEX = pa.int32()
 
@@ -36,11 +36,11 @@ class Filling:
         totals, start = np.cumsum(sizes), 0
         while start < len(sizes):
             before = int(totals[start - 1]) if start else 0
-            # The first row that would take the group above its bytes.
+            # The first row that would exceed the bytes of the group.
             stop = int(np.searchsorted(totals, before + BYTES_PER_GROUP - self._num_bytes, side="right"))
             stop = max(start, min(stop, start + ROWS_PER_GROUP - self._num_rows))
             if stop == start and not self._num_rows:
-                stop = start + 1  # a row that is larger than a group is a group of its own
+                stop = start + 1  # a row larger than the limit forms its own group
             self._num_rows += stop - start
             self._num_bytes += int(totals[stop - 1]) - before if stop > start else 0
             ends = stop < len(sizes) or self._num_rows == ROWS_PER_GROUP
@@ -121,7 +121,7 @@ def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArra
     """
     numbers = np.arange(len(codes))
     first, ranks = np.empty(num_codes + 1, np.int64), np.empty(num_codes + 1, np.int32)  # read only where written
-    first[codes[::-1]] = numbers[::-1]  # what is written last stays: the first use
+    first[codes[::-1]] = numbers[::-1]  # reversed, so that the first use is written last
     used = codes[(first[codes] == numbers) & (codes >= 0)]
     # Code -1 (null) indexes the last entry, whose rank is -1 as well.
     ranks[used], ranks[-1] = np.arange(len(used), dtype=np.int32), -1

@@ -1,7 +1,7 @@
 """Selection among the drafts of all partitions, on a few narrow columns of each draft.
 
 Drafts are dropped by curriculum, the cap of a task, sampling, near-duplicates and length balance, in this order; the
-others get a weight, a split, a curriculum stage and a position in the pairs table. Drafts are numbered across
+others get a weight, a split, a curriculum stage and a position in the pairs table. Draft numbers are global across
 partitions. Each step sees the drafts that earlier steps kept and orders them by gap, key and number, so that the result
 does not depend on the partitioning.
 """
@@ -77,10 +77,10 @@ def select_drafts(
         tasks: Task id and reward of each candidate, for the curriculum.
         options: Options of the build; thresholds are rewards.
         tables: Tables with the texts, read only for near-duplicates.
-        slope: Of a calibrated score: the probability of a pair is 1 / (1 + exp(-slope · gap)).
+        slope: Slope of a calibrated score: the probability of a pair is 1 / (1 + exp(-slope · gap)).
     """
     reasons = np.zeros(narrow.height, np.uint8)
-    # The numbers of the drafts that no reason has dropped so far.
+    # The numbers of the drafts kept so far.
     left = np.arange(narrow.height)
 
     def drop(reason: Reason, bad: Flags) -> None:
@@ -142,9 +142,9 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
 
 
 def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, likely: Floats | None) -> Floats:
-    """Return the weights of drafts: 1, the gap or the chosen reward; by reliability and balanced by length on request.
+    """Return the weights of drafts: 1, the gap or the chosen reward; optionally by reliability and length-balanced.
 
-    A label that is right with probability p says 2p - 1 as much as a certain one: the share that flips do not cancel.
+    A label that is correct with probability p carries 2p - 1 of the signal of a certain label.
     """
     weights = np.ones(drafts.height)
     if options.weight != "one":
@@ -157,6 +157,6 @@ def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, li
     if likely is not None and options.reliability == "weight":
         weights = weights * (2 * likely - 1)
     if options.length_balance is not None and options.balance_by == "reweight":
-        # By the weights that training sees, which is how `pairs lint` counts the effect, too.
+        # Uses the weights of training, as `pairs lint` does.
         weights = balance_weights(weights, differences, options.length_balance)
     return weights

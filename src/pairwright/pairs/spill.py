@@ -27,11 +27,11 @@ class Spill(Generic[Rows]):
 
     def __init__(self, folder: Place | None, name: str, *, kind: type[Rows]) -> None:
         self._folder = None if folder is None else workspace_of(folder, owner=self)
-        self._shared = None if folder == self._folder else folder  # an address, where others read the files
+        self._shared = None if folder == self._folder else folder  # remote: other processes read the files there
         self._adopted: dict[int, Place] = {}
         self._name = name
         self._kind: Any = kind
-        # Without a folder: the pieces of each number. With one: its open file and stream writer.
+        # Without a folder: the pieces of each partition. With a folder: its open file and stream writer.
         self._held: dict[int, list[Rows]] = {}
         self._writers: dict[int, tuple[pa.OSFile, pa.RecordBatchStreamWriter]] = {}
 

@@ -59,7 +59,7 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
     copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)
     shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
     known, uids = texts["row"].to_numpy(), pl.Series(texts["uid"])
-    # Rows of a slice come in ascending order, so a binary search finds the place of each side.
+    # Rows of a slice are in ascending order, so a binary search finds the position of each side.
     chosen, rejected = (np.searchsorted(known, drafts[f"{side}_row"].to_numpy()) for side in SIDES)
     for side, rows_of_side in (("chosen", chosen), ("rejected", rejected)):
         expected = drafts["row_uid" if drafts["row_uid"].null_count() == 0 else f"{side}_uid"]
@@ -89,7 +89,7 @@ def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejecte
     facts: dict[str, pa.Array] = {}
     for side, rows in zip(SIDES, (chosen, rejected), strict=True):
         own = is_cut
-        if side in texts.column_names:  # preferences, whose sides have a status of their own
+        if side in texts.column_names:  # preferences: each side has its own status
             own = pc.or_(is_cut, pc.match_substring(texts[side], _CUT_SIDE).fill_null(False))
         facts[f"{side}_recorded"] = recorded.take(int64_array(rows)).combine_chunks()
         facts[f"{side}_cut"] = own.take(int64_array(rows)).combine_chunks()
@@ -101,7 +101,7 @@ def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejecte
 
 
 def _template_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """Return `info` with the template variables that the sides were sampled with, where there are any."""
+    """Return `info` with the template variables of both sides; no column if there are none."""
     if texts["info"].null_count == texts.num_rows:
         return {}
     left, right = (texts["info"].take(int64_array(rows)).to_pylist() for rows in (chosen, rejected))
@@ -140,7 +140,7 @@ def _number_texts(texts: pl.Series) -> tuple[Indices, Indices]:
     """Return a code for each row, equal for equal texts and -1 for null; and the first row of each code."""
     if texts.null_count() == len(texts):
         return np.full(len(texts), -1), np.zeros(0, np.int64)
-    # Numbered by 64-bit hash: much faster than by text, and checked below.
+    # Numbered by 64-bit hash, much faster than by text; collisions are checked below.
     _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
     again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
     if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
@@ -155,7 +155,7 @@ def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected
     """Return the ids of pairs and the hashes of their prompts."""
     keys, prompts = drafts["key"], drafts["prompt_hash"]
     if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
-        # plain text is written as a message, whose hash is another
+        # Plain text is written as a message, which changes the hash.
         sides = (
             ("prompt", prompts, chosen),
             ("completion", drafts["chosen_hash"], chosen),

@@ -6,8 +6,8 @@
                or the reward of a run with one generated turn, which is a value, and for rated steps a verdict
     errors     error sites of the kinds in `tokens.credit.kinds`: the turn whose call failed
 
-The first source in `tokens.credit.sources` that knows a verdict decides it, the first that knows a value gives it.
-Nothing is stored in the experience table: credit is a view of what was recorded, and selects nothing by itself.
+Verdict and value come from the first source in `tokens.credit.sources` that has one. Credit is derived from recorded
+data, is not stored in the experience table, and does not select anything.
 """
 
 import math
@@ -38,7 +38,7 @@ Function = Callable[[Experience, int], Any]
 
 
 class TurnCredit(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one generated turn; `source` names where the verdict, or else the value, comes from."""
+    """Credit of one generated turn; `source` names the origin of the verdict, or else of the value."""
 
     turn: int
     verdict: Verdict = "unknown"
@@ -46,17 +46,17 @@ class TurnCredit(msgspec.Struct, frozen=True, array_like=True):
     source: str = ""
 
 
-Credits = dict[int, TurnCredit]  # by position of the turn in the messages of its run; only turns that are known of
+Credits = dict[int, TurnCredit]  # by position of the turn in the messages of its run; turns without credit are missing
 
 
 def generated_turns(run: Experience) -> list[int]:
-    """Positions of the turns that the model generated in the completion of a run."""
+    """Return the positions of the turns that the model generated in the completion of a run."""
     prompt, completion = conversation_of(run)
     return [len(prompt) + number for number, message in enumerate(completion) if message.is_generated]
 
 
 def find_credit(run: Experience, options: CreditConfig, votes: Mapping[int, Verdict] | None = None) -> Credits:
-    """The credit of the generated turns of a run (not of a preference: split it first).
+    """Return the credit of the generated turns of a run; a preference must be split first.
 
     >>> run = Experience(kind="multi_turn", errors=[ErrorSite(1, "tool_error", call_id="a")], completion=[
     ...     {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]},
@@ -75,7 +75,7 @@ def find_credit(run: Experience, options: CreditConfig, votes: Mapping[int, Verd
     for source in options.sources:
         for turn, credit in readers[source]().items():
             if turn in turns:
-                first = found.get(turn, credit)  # what an earlier source said, completed by this one
+                first = found.get(turn, credit)  # from an earlier source, completed by this one
                 judge = credit if first.verdict == "unknown" else first
                 value = credit.value if first.value is None else first.value
                 found[turn] = TurnCredit(turn, judge.verdict, value, judge.source or first.source)
@@ -101,12 +101,12 @@ def _read_errors(run: Experience, turns: Sequence[int], kinds: Sequence[str]) ->
 
 
 def find_failed_turn(messages: Sequence[Message], site: ErrorSite) -> int | None:
-    """The generated turn that a failure belongs to: the one that made the call, else the last one before it."""
+    """Return the generated turn that a failure belongs to: the one with the call, else the last one before it."""
     if messages[site.index].is_generated:
         return site.index
     before = [index for index in range(site.index) if messages[index].is_generated]
     if site.call_id is not None:
-        # Ids may repeat in a run: the last call before the result is meant.
+        # Ids may repeat in a run: the last call before the result counts.
         for index in reversed(before):
             if any(call.id == site.call_id for call in messages[index].tool_calls):
                 return index
@@ -114,7 +114,7 @@ def find_failed_turn(messages: Sequence[Message], site: ErrorSite) -> int | None
 
 
 def _is_answered(messages: Sequence[Message], turn: int) -> bool:
-    """Whether every call of a turn has a result."""
+    """Return whether the turn has calls and each of them has a result."""
     calls = messages[turn].tool_calls
     results = 0
     for message in messages[turn + 1 :]:
@@ -131,7 +131,7 @@ def _read_rewards(run: Experience, turns: Sequence[int], threshold: float) -> Cr
     if not values and run.token_level_reward is not None and run.action_mask is not None:
         values = _sum_token_rewards(run, turns)
     if not values and len(turns) == 1 and run.is_scored and run.reward is not None:
-        # The reward of a run says how good it was, not that a turn failed; only formats of rated steps say that.
+        # A run's reward is a value, not a verdict on a turn; only formats of rated steps give a verdict.
         if run.source is None or run.source.format not in STEP_FORMATS:
             return {turns[0]: TurnCredit(turns[0], "unknown", run.reward, "rewards")}
         values = {turns[0]: run.reward}
@@ -139,21 +139,21 @@ def _read_rewards(run: Experience, turns: Sequence[int], threshold: float) -> Cr
 
 
 def _sum_token_rewards(run: Experience, turns: Sequence[int]) -> dict[int, float]:
-    """Rewards of tokens by turn, where each span of sampled tokens is one turn; else nothing."""
+    """Sum token rewards by turn; empty unless there is exactly one span of sampled tokens per turn."""
     assert run.token_level_reward is not None
     assert run.action_mask is not None
     mask = run.action_mask.astype(bool)
     starts = [place for place in range(len(mask)) if mask[place] and (place == 0 or not mask[place - 1])]
     if len(starts) != len(turns):
         return {}
-    # What follows a turn before the next one (a reward on the environment's tokens) belongs to the turn.
+    # Rewards on environment tokens between two turns belong to the first of them.
     ends = [*starts[1:], len(mask)]
     sums = [float(run.token_level_reward[start:end].sum()) for start, end in zip(starts, ends, strict=True)]
     return {turn: value for turn, value in zip(turns, sums, strict=True) if math.isfinite(value)}
 
 
 def _of_value(turn: int, value: float, threshold: float, source: str) -> TurnCredit:
-    """Above the threshold a turn is ok, below it failed, at it unknown."""
+    """Return a turn's credit by value: ok above the threshold, failed below it, unknown at it."""
     verdict: Verdict = "ok" if value > threshold else "failed" if value < threshold else "unknown"
     return TurnCredit(turn, verdict, value, source)
 
@@ -178,7 +178,7 @@ def _ask_function(run: Experience, turns: Sequence[int], options: CreditConfig) 
 
 
 def _read_answer(turn: int, answer: Any, options: CreditConfig) -> TurnCredit:
-    """True or "ok", False or "failed", "unknown", a number, or a verdict and a number."""
+    """Parse an answer: True or "ok", False or "failed", "unknown", a number, or (verdict, number)."""
     verdict, value = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if isinstance(verdict, bool):
         verdict = "ok" if verdict else "failed"
@@ -194,7 +194,7 @@ def _read_answer(turn: int, answer: Any, options: CreditConfig) -> TurnCredit:
 
 
 def count_credit(table: Table, options: CreditConfig, where: pl.Expr | None = None) -> dict[str, Any]:
-    """How many generated turns of a table are ok, failed and unknown, by source; and how many have a value."""
+    """Count the generated turns of a table: ok, failed (by source), unknown, and those with a value."""
     votes, counts = read_turn_votes(table.path), _Counts()
     for run in table.records(where=where):
         for single in split_preference(run) if run.kind is Kind.PREFERENCE else (run,):
@@ -203,8 +203,7 @@ def count_credit(table: Table, options: CreditConfig, where: pl.Expr | None = No
 
 
 def count_side_credit(pairs: Place, options: CreditConfig) -> dict[str, dict[str, Any]]:
-    """The same for the runs on the chosen and on the rejected sides of pairs, each run once; empty where the tables
-    that the pairs were built from are gone."""
+    """Return `count_credit` of the chosen and the rejected sides, each run once; empty if the tables are gone."""
     tables = source_tables(pairs)
     frames = [pl.DataFrame(batch) for batch in pair_batches(pairs, ["chosen_uid", "rejected_uid"])]
     if not tables or not frames:

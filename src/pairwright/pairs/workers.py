@@ -38,8 +38,8 @@ from pairwright.store.table import Table
 Progress = Callable[[int, int], None]
 R = TypeVar("R")
 Numbered = tuple[int, list[Aside]]  # a bucket or a slice, and the files that have rows of it
-PIECE_MEGABYTES = 256  # of texts in a slice, while it is being made by a worker
-_BUCKETS_PER_WORKER = 4  # so that one with much to do keeps the others waiting for a part of its time only
+PIECE_MEGABYTES = 256  # of texts in a slice while a worker builds it
+_BUCKETS_PER_WORKER = 4  # several, so that a slow bucket does not leave other workers idle
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def spread_rows(
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
-        # Shifted as the entries of `wanted` are, to find those of this segment.
+        # Shifted like the entries of `wanted`, to find those of this segment.
         ends = np.array([segment.first, segment.first + segment.num_rows]) << WANTED_BITS
         first, last = np.searchsorted(wanted, ends).tolist()
         if last > first:
@@ -136,7 +136,7 @@ def part_rows(
 
 def _by_bucket(segment: Segment, number: int, where: str | None, keys: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     for batch in row_batches([segment.table()], where=where, keys=keys):
-        # Numbered from 0 within the segment so far; from here on within all tables.
+        # Row numbers are relative to the segment; make them unique among all tables.
         rows = batch.with_columns(pl.col("row") + segment.first)
         for (bucket,), own in rows.group_by(bucket_of(number), maintain_order=True):
             yield int(bucket), own.to_arrow()
@@ -155,7 +155,7 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[
             plan = plan_partition(rows, options)
             plans.append(
                 BucketPlan(
-                    # Drafts and experiences are in files; only the small rest of the plan travels back.
+                    # Drafts and experiences are in files; only the small rest of the plan is sent back.
                     plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
                     narrow=narrow_columns(plan.drafts, options),
                     num_drafts=plan.drafts.height,
@@ -183,7 +183,7 @@ def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
         texts = read_aside(files, number)
         assert drafts is not None, "a slice has drafts"
         assert texts is not None, "drafts have texts"
-        # A Filling of its own: `write_pairs` cuts the row groups again, by the rows alone.
+        # A new Filling: `write_pairs` regroups the rows, independent of batches.
         return list(slice_rows(drafts, texts, Filling()))
 
 

@@ -1,4 +1,4 @@
-"""Places: where files are. A path on this machine, or an address such as `s3://bucket/runs/first`.
+"""Places of files: a path on this machine, or an address such as `s3://bucket/runs/first`.
 
 A local path is a `pathlib.Path`, an address a `Remote` with the same methods, as far as an object store supports them.
 Both are a `Place`, which `place` parses from text. Stages take a `Place` and call the functions here; no other package

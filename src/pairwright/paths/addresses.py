@@ -1,4 +1,4 @@
-"""Remote files: addresses such as `s3://bucket/key`, and the operations that the stages need on them.
+"""Remote files: addresses such as `s3://bucket/key`, and the operations that the stages need.
 
 Uploads are atomic: a file is written locally first, and appears under its name when the upload completes. There are no
 locks and no appends. The text of an address omits credentials (before the @) and the query (after the ?).
@@ -21,7 +21,7 @@ from pairwright.errors import PairwrightError, PlaceError
 
 # Schemes that pyarrow.fs implements itself; any other scheme goes through fsspec
 _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
-_NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # Arrow's names of the object stores, where folders are key prefixes
+_NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # Arrow's names of object stores, in which folders are key prefixes
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _MAX_REASON_CHARS = 300
 READ_BYTES = 2 * 2**20  # buffer of a sequential read
@@ -29,7 +29,7 @@ _MAX_COPY_BYTES = 5 * 2**30  # limit of a server-side copy in S3
 _CHUNK_BYTES = 8 * 2**20
 _abandoned: list[Any] = []  # upload streams that failed: see `send`
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
-# AWS error codes, as they are in Arrow's messages, to what the user can do about them
+# AWS error code in Arrow's messages -> advice for the user
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
     "INVALID_ACCESS_KEY_ID": "the access key is not known there (AWS_ACCESS_KEY_ID)",
@@ -41,8 +41,8 @@ _HINTS = {
 
 @lru_cache(maxsize=64)
 def file_system(scheme: str, authority: str, login: str, query: str) -> tuple[Any, str]:
-    """Arrow's file system for a scheme and authority, and the path of its root."""
-    # the login is part of the URI that is opened, but not of the label that errors show
+    """Return Arrow's file system for a scheme and authority, and the path of its root."""
+    # the URI includes the login, the label in error messages does not
     label, root = f"{scheme}://{authority}", f"{scheme}://{login}{'@' if login else ''}{authority}/"
     with translate_errors(label, login, query):
         if scheme in _NATIVE:
@@ -55,13 +55,13 @@ def file_system(scheme: str, authority: str, login: str, query: str) -> tuple[An
 
 
 def has_folders(system: Any) -> bool:
-    """Whether a folder has to exist before a file can be written in it."""
+    """Whether a folder must exist before a file can be written to it."""
     return system.type_name not in _NO_FOLDERS
 
 
 def send(system: Any, path: str, local: Path) -> None:
-    """Upload a local file. Closing a stream early, also by garbage collection, would publish a partial file: a stream
-    that failed or was interrupted therefore stays referenced, and open, until the process ends."""
+    """Upload a local file. Closing a stream early, even by garbage collection, would publish a partial file, so a
+    failed or interrupted stream stays referenced and open until the process ends."""
     stream = system.open_output_stream(path)
     try:
         with open(local, "rb") as file:
@@ -90,7 +90,7 @@ def _reason(error: Exception, secrets: tuple[str, ...]) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
     text = " ".join(str(error).split())
-    # mask the login and the query, and each part of them: an error may quote only the key, or only the password
+    # mask login and query and each of their parts: an error may quote only the key or the password
     for secret in secrets:
         for piece in (secret, *re.split(r"[:&=]", secret)):
             text = text.replace(piece, "***") if len(piece) > 3 else text
@@ -103,7 +103,7 @@ def _reason(error: Exception, secrets: tuple[str, ...]) -> str:
 
 
 def _with_region(scheme: str, query: str) -> str:
-    """Add a region to the query for a custom endpoint: the one that is set, or any. AWS itself is asked for it."""
+    """Add a region to the query for a custom endpoint: the configured one, or any. For AWS, Arrow looks it up."""
     has_endpoint = "endpoint_override=" in query or any(os.environ.get(name) for name in _ENDPOINTS)
     if scheme != "s3" or "region=" in query or not has_endpoint:
         return query
@@ -116,7 +116,7 @@ def _fsspec(scheme: str, root: str, label: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
         system, path = url_to_fs(root)
-    except (ImportError, ValueError) as error:  # no fsspec, not the package that it needs, or no such scheme
+    except (ImportError, ValueError) as error:  # fsspec or its backend is not installed, or the scheme is unknown
         reason = " ".join(str(error).replace(root, label).split())
         raise PlaceError(
             f"{label}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs need nothing more, others "
@@ -136,7 +136,7 @@ class Remote:
     key: str
     login: str = field(default="", repr=False)
     query: str = field(default="", repr=False)
-    # from the listing, so that sizes cost no request; not part of the identity
+    # from a listing, to save a request; not part of the identity
     known_size: int | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Remote:
         return self.at("/".join(part for part in (self.key, name) if part))
 
     def at(self, key: str) -> "Remote":
-        """Another path of the same file system."""
+        """Return another path of the same file system."""
         return replace(self, key=key, known_size=None)
 
     @property
@@ -175,7 +175,7 @@ class Remote:
         return self
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Does nothing: folders appear with their files."""
+        """Do nothing: folders appear with their files."""
 
     def exists(self) -> bool:
         return self._kind() != "NotFound"
@@ -187,7 +187,7 @@ class Remote:
         return self._kind() == "File"
 
     def size(self) -> int:
-        """Size in bytes; the one from the listing if the file was listed."""
+        """Return the size in bytes, from the listing if the file was listed."""
         if self.known_size is not None:
             return self.known_size
         with self.translate_errors():
@@ -197,13 +197,13 @@ class Remote:
             return int(info.size)
 
     def stamp(self) -> tuple[int, int]:
-        """The size and the time of the last change, in nanoseconds."""
+        """Return the size, and the modification time in nanoseconds."""
         with self.translate_errors():
             info = self._info()
             return int(info.size or 0), int(info.mtime_ns or 0)
 
     def entries(self, *, recursive: bool = False) -> list[tuple["Remote", bool]]:
-        """Entries of a folder sorted by name, each with whether it is a folder. Empty if there is no such folder."""
+        """Return (entry, is_folder) pairs of a folder, sorted by name; [] if the folder does not exist."""
         from pyarrow.fs import FileSelector, FileType
 
         system, path = self.locate()
@@ -214,13 +214,13 @@ class Remote:
                 return []
         children = []
         for info in sorted(infos, key=lambda info: info.path):
-            # Arrow gives paths from the root of the file system: keep the part below this folder
+            # Arrow returns paths from the root of the file system: keep the part below this folder
             child = self / info.path.strip("/").removeprefix(path.strip("/")).strip("/")
             children.append((replace(child, known_size=info.size), info.type == FileType.Directory))
         return children
 
     def names(self) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the sorted names in a folder."""
         return [child.name for child, _ in self.entries()]
 
     def open(self) -> IO[bytes]:
@@ -243,10 +243,10 @@ class Remote:
         with self.translate_errors():
             if not has_folders(system):
                 send(system, path, local)
-            else:  # here a partial file would be visible, but a rename is atomic
+            else:  # a partial file would be visible, but renaming is atomic
                 hidden = self.parent / f".{self.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
                 hidden._send_and_move(path, local)
-            # an upload that was cut without an error is noticed by its size
+            # detects an upload that was truncated without an error
             if self._info().size != local.stat().st_size:
                 raise PlaceError(f"{self}: what arrived is not what was sent: try again")
 
@@ -262,7 +262,7 @@ class Remote:
             if has_folders(system):
                 system.move(path, target.locate()[1])
                 return
-            # beyond the limit of a server-side copy the bytes have to pass through this machine
+            # above the limit of a server-side copy, copy through this machine
             if self.size() > _MAX_COPY_BYTES:
                 with tempfile.TemporaryDirectory(prefix="pairwright-") as folder:
                     self.fetch(Path(folder, "file"))
@@ -292,7 +292,7 @@ class Remote:
     def locate(self) -> tuple[Any, str]:
         """The file system, and the path in it."""
         system, root = file_system(self.scheme, self.authority, self.login, self.query)
-        # some file systems have "" as root, and the bucket itself has no key: never start a path with a stray "/"
+        # the root may be "", and a bucket has no key: never start a path with a stray "/"
         if not root or not self.key:
             return system, root or self.key
         return system, f"{root.rstrip('/')}/{self.key}"
@@ -311,7 +311,7 @@ class Remote:
 
     def _send_and_move(self, target: str, local: Path) -> None:
         system, path = self.locate()
-        # a file at the root of the file system has no folder to create
+        # a file at the root has no folder to create
         if "/" in path.strip("/"):
             system.create_dir(path.rpartition("/")[0], recursive=True)
         try:

@@ -18,7 +18,7 @@ def list_files(
     text: str, *, skipped: Collection[str] = (), on_error: Callable[[OSError], None] | None = None
 ) -> list[tuple[Place, str]]:
     """List the files of a path, folder or glob, each with its path relative to the folder or to the root of the glob.
-    In folders, files with the skipped names are left out. `on_error` is called for folders that cannot be listed."""
+    In folders, `skipped` names are left out. `on_error` is called for folders that cannot be listed."""
     there = place(text) if is_address(text) else None
     if isinstance(there, Remote):
         root = root_of(there).key
@@ -28,14 +28,14 @@ def list_files(
 
 
 def root_of(there: Remote) -> Remote:
-    """The part of an address before its first wildcard component; the address itself if it has none."""
+    """Return the part of an address before its first wildcard component; the whole address if it has none."""
     parts = there.key.split("/") if there.key else []
     plain = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     return there.at("/".join(parts[:plain]))
 
 
 def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote]:
-    """List the files of an address, a folder or a glob; in folders the skipped names are left out."""
+    """List the files of an address, a folder or a glob; in folders, `skipped` names are left out."""
     start = root_of(there)
     pattern = there.key.removeprefix(start.key).strip("/")
     if pattern:
@@ -51,7 +51,7 @@ def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote
 def _local_files(
     path: str, skipped: Collection[str], on_error: Callable[[OSError], None] | None
 ) -> Iterator[tuple[Path, str]]:
-    """List the files of a path or glob, each with the folder that its name is relative to."""
+    """Yield the files of a path or glob, each with the folder that its name is relative to."""
     if os.path.exists(path):
         yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped, on_error))
         return
@@ -64,7 +64,7 @@ def _local_files(
 
 
 def _below(file: str, root: str) -> str:
-    """The path of a file below a root; its name alone where the root is the file itself."""
+    """Return the path of a file relative to a root; its name if the root is the file itself."""
     if root in (".", ""):
         return file
     return file.removeprefix(root).strip("/") or file.rpartition("/")[2]
@@ -77,7 +77,7 @@ def _files_below(
         yield path
         return
     for folder, folders, names in os.walk(path, onerror=on_error):
-        # assigned in place: os.walk then visits these folders only, and in this order
+        # assigned in place, so that os.walk visits only these folders, in this order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and name not in skipped:
@@ -94,16 +94,16 @@ def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Itera
     # the components of each key below the folder, the file name last
     names = {child: child.key.removeprefix(there.key).strip("/").split("/") for child in below}
     visible = [child for child in below if not any(name.startswith(".") for name in names[child])]
-    # in the order of os.walk: the files of a folder, then its folders
+    # in the order of os.walk: files of a folder, then its subfolders
     visible.sort(key=lambda child: [*((1, name) for name in names[child][:-1]), (0, names[child][-1])])
     yield from (child for child in visible if child.name not in skipped)
 
 
 def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]:
-    """Entries below a folder that match the components of a glob, each with whether it is a folder."""
+    """Yield (entry, is_folder) for entries below a folder that match the components of a glob."""
     first, rest = parts[0], parts[1:]
     entries = folder.entries()
-    if first == "**":  # matches no folder at all, or any number of them
+    if first == "**":  # matches any number of folders, including none
         yield from _matching(folder, rest) if rest else iter([(folder, True)])
         for child, is_folder in entries:
             if child.name.startswith("."):

@@ -1,8 +1,8 @@
-"""Model folders by path or by Hub id: what every `--model` and `--tokenizer` takes.
+"""Model folders by path or Hub id, for every `--model` and `--tokenizer`.
 
-A path comes first. A Hub id (org/name) is looked up in the cache of huggingface_hub, and downloaded there if it is not
-complete; HF_HUB_OFFLINE=1 forbids the network. Only the files that a model is loaded from are asked for: weights as
-safetensors, JSON, vocabularies and templates, no code and no pickled weights.
+A path takes precedence. A Hub id (org/name) is looked up in the cache of huggingface_hub, and downloaded if incomplete;
+HF_HUB_OFFLINE=1 disables the network. Only files needed for loading a model are requested: safetensors weights, JSON,
+vocabularies and templates, but no code and no pickled weights.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.paths.paths import is_address, place
 
-# models/, datasets/ and spaces/ are not organisations: the Hub's own pages have these addresses
+# models/, datasets/ and spaces/ are not organisations but pages of the Hub
 _HUB_ID = re.compile(r"(?!(?:models|datasets|spaces)/)[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VOCABULARY_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "additional_chat_templates/*")
 MODEL_FILES = ("*.safetensors", *VOCABULARY_FILES)
@@ -33,11 +33,11 @@ def is_hub_id(name: str | Path) -> bool:
 
 
 def find_model(name: str | Path, *, weights: bool = True, download: bool = True) -> Path:
-    """The folder of a model on this machine.
+    """Return the local folder of a model.
 
     name: a folder, or a Hub id.
     weights: whether the weights are needed, or only the vocabulary and its template.
-    download: whether to get from the Hub what is not in its cache.
+    download: whether to download files that are not in the cache.
     """
     if is_address(name):
         raise ModelFolderError(f"{place(name)}: an address, but a model is read on this machine: copy its folder here")
@@ -54,7 +54,7 @@ def find_model(name: str | Path, *, weights: bool = True, download: bool = True)
     hub = _import_hub(str(name))
     try:
         snapshot = Path(hub.snapshot_download(str(name), local_files_only=True))
-    except (OSError, ValueError):  # a model that is not in the cache is one or the other
+    except (OSError, ValueError):  # raised if the model is not in the cache
         snapshot = None
     if snapshot is not None and (not weights or any(snapshot.glob("*.safetensors"))):
         return snapshot
@@ -66,11 +66,11 @@ def find_model(name: str | Path, *, weights: bool = True, download: bool = True)
 
 
 def download_model(name: str, folder: Path | None = None, *, weights: bool = True, revision: str | None = None) -> Path:
-    """Download a model of the Hub into its cache, or into `folder`; returns where it is.
+    """Download a model of the Hub into the cache or `folder`; return its path.
 
     name: the Hub id.
-    folder: where to put plain files; None: the cache.
-    weights: whether to get the weights, too.
+    folder: target folder for plain files; None: the cache.
+    weights: whether to download the weights, too.
     revision: a branch, tag or commit; None: the newest.
     """
     hub = _import_hub(name)
@@ -78,13 +78,13 @@ def download_model(name: str, folder: Path | None = None, *, weights: bool = Tru
     where = {} if folder is None else {"local_dir": folder}
     try:
         return Path(hub.snapshot_download(name, allow_patterns=patterns, revision=revision, **where))
-    except Exception as error:  # of the network, the Hub or the disk: the way out is the same
+    except Exception as error:  # errors of the network, the Hub or the disk have the same remedy
         raise ModelFolderError(_explain(name, error)) from None
 
 
 def require_empty(folder: Path, *, of: str) -> None:
-    """Raise unless a folder is free for `of`; a download that was cut off may go on."""
-    # huggingface_hub keeps what it needs to go on in .cache
+    """Raise unless a folder is free for `of`; an interrupted download may be resumed."""
+    # huggingface_hub keeps the state for resuming in .cache
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if folder.is_file() or (names and ".cache" not in names):
         raise ConfigError(f"{folder}: is not empty: name a new folder for {of}, or use what is there")

@@ -1,7 +1,7 @@
-"""Folders that a stage writes to: each holds one kind of table, and one process at a time writes there.
+"""Output folders of stages: each holds one kind of table, and one process at a time writes to it.
 
-A kind is told by the file that marks it. At an address (s3://...) the kind is checked, too, but nothing is locked:
-object stores have no locks, so two processes must not write to one address at the same time.
+A marker file identifies the kind. At an address (s3://...) the kind is checked, too, but nothing is locked: object
+stores have no locks, so two processes must not write to one address at the same time.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ def claim_folder(folder: Place, kind: Kind | None, *, work: str) -> Iterator[Non
 
     Args:
         folder: The folder; a local one is created if it is missing.
-        kind: The file that marks what is written there; None for files of no such kind.
-        work: What is done there, for the messages.
+        kind: The marker file of the kind to write; None for files without a kind.
+        work: Name of the work, for messages.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "table.json").write_text("{}")
@@ -43,13 +43,13 @@ def claim_folder(folder: Place, kind: Kind | None, *, work: str) -> Iterator[Non
         yield
         return
     with lock_folder(folder, work=work):
-        check_kind(folder, kind, work=work)  # what another process wrote since
+        check_kind(folder, kind, work=work)  # again under the lock: another process may have written
         yield
 
 
 @contextmanager
 def claim_file(file: Place, *, overwrite: bool, work: str) -> Iterator[None]:
-    """Hold the name of a file, or of a folder that is written whole; refuse one that exists, unless it is overwritten.
+    """Lock the name of a file, or of a folder that is written as a whole; refuse an existing one unless `overwrite`.
 
     A folder that holds a table is never overwritten.
     """

@@ -21,7 +21,7 @@ from pairwright.paths.paths import is_address
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 16
-_AHEAD = 4 * _THREADS  # upper bound of the results held in memory
+_AHEAD = 4 * _THREADS  # maximum number of results held in memory
 
 
 def at_once(function: Callable[[T], R], tasks: Sequence[T], *, waits: bool) -> Iterator[R]:
@@ -51,12 +51,12 @@ def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[
 
 
 def footers_of(files: Sequence[Place]) -> Iterator[pq.FileMetaData]:
-    """The footers of files, in order; remote ones are read concurrently."""
+    """Yield the footers of files, in order; remote ones are read concurrently."""
     return at_once(parquet_metadata, files, waits=any(map(is_address, files)))
 
 
 def parquet_metadata(there: Place) -> pq.FileMetaData:
-    """The footer of a file."""
+    """Return the footer of a file."""
     if not isinstance(there, Remote):
         return pq.read_metadata(there)
     with parquet_file(there) as file:
@@ -64,7 +64,7 @@ def parquet_metadata(there: Place) -> pq.FileMetaData:
 
 
 def parquet_batches(there: Place, columns: list[str] | None, num_rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, at most `num_rows` at a time; at an address a row group at a time, whatever its size."""
+    """Yield the rows of a file, at most `num_rows` at a time; at an address, one row group of any size at a time."""
     with parquet_file(there) as file:
         if not isinstance(there, Remote):  # without read-ahead and threads: half the memory
             yield from file.iter_batches(num_rows, columns=columns, use_threads=False)
@@ -74,13 +74,13 @@ def parquet_batches(there: Place, columns: list[str] | None, num_rows: int) -> I
 
 
 def read_parquet(there: Place, columns: list[str] | None = None) -> pa.Table:
-    """All rows of a file."""
+    """Return all rows of a file."""
     with parquet_file(there) as file:
         return file.read(columns=columns)
 
 
 def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame":
-    """A file as a lazy frame. At an address the footer is read for the schema, unless it is passed."""
+    """Return a file as a lazy frame. At an address, the footer is read unless `schema` is passed."""
     import polars as pl
 
     if not isinstance(there, Remote):
@@ -93,7 +93,7 @@ def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame
     def read(
         columns: list[str] | None, where: "pl.Expr | None", num_rows: int | None, _: int | None
     ) -> Iterator["pl.DataFrame"]:
-        left = num_rows  # rows that the query still needs; None: all
+        left = num_rows  # rows still needed; None: all
         for batch in parquet_batches(remote, columns, 0):
             frame: Any = pl.from_arrow(batch)
             frame = frame if left is None else frame.head(left)

@@ -14,7 +14,7 @@ from pairwright.errors import PlaceError
 from pairwright.paths.addresses import Place, Remote
 from pairwright.paths.temporary_folders import scratch
 
-# The scheme has two characters at least: `C://` would be a Windows drive
+# A scheme has at least two characters: `C://` would be a Windows drive
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.S)
 
 
@@ -58,7 +58,7 @@ def size_of(there: Place) -> int:
 
 
 def stamp_of(there: Place) -> tuple[int, int]:
-    """Size and modification time in nanoseconds: a different stamp means a different file."""
+    """Return size and modification time in nanoseconds: a different stamp means a different file."""
     if isinstance(there, Remote):
         return there.stamp()
     status = there.stat()
@@ -66,12 +66,12 @@ def stamp_of(there: Place) -> tuple[int, int]:
 
 
 def local_path(there: Place) -> Path | None:
-    """The path of a place on this machine; None for an address."""
+    """Return the path of a local place; None for an address."""
     return None if isinstance(there, Remote) else there
 
 
 def list_names(folder: Place, *, missing_ok: bool = False) -> list[str]:
-    """The names in a folder, sorted. At an address a missing folder is empty, and a missing bucket is an error."""
+    """Return the sorted names in a folder. At an address, a missing folder is empty, a missing bucket is an error."""
     if isinstance(folder, Remote):
         return folder.names()
     return [] if missing_ok and not folder.exists() else sorted(os.listdir(folder))
@@ -79,7 +79,7 @@ def list_names(folder: Place, *, missing_ok: bool = False) -> list[str]:
 
 @contextmanager
 def local_workspace(folder: Place) -> Iterator[Path]:
-    """Where to write files of a folder: the folder itself, or a temporary one for an address. See `deliver`."""
+    """Yield a folder to write to: the folder itself, or a temporary one for an address. See `deliver`."""
     if isinstance(folder, Path):
         yield folder
         return
@@ -88,7 +88,7 @@ def local_workspace(folder: Place) -> Iterator[Path]:
 
 
 def deliver(file: Place, folder: Place) -> Place:
-    """The final place of a file of `local_workspace(folder)`: unchanged, or uploaded to the address."""
+    """Return the final place of a file of `local_workspace(folder)`, uploading it if the folder is an address."""
     if isinstance(folder, Path) or isinstance(file, Remote):
         return file
     (folder / file.name).put(file)
@@ -108,13 +108,13 @@ def arrow_input(there: Place) -> Iterator[Any]:
 
 
 def open_binary(there: Place, buffering: int = -1) -> IO[bytes]:
-    """Open a file to read bytes."""
+    """Open a file for reading bytes."""
     return there.open() if isinstance(there, Remote) else open(there, "rb", buffering=buffering)
 
 
 @contextmanager
 def local_copy(there: Place) -> Iterator[Path]:
-    """A local file: the file itself, or a temporary copy of a remote one."""
+    """Yield a local file: the file itself, or a temporary copy of a remote one."""
     if isinstance(there, Path):
         yield there
         return
@@ -125,8 +125,8 @@ def local_copy(there: Place) -> Iterator[Path]:
 
 @contextmanager
 def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
-    """A local folder (or file): itself, or a temporary copy of a remote one. `within` is the folder for the copy, if
-    other machines have to see it."""
+    """Yield a local folder (or file): itself, or a temporary copy of a remote one. `within` is the folder for the copy,
+    if other machines must see it."""
     if isinstance(there, Path):
         yield there
         return
@@ -144,6 +144,6 @@ def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
 
 
 def _split_query(rest: str) -> tuple[str, str]:
-    """Split off the query, which has a key and a value; any other ? is a wildcard."""
+    """Split off the query, which has the form key=value; any other ? is a wildcard."""
     path, mark, query = rest.rpartition("?")
     return (path, query) if mark and "=" in query else (rest, "")

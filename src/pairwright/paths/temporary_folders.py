@@ -1,6 +1,6 @@
-"""Temporary local folders, and files that are staged in them before an upload.
+"""Temporary local folders, and files staged in them before an upload.
 
-They lie in the system's temporary folder (TMPDIR), which has to hold the largest file that is written to an address.
+They are in the system's temporary folder (TMPDIR), which must hold the largest file written to an address.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _PREFIX = ".build."
 
 @contextmanager
 def scratch(within: Path | None = None) -> Iterator[Path]:
-    """A temporary local folder; with `within` it is a hidden one inside that folder."""
+    """Yield a temporary local folder; with `within`, a hidden one inside that folder."""
     if within is not None:
         within.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="pairwright-" if within is None else ".fetched-", dir=within))
@@ -34,7 +34,7 @@ def scratch(within: Path | None = None) -> Iterator[Path]:
 def stage_file(target: Place) -> Iterator[Path]:
     """Yield a local path to write, and upload it to the target afterwards. A local target is written directly.
 
-    If anything fails, nothing is uploaded, and a previous file at the address stays.
+    On failure nothing is uploaded, and a previous file at the address is kept.
     """
     if isinstance(target, Path):
         yield target
@@ -53,16 +53,16 @@ def workspace_of(folder: Place, *, owner: object) -> Path:
     if isinstance(folder, Path):
         return folder
     path = Path(tempfile.mkdtemp(prefix="pairwright-"))
-    # finalize, not __del__: it also runs when the interpreter exits
+    # finalize also runs when the interpreter exits, unlike __del__
     weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
     return path
 
 
 @contextmanager
 def build_folder(output: Place, *, shared: bool = False) -> Iterator[Place]:
-    """A temporary hidden folder in `output`; folders left by builds that died are removed, too.
+    """Yield a temporary hidden folder in `output`; also removes folders left by killed builds.
 
-    For an output at an address it is a local folder, unless it is `shared` with workers on other machines.
+    For an address it is a local folder, unless it is `shared` with workers on other machines.
     """
     folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
     if isinstance(folder, Remote):
@@ -86,7 +86,7 @@ def _remote_folder(folder: Remote) -> Iterator[Remote]:
     try:
         yield folder
     except BaseException:
-        with contextlib.suppress(PairwrightError):  # the first error is the one to report
+        with contextlib.suppress(PairwrightError):  # report the first error
             folder.remove_tree()
         raise
     folder.remove_tree()
@@ -94,7 +94,7 @@ def _remote_folder(folder: Remote) -> Iterator[Remote]:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # sends no signal, only checks that the process exists
+        os.kill(pid, 0)  # only checks that the process exists
     except ProcessLookupError:
         return False
     except PermissionError:

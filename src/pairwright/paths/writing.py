@@ -1,15 +1,15 @@
-"""Writing: whole files and folders, lines appended to a log, and locks of folders.
+"""Atomic writes of files and folders, appends of lines to a log, and locks of folders.
 
-Readers see the old content or the complete new one, also after a power failure.
+Readers see the old content or the complete new one, even after a power failure.
 
-A local file is written under a temporary name beside the target, synced, and renamed, and then the folder is synced. A
+A local file is written under a temporary name next to the target, synced and renamed; then the folder is synced. A
 remote file is written to a temporary folder and uploaded at once. After an exception no temporary file is left.
 
-Lines are appended whole, under a lock of the kernel, and synced. A crash can leave a part of a line at the end, of
-which nobody was told that it is saved: `repair_tail` removes it, and the next append does, too.
+Lines are appended whole, under a kernel lock, and synced. A crash can leave a partial last line, which was never
+acknowledged: `repair_tail` and the next append remove it.
 
-The lock of a folder is held by the kernel for the process (flock) and released when the process ends, however that
-happens: what a dead process leaves behind is an unlocked file, which is not an obstacle.
+The lock of a folder (flock) is released by the kernel when the process ends for any reason: a dead process leaves only
+an unlocked file, which does not block others.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ IsWhole = Callable[[bytes], bool]
 
 @contextmanager
 def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary local path; the file or folder that is written there becomes the target.
+    """Yield a temporary local path; the file or folder written there becomes the target.
 
     target: the file or folder to write or replace; its parent is created if it is missing.
     error: the class that an OSError is translated to; without it, OSErrors pass unchanged.
-    durable: whether to sync. Without it the write is still atomic, but a power failure may lose it.
+    durable: whether to sync. Without it, the write is still atomic, but a power failure may lose it.
     """
     try:
         if isinstance(target, Remote):
@@ -62,13 +62,13 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
 
 @contextmanager
 def write_together(folder: Place, names: Sequence[str], *, error: type[PairwrightError]) -> Iterator[list[Path]]:
-    """Yield a temporary path for each of several files of a folder that belong together; all are written at the end.
+    """Yield a temporary path for each of several related files of a folder; all are published at the end.
 
-    At no moment does the folder have files of two writes: the old others go when the first file is replaced, and the
-    new ones follow. If the first file cannot be written, the folder stays as it was.
+    The folder never mixes files of two writes: the other old files are deleted when the first file is replaced, then
+    the other new files are added. If the first file cannot be written, the folder is unchanged.
 
     folder: the folder of the files.
-    names: their names; the first is the file without which the others mean nothing.
+    names: their names; the others have no meaning without the first file.
     error: the class that an OSError is translated to.
     """
     first, *others = (folder / name for name in names)
@@ -78,7 +78,7 @@ def write_together(folder: Place, names: Sequence[str], *, error: type[Pairwrigh
             yield [temporary_first, *temporary]
             if isinstance(folder, Path):
                 _remove_all(others)
-        if isinstance(folder, Remote):  # an upload may fail, which a rename does not: the old files go after it
+        if isinstance(folder, Remote):  # unlike a rename, an upload may fail: delete the old files after it
             _remove_all(others)
 
 
@@ -111,7 +111,7 @@ def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
     if durable:  # content first, then the rename, then the folder: the name never points to unsynced data
         for path in [temporary, *temporary.rglob("*")]:
             sync(path)
-    # os.replace overwrites no folder that has content, and no file by a folder
+    # os.replace cannot overwrite a non-empty folder, or a file by a folder
     if temporary.is_dir() or (target.is_dir() and not target.is_symlink()):
         _replace_folder(temporary, target)
     else:
@@ -121,7 +121,7 @@ def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
 
 
 def append_synced(path: Path, content: bytes) -> None:
-    """Append to a local file; on return the content survives a power failure."""
+    """Append to a local file; durable on return."""
     with open(path, "ab") as file:
         file.write(content)
     sync(path)
@@ -138,7 +138,7 @@ def sync(path: Path) -> None:
 
 
 def temporary_beside(target: Path) -> Path:
-    """A unique hidden name in the same folder."""
+    """Return a unique hidden name in the same folder."""
     # the leading dot hides it from listings; the process id and random bytes keep concurrent writers apart
     return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
@@ -164,7 +164,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-_held: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())  # folders that the caller has locked
+_held: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())  # folders locked by the caller
 
 
 class FolderInUse(PairwrightError):
@@ -173,12 +173,12 @@ class FolderInUse(PairwrightError):
 
 @contextmanager
 def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
-    """Hold the lock of a folder, which is created if it is missing; refuse at once if another process holds it.
+    """Lock a folder, which is created if missing; raise immediately if another process holds the lock.
 
-    folder: the folder to lock; the lock is its file `.lock`, which stays.
-    work: what is done there, for the message: "run", "training".
+    folder: the folder to lock; the lock is its file `.lock`, which is not deleted.
+    work: name of the work, for the message: "run", "training".
 
-    What is called inside of the block may lock the folder again: a run holds the folder in which a stage writes.
+    The lock is reentrant: a run locks the folder that its stages lock again.
     """
     held, key = _held.get(), os.path.realpath(folder)
     if key in held:
@@ -194,9 +194,9 @@ def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
 
 @contextmanager
 def lock_file(file: Path, *, work: str) -> Iterator[None]:
-    """Hold the name of a file that is going to be written; refuse at once if another process holds it.
+    """Lock the name of a file to be written; raise immediately if another process holds the lock.
 
-    The lock is a hidden file beside it, which is removed.
+    The lock is a hidden file next to it, which is removed at the end.
     """
     lock = file.with_name(f".{file.name}{LOCK_NAME}")
     with _locked(lock, file, work):
@@ -218,13 +218,13 @@ def _locked(path: Path, what: Path, work: str) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FolderInUse(_describe_owner(fd, what, work)) from None
-        except OSError:  # a file system without locks, such as some network mounts: work there as before
+        except OSError:  # a file system without locks, such as some network mounts: continue without
             yield
             return
-        # The lock of a file is removed by its owner: one that is gone from its name protects nothing.
+        # The previous owner may have deleted the lock file meanwhile: a deleted file protects nothing.
         if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
             raise FolderInUse(_describe_owner(fd, what, work))
-        with contextlib.suppress(OSError):  # the number is for the message only
+        with contextlib.suppress(OSError):  # the number is only for the message
             os.truncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         yield
@@ -246,7 +246,7 @@ def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole:
     path: the file; its folder is created if it is missing.
     lines: without line breaks, at most `MAX_LINE` bytes each.
     header: the first line that the file must have.
-    is_whole: whether a last line without line break is complete, such as one that an editor left; by default none is.
+    is_whole: whether a last line without line break is complete, e.g. after an edit; by default it is not.
 
     Raises PairwrightError if the file begins with another line, or cannot be written; then nothing was written.
     """
@@ -264,7 +264,7 @@ def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole:
                 _write_all(fd, b"".join([b"" if size else header + b"\n", *(line + b"\n" for line in lines)]))
                 os.fsync(fd)
             except OSError:
-                os.ftruncate(fd, size)  # a full disk takes a part of a line: it goes again
+                os.ftruncate(fd, size)  # remove the partial line of a failed write, e.g. on a full disk
                 raise
         if is_new:
             sync(path.parent)
@@ -273,7 +273,7 @@ def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole:
 
 
 def repair_tail(path: Path, *, header: bytes, is_whole: IsWhole = lambda line: False) -> bytes:
-    """Remove an unfinished last line and return it; end a whole one with its line break. See `append_lines`."""
+    """Remove and return an unfinished last line; add the line break of a complete one. See `append_lines`."""
     try:
         with _open_locked(path, os.O_RDWR | os.O_APPEND) as fd:
             return _repair(fd, path, header, is_whole)
@@ -291,12 +291,12 @@ def _open_locked(path: Path, flags: int) -> Iterator[int]:
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
-        os.close(fd)  # which releases the lock
+        os.close(fd)  # releases the lock
 
 
 def _repair(fd: int, path: Path, header: bytes, is_whole: IsWhole) -> bytes:
     size = os.fstat(fd).st_size
-    # A spreadsheet writes a byte order mark and its own line breaks.
+    # A spreadsheet adds a byte order mark and may change line breaks.
     first = os.pread(fd, len(header) + 5, 0).removeprefix(b"\xef\xbb\xbf").split(b"\n")[0].rstrip(b"\r")
     end = os.pread(fd, min(size, MAX_LINE), max(0, size - MAX_LINE))
     tail = end[end.rfind(b"\n") + 1 :]

@@ -1,1 +1,1 @@
-"""The nouns: messages, experiences, pairs; their canonical form, hashes, arrays and groups."""
+"""Data types: messages, experiences, pairs; their canonical form, hashes, arrays and groups."""

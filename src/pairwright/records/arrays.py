@@ -21,12 +21,12 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 DTYPE_NAMES = ("bool", *INTEGERS, *FLOATS)
 
-# `dtype.name` takes microseconds and is needed for every array of every record: look up the dtype itself instead.
+# `dtype.name` takes microseconds and is needed for every array of every record: a lookup by dtype is faster.
 _NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPE_NAMES if name != "bfloat16"}
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name; bfloat16 comes from ml_dtypes, which is loaded on first use."""
+    """Return the numpy dtype of a name; bfloat16 comes from ml_dtypes, which is loaded on first use."""
     if name not in DTYPE_NAMES:
         raise RecordError("dtype", name, f"one of {', '.join(DTYPE_NAMES)}")
     if name == "bfloat16":
@@ -38,7 +38,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(array: Array, field: str = "array") -> str:
-    """The name of an array's dtype, one of DTYPE_NAMES, or RecordError."""
+    """Return the name of an array's dtype, one of DTYPE_NAMES; else RecordError."""
     name = _NAMES.get(array.dtype)
     if name is None:
         name = array.dtype.name
@@ -48,7 +48,7 @@ def dtype_name(array: Array, field: str = "array") -> str:
 
 
 def as_array(value: object, field: str, *, dtype: str) -> Array:
-    """Turn a list, array or torch tensor into an array that equals it; `dtype` is used for lists only."""
+    """Convert a list, array or torch tensor to an equal array; `dtype` is used only for lists."""
     if isinstance(value, np.ndarray):
         array = value
     elif isinstance(value, list | tuple):
@@ -66,7 +66,7 @@ def as_array(value: object, field: str, *, dtype: str) -> Array:
 
 
 def to_torch(array: Array) -> "torch.Tensor":
-    """The array as a tensor of the same dtype; copied, because records are immutable."""
+    """Return the array as a tensor of the same dtype; a copy, since records are immutable."""
     import torch
 
     if array.dtype.name == "bfloat16":  # torch cannot read ml_dtypes arrays: pass the bits through int16
@@ -75,7 +75,7 @@ def to_torch(array: Array) -> "torch.Tensor":
 
 
 def same_array(left: Array | None, right: Array | None) -> bool:
-    """Equal dtype, shape and bytes: NaN equals NaN, and -0.0 is not 0.0."""
+    """Whether dtype, shape and bytes are equal: NaN equals NaN, and -0.0 differs from 0.0."""
     if left is None or right is None:
         return left is right
     if left is right:
@@ -85,7 +85,7 @@ def same_array(left: Array | None, right: Array | None) -> bool:
 
 def _from_list(value: list[Any] | tuple[Any, ...], field: str, dtype: str) -> Array:
     try:
-        exact = np.asarray(value)  # in the dtype numpy infers, to compare the converted values with
+        exact = np.asarray(value)  # in the dtype inferred by numpy, for comparison with the converted values
     except ValueError:
         raise RecordError(field, value, "a list of numbers with no ragged rows") from None
     if exact.size == 0:

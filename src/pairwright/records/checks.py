@@ -14,7 +14,7 @@ TRUNCATE_STATUSES = (None, "prompt_truncated", "response_truncated")
 
 
 def set_tuple(record: msgspec.Struct, field: str, item_type: type) -> None:
-    """Make a field a tuple whose items all have one type; dicts become items where the type has `from_chat`."""
+    """Convert a field to a tuple of items of one type; dicts are converted if the type has `from_chat`."""
     value = original = getattr(record, field)
     if type(value) is list:
         value = tuple(value)
@@ -40,7 +40,7 @@ def _as_item(item: Any, field: str, item_type: Any) -> Any:
 
 
 def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:
-    """Make a field an array; `dtype` is the one that a list gets."""
+    """Convert a field to an array; `dtype` is used only for lists."""
     value = getattr(record, field)
     array = as_array(value, field, dtype=dtype)
     if array is not value:
@@ -49,7 +49,7 @@ def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:
 
 
 def set_tokens(record: msgspec.Struct, field: str = "tokens") -> int:
-    """Make a field an array of token ids; returns how many there are."""
+    """Convert a field to an array of token ids; returns their number."""
     tokens = set_array(record, field, "int32")
     if dtype_name(tokens) not in INTEGERS or tokens.ndim != 1:
         raise RecordError(field, tokens, "a one-dimensional array of integers")
@@ -77,7 +77,7 @@ def set_response_arrays(record: msgspec.Struct, fields: tuple[str, ...], length:
 
 
 def set_reward(record: msgspec.Struct, field: str = "reward") -> None:
-    """Make a field a float or None. NaN and infinities are allowed: the record is valid and counts as unscored."""
+    """Convert a field to a float or None. NaN and infinities are allowed: such a record is valid, but unscored."""
     reward = getattr(record, field)
     if type(reward) is float or reward is None:
         return
@@ -92,7 +92,7 @@ def check_truncation(status: str | None) -> None:
 
 
 def check_tools(record: msgspec.Struct) -> None:
-    """Check tool schemas: JSON objects. Runs of a task share one tuple object, which is then checked only once."""
+    """Check that tool schemas are JSON objects. Runs of a task share one tuple object, which is checked only once."""
     global _last_tools
     # identity, not equality: comparing large schemas would cost as much as checking them
     if record.tools is not _last_tools:  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def check_parts(content: object) -> None:
 
 
 def same_record(left: Any, right: Any) -> bool:
-    """Equality by value of two records of one type, arrays and NaN included."""
+    """Whether two records of one type are equal by value, including arrays and NaN."""
     return all(_same(getattr(left, field), getattr(right, field)) for field in left.__struct_fields__)
 
 

@@ -1,16 +1,16 @@
-"""The nouns of pairwright: what flows between the stages. Frozen, and checked when they are built.
+"""The records that flow between the stages. They are frozen, and validated when they are built.
 
-    Message, ToolCall   one turn of a conversation; arguments stay the JSON text they came as
+    Message, ToolCall   one turn of a conversation; arguments keep their original JSON text
     EID                 the identity of an experience: batch, task, run, step, suffix
     Experience          one row of the table: at this prompt the model did this and got this reward
-    Side                one of the two answers of a preference, complete in itself
-    Pair                a prompt with a chosen and a rejected completion, and where each came from
+    Side                one of the two answers of a preference, with its own arrays
+    Pair                a prompt with a chosen and a rejected completion, and the source of each
 
-A record that exists is valid: lengths agree, dtypes and ranges are right, JSON fields are JSON. The error names the
-field, the value and what was expected. Equality is by value, arrays by dtype, shape and bytes.
+An existing record is valid: lengths agree, dtypes and ranges are right, JSON fields are JSON. Errors name the field,
+the value and what was expected. Records are compared by value, arrays by dtype, shape and bytes.
 
 Array lengths: `tokens` is the whole sequence (S), the other arrays cover the response, R = S - prompt_length.
-In a preference `tokens` is the shared prompt and each side's arrays cover that side's own response.
+In a preference, `tokens` is the shared prompt, and each side's arrays cover that side's response.
 """
 
 import math
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What an experience is. Stored with it, never inferred from which fields happen to be set.
+    """The kind of an experience. Stored with it, never inferred from the fields that are set.
 
     >>> import pairwright as pw; pw.Kind("multi_turn") is pw.Kind.MULTI_TURN
     True
@@ -55,15 +55,15 @@ class Kind(StrEnum):
     PREFERENCE = "preference"
 
 
-# Names of the array fields: of a Side, of an Experience with one value per response token, and of an Experience.
+# Array fields: of a Side, of an Experience with one value per response token, and all of an Experience.
 SIDE_ARRAYS = ("tokens", "logprobs", "action_mask")
 RESPONSE_ARRAYS = ("logprobs", "action_mask", "token_level_reward", "advantages", "returns", "teacher_logprobs")
 ARRAYS = ("tokens", *RESPONSE_ARRAYS, "routed_experts")
 
 
-# gc=False, here and below: records are in no reference cycles, and tracking millions would slow the collector
+# gc=False, here and below: records have no reference cycles, and tracking millions of them would slow the collector
 class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The identity of an experience. Keys are JSON arrays as text, so two different ids never give one key.
+    """The identity of an experience. Keys are JSON arrays as text, so different ids never have the same key.
 
     >>> from pairwright import EID; EID(batch=0, task="1/2", run=3, step=0, suffix="a").tid
     '[0,"1/2"]'
@@ -105,8 +105,8 @@ class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
 
     @property
     def sid(self) -> str:
-        """The step: equal for what all runs of a task did at that step."""
-        # the run is null: four elements, so that a step never has the key of a run (three) or a task (two)
+        """The step: equal for all runs of a task at that step."""
+        # four elements, with null as run, so that a step never has the key of a run (three) or a task (two)
         return encode((self.batch, self.task, None, self.step)).decode()
 
     @classmethod
@@ -136,7 +136,7 @@ class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
 
 
 class CustomField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A value of `info` that goes into the training batch: from which key, under which name, as which dtype.
+    """A value of `info` that goes into the training batch: source key, name in the batch, and dtype.
 
     >>> import pairwright as pw; pw.CustomField("w", "weight", "float32").destination_field
     'weight'
@@ -151,7 +151,7 @@ class CustomField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
-    """One answer of a preference, with everything that belongs to it alone.
+    """One answer of a preference, with its messages, reward and arrays.
 
     >>> import pairwright as pw; pw.Side(messages=[{"role": "assistant", "content": "4"}], reward=1.0).messages[0].text
     '4'
@@ -176,11 +176,11 @@ class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid
         check_truncation(self.truncate_status)
         if self.text is not None:
             check_text(self.text, "side.text")
-        # the tokens of a side are its response, so its other arrays have exactly their length
+        # the tokens of a side are its response, so its other arrays have the same length
         length = None if self.tokens is None else set_tokens(self)
         set_response_arrays(self, SIDE_ARRAYS[1:], length)
 
-    # msgspec's own equality would compare numpy arrays with ==, which gives an array and not a truth value
+    # msgspec's equality would compare numpy arrays with ==, which returns an array instead of a truth value
     def __eq__(self, other: object) -> bool:
         return same_record(self, other) if type(other) is Side else NotImplemented
 
@@ -188,7 +188,7 @@ class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid
 
 
 class SideOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Says that an experience is one side of a preference that was split.
+    """Marks an experience as one side of a split preference.
 
     >>> import pairwright as pw; pw.SideOf(pw.EID(task="a"), "chosen").side
     'chosen'
@@ -208,7 +208,7 @@ def check_text_only(prompt: tuple[Message, ...], completion: tuple[Message, ...]
 class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
     """At this prompt (messages and tools) the model produced this completion and got this reward.
 
-    `prompt` is the input of the model, `completion` what it and its tools produced. A preference has `chosen` and
+    `prompt` is the model's input, `completion` the output of the model and its tools. A preference has `chosen` and
     `rejected` instead of a completion. `reward` may be None, NaN or infinite: such a record is valid, but unscored.
     Messages may be plain chat dicts; they become `Message`s.
 
@@ -226,7 +226,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     completion: tuple[Message, ...] = ()
     chosen: Side | None = None
     rejected: Side | None = None
-    # recorded texts, used where there are no messages
+    # recorded texts, used if there are no messages
     prompt_text: str | None = None
     response_text: str | None = None
     reward: float | None = None
@@ -243,11 +243,11 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     prompt_length: int | None = None
     tokens: Array | None = None  # (S,) int
     logprobs: Array | None = None  # (R,) float, log-probabilities of the policy that sampled
-    action_mask: Array | None = None  # (R,) bool or 0 and 1, True at tokens that the model generated
+    action_mask: Array | None = None  # (R,) bool or 0 and 1, True for generated tokens
     token_level_reward: Array | None = None  # (R,) float
     advantages: Array | None = None
     returns: Array | None = None
-    teacher_logprobs: Array | None = None  # (R, ...) float: the only one that may have further axes
+    teacher_logprobs: Array | None = None  # (R, ...) float: the only array with optional further axes
     routed_experts: Array | None = None
     multi_modal_inputs: Mapping[str, Array] = {}
 
@@ -300,7 +300,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             side = getattr(self, name)
             if type(side) is not Side:
                 raise RecordError(name, side, "a Side, since the kind is 'preference'")
-            # with tokens on one part only, prompt + chosen and prompt + rejected could not be joined
+            # with tokens of only one part, prompt + chosen and prompt + rejected could not be concatenated
             if (side.tokens is None) != (self.tokens is None):
                 raise RecordError(f"{name}.tokens", side.tokens, "tokens on the prompt and both sides, or on none")
             if self.prompt and side.messages and TEXT in (self.prompt[0].role, side.messages[0].role):
@@ -331,7 +331,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             if type(length) is not int or not 0 <= length <= num_tokens:
                 raise RecordError("prompt_length", length, f"an int from 0 to {num_tokens}, the number of tokens")
             response_length = num_tokens - length
-            # a multi-turn response holds tool results too: without a mask they would be trained on
+            # a multi-turn response includes tool results, which would be trained on without a mask
             if self.kind is Kind.MULTI_TURN and self.action_mask is None:
                 raise RecordError("action_mask", None, "a mask over the response, since the kind is 'multi_turn'")
             if self.kind is Kind.PREFERENCE and response_length:
@@ -339,7 +339,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         elif length is not None:
             raise RecordError("prompt_length", length, "None, since there are no tokens")
         set_response_arrays(self, RESPONSE_ARRAYS, response_length)
-        # these two have shapes of their own (layers and experts, image features): only the dtype is checked
+        # these two have arbitrary shapes (layers and experts, image features): only the dtype is checked
         if self.routed_experts is not None:
             set_array(self, "routed_experts", "uint8")
         if self.multi_modal_inputs:
@@ -353,7 +353,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         return same_record(self, other) if type(other) is Experience else NotImplemented
 
     def __hash__(self) -> int:
-        # equal records have equal ids, as a hash requires; arrays and dicts have no hash
+        # equal records have equal ids, as a hash requires; arrays and dicts are not hashable
         return hash(self.eid)
 
     @property
@@ -372,7 +372,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         return len(self.tokens) - self.prompt_length
 
     def torch(self, name: str) -> "torch.Tensor | None":
-        """An array field as a torch tensor of the same dtype."""
+        """Return an array field as a torch tensor of the same dtype."""
         array = getattr(self, name)
         return None if array is None else to_torch(array)
 

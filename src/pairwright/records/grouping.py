@@ -9,16 +9,16 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import EID, Experience, Kind, Side, SideOf
 from pairwright.records.messages import Message, completion_of_text, text_prompt
 
-# What to group by, and the property of EID that is its key
+# Grouping -> property of EID used as key
 _KEYS = {"task": "tid", "run": "rid", "step": "sid"}
 
 
 def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step"]) -> dict[str, list[Experience]]:
-    """Experiences by `tid`, `rid` or `sid`, in the order in which they come.
+    """Group experiences by `tid`, `rid` or `sid`, in input order.
 
     Args:
         experiences: A table, or any experiences.
-        by: "task", "run", or "step": what all runs of a task did at that step.
+        by: "task", "run", or "step" (all runs of a task at that step).
 
     >>> import pairwright as pw
     >>> runs = [pw.Experience(eid=pw.EID(task=task, run=run), kind="single_turn") for task in "ab" for run in (0, 1)]
@@ -34,7 +34,7 @@ def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step
 
 
 def split_preferences(experiences: Iterable[Experience]) -> list[Experience]:
-    """Each preference as two experiences, chosen first. `side_of` says which preference and which side each is.
+    """Split each preference into two experiences, chosen first. `side_of` names the preference and the side of each.
 
     Args:
         experiences: Preferences.
@@ -50,7 +50,7 @@ def split_preferences(experiences: Iterable[Experience]) -> list[Experience]:
 
 
 def split_preference(exp: Experience) -> tuple[Experience, Experience]:
-    """The two sides of a preference as experiences of their own, each with the shared prompt before it.
+    """Return the two sides of a preference as separate experiences, each with the shared prompt.
 
     Args:
         exp: A preference.
@@ -76,7 +76,7 @@ class Conversation(NamedTuple):
 
 
 def conversation_of(experience: Experience, side: Side | None = None) -> Conversation:
-    """The messages of an experience, or of a side; a part recorded only as text becomes one message."""
+    """Return the messages of an experience or a side; a part recorded only as text becomes one message."""
     prompt = experience.prompt or text_prompt(experience.prompt_text)
     if side is None:
         completion, text = experience.completion, experience.response_text
@@ -86,14 +86,14 @@ def conversation_of(experience: Experience, side: Side | None = None) -> Convers
 
 
 def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:
-    # the preference holds the prompt's tokens, the side its own response: together they are one sequence
+    # the preference has the tokens of the prompt, the side those of its response: concatenate them
     arrays: dict[str, Any] = {}
     if exp.tokens is not None and side.tokens is not None:
         arrays = {
             "tokens": np.concatenate([exp.tokens, side.tokens]),
             "prompt_length": len(exp.tokens),
             "logprobs": side.logprobs,
-            # a missing mask means that the side was generated as a whole
+            # without a mask, all tokens of the side are generated
             "action_mask": np.ones(len(side.tokens), bool) if side.action_mask is None else side.action_mask,
         }
     eid = exp.eid

@@ -1,7 +1,7 @@
-"""JSON text with an exact round trip: a value decodes to what was encoded, or RecordError is raised.
+"""JSON text with an exact round trip: the decoded value equals the encoded one, or RecordError is raised.
 
-JSON has no NaN and no infinities, and encoders write `null` for them, turn tuples into lists and integer keys
-into strings. Here a value is either plain JSON (checked by a round trip) or rejected with the path of the bad value.
+JSON has no NaN and no infinities; encoders write `null` for them, and convert tuples to lists and integer keys to
+strings. Here a value is either plain JSON (checked by a round trip) or rejected with the path of the bad value.
 Non-finite floats are encoded as `{"$float": "nan"}`, since metrics of real runs contain them.
 """
 
@@ -37,7 +37,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def check_json(value: Any, field: str, *, finite: bool = False) -> None:
-    """Raise RecordError unless `from_json(to_json(value))` is `value` again; with `finite`, also for NaN and inf."""
+    """Raise RecordError unless `from_json(to_json(value))` equals `value`; with `finite`, also for NaN and inf."""
     try:
         data = encode(value)
         if decode(data) == value and (data.count(b"[") + data.count(b"{") <= MAX_DEPTH or not _is_deep(value)):
@@ -102,7 +102,7 @@ def _tag_floats(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {_TAG: "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
     if isinstance(value, dict):
-        if _TAG in value:  # a user's own "$float" key, boxed so that it cannot be mistaken for ours
+        if _TAG in value:  # a user's "$float" key, boxed to distinguish it from our tag
             return {_TAG: [{key: _tag_floats(item) for key, item in value.items()}]}
         return {key: _tag_floats(item) for key, item in value.items()}
     return [_tag_floats(item) for item in value] if isinstance(value, list) else value
@@ -111,7 +111,7 @@ def _tag_floats(value: Any) -> Any:
 def _untag_floats(value: Any) -> Any:
     if isinstance(value, dict):
         if len(value) == 1 and _TAG in value:
-            # a string is a float that was tagged, a list of one dict a user's own "$float" key that was boxed
+            # a string is a tagged float, a list of one dict a boxed "$float" key of the user
             inner = value[_TAG]
             if isinstance(inner, str) and inner in _NON_FINITE:
                 return _NON_FINITE[inner]

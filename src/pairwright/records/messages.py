@@ -43,11 +43,11 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
 class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One turn. `content` is text, a list of parts, or None; `extra` holds further fields of the source format.
 
-    `generated` says whether the model wrote this turn in this run; None means that the role decides (assistant: yes).
-    Context that was copied or summarised into an assistant turn has False.
+    `generated` is whether the model generated this turn in this run; None means by role (assistant: yes). It is False
+    for context that was copied or summarised into an assistant turn.
 
-    Role "text" is raw text outside any chat template, such as TRL's standard rows or a prompt that was templated
-    already. A conversation is all text or has none; records mark the text of a completion as generated.
+    Role "text" is raw text outside any chat template, such as TRL's standard rows or an already rendered prompt. A
+    conversation is either all text or all chat; records mark the text of a completion as generated.
 
     >>> import pairwright as pw
     >>> pw.Message("assistant", [{"type": "text", "text": "It is "}, {"type": "text", "text": "red."}]).text
@@ -63,7 +63,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     generated: bool | None = None
     extra: Json = {}
 
-    def __post_init__(self) -> None:  # runs for every message that is read: the usual case takes few steps
+    def __post_init__(self) -> None:  # runs for every message: the usual case must be fast
         content = self.content
         if type(self.role) is not str or not self.role:
             raise RecordError("message.role", self.role, "a role such as 'user' or 'assistant'")
@@ -86,12 +86,12 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
 
     @classmethod
     def from_chat(cls, message: Json) -> "Message":
-        """A chat dict, as OpenAI and chat templates have it, as a message. Records convert such dicts by themselves.
+        """Convert a chat dict of OpenAI's API or a chat template. Records convert such dicts automatically.
 
         >>> Message.from_chat({"role": "user", "content": "hi"}) == Message("user", "hi")
         True
         """
-        import pairwright  # the chat reader lies downstream; the package loads it on first use
+        import pairwright  # the chat reader is downstream: loaded on first use
 
         return pairwright.message_from_chat(message)
 
@@ -107,12 +107,12 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         return self.content or ""
 
 
-# In `extra`: how much a turn counts in training, where data say something between context and trained.
+# In `extra`: the training weight of a turn, if it is neither context (0) nor fully trained (1).
 TURN_WEIGHT = "turn_weight"
 
 
 def weight_of(message: Message) -> float:
-    """How much a turn counts in training: 1 where the data say nothing else.
+    """Return the training weight of a turn; the default is 1.
 
     >>> weight_of(Message("assistant", "hi", extra={TURN_WEIGHT: 0.5})), weight_of(Message("assistant", "hi"))
     (0.5, 1.0)
@@ -121,13 +121,13 @@ def weight_of(message: Message) -> float:
     return float(value) if isinstance(value, int | float) else 1.0
 
 
-# In `extra`: the reward of a single turn, where data have rewards of steps; the first is the name that readers write.
+# In `extra`: the reward of a single turn, from data with step rewards; readers write the first name.
 TURN_REWARD = "turn_reward"
 _TURN_REWARDS = (TURN_REWARD, "step_reward", "reward")
 
 
 def turn_reward_of(message: Message) -> float | None:
-    """The recorded reward of a turn.
+    """Return the recorded reward of a turn, or None.
 
     >>> turn_reward_of(Message("assistant", "hi", extra={TURN_REWARD: -1})), turn_reward_of(Message("assistant", "hi"))
     (-1.0, None)
@@ -137,7 +137,7 @@ def turn_reward_of(message: Message) -> float | None:
 
 
 def as_message(message: Message | Json) -> Message:
-    """A message, or a chat dict as one."""
+    """Return a message unchanged, or convert a chat dict."""
     return message if type(message) is Message else Message.from_chat(cast(Json, message))
 
 
@@ -157,7 +157,7 @@ ERROR_KINDS = {
 }
 
 
-_OWN_CONTENT: Any = object()  # marks that no other content was passed: None is a valid content
+_OWN_CONTENT: Any = object()  # default: content not passed, since None is a valid content
 
 
 def to_chat_message(
@@ -170,8 +170,8 @@ def to_chat_message(
 ) -> Json:
     """Convert a message to a dict of the chat APIs and chat templates; `generated` and `extra` are left out.
 
-    content        replaces the message's own content
-    arguments      gives the arguments of a call; by default the recorded text (`arguments_object` decodes it)
+    content        replaces the message's content
+    arguments      returns the arguments of a call; by default the recorded text (`arguments_object` decodes it)
     reasoning_key  the key of the reasoning; None leaves it out
     missing_id     the id for a call without one; None leaves it out
 
@@ -200,12 +200,12 @@ def to_chat_message(
 
 def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str | None) -> list[Json]:
     """Convert messages for a chat template. Templates differ in the form of `arguments` ("object" or "text") and in
-    the `empty` content that they accept beside calls (None or ""). Any other empty content is ""."""
+    the `empty` content that they accept next to calls (None or ""). Any other empty content is ""."""
     decode = arguments_object if arguments == "object" else None
     chat = []
     for message in messages:
         content = message.content
-        # an empty list of parts stays: it is not text
+        # an empty list of parts is kept: it is not text
         if not content and not isinstance(content, list):
             content = empty if message.tool_calls else ""
         chat.append(to_chat_message(message, content=content, arguments=decode))
@@ -213,7 +213,7 @@ def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str 
 
 
 def arguments_object(call: ToolCall) -> Any:
-    """The arguments of a call decoded to a dict, or their text if it is not a JSON object."""
+    """Return the decoded arguments of a call, or their text if it is not a JSON object."""
     try:
         value = json.loads(call.arguments) if call.arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -222,17 +222,17 @@ def arguments_object(call: ToolCall) -> Any:
 
 
 def text_prompt(text: str | None) -> tuple[Message, ...]:
-    """Raw text as a prompt; no message where there is no text."""
+    """Return raw text as a prompt; no message for None."""
     return (Message(TEXT, text),) if text else ()
 
 
 def text_completion(text: str | None) -> tuple[Message, ...]:
-    """Raw text as a completion that the model generated; no message where there is no text."""
+    """Return raw text as a generated completion; no message for None."""
     return (Message(TEXT, text, generated=True),) if text else ()
 
 
 def completion_of_text(text: str | None, *, prompt_is_text: bool) -> tuple[Message, ...]:
-    """A completion recorded only as text: after a text prompt it is raw text, after messages an assistant turn."""
+    """Return a completion recorded only as text: raw text after a text prompt, else an assistant turn."""
     if prompt_is_text:
         return text_completion(text)
     return (Message("assistant", text),) if text else ()
@@ -242,21 +242,21 @@ _TOKEN_IDS = "token_ids"
 
 
 def message_of_ids(ids: Sequence[int], role: str = TEXT, *, generated: bool | None = None) -> Message:
-    """A message of which only token ids were recorded: its content is one part that names them by a hash.
+    """Return a message for recorded ids without text: its content is one part with a hash of the ids.
 
-    The ids themselves are in the arrays of the record. There is no text: only the recorded ids can be trained on.
+    The ids are in the arrays of the record. Without text, only the recorded ids can be trained on.
     """
     return Message(role, [{"type": _TOKEN_IDS, "count": len(ids), "hash": content_hash(ids)}], generated=generated)
 
 
 def count_ids(message: Message) -> int:
-    """The number of ids in a message of `message_of_ids`; 0 for any other message."""
+    """Return the number of ids in a message of `message_of_ids`; 0 for any other message."""
     parts = message.content if isinstance(message.content, list) else ()
     return sum(part["count"] for part in parts if part.get("type") == _TOKEN_IDS and type(part.get("count")) is int)
 
 
 def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
-    """A completion whose raw text is marked as generated, unless it is marked as context."""
+    """Mark the raw text of a completion as generated, unless it is marked as context."""
     return tuple(
         msgspec.structs.replace(message, generated=True)
         if message.role == TEXT and message.generated is None
@@ -296,12 +296,12 @@ digest = xxhash.xxh3_128_hexdigest
 
 
 def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
-    """Messages as plain JSON values that are equal exactly if the messages mean the same.
+    """Return messages as plain JSON values that are equal if and only if the messages mean the same.
 
     Two runs of one agent are rarely identical as text: call ids are random, arguments are spaced differently, null
-    content and "" mean the same. What the model saw or did is kept, how it was serialized is dropped: text parts are
-    joined, arguments are decoded where they are JSON, call ids become their order of appearance, so that a result
-    still belongs to its call; `generated` and `extra` are left out.
+    content and "" mean the same. The canonical form keeps content and drops serialization: text parts are joined,
+    JSON arguments are decoded, call ids are replaced by their order of appearance, which keeps results linked to their
+    calls; `generated` and `extra` are left out.
     """
     call_numbers: dict[str, int] = {}  # ids are numbered across the conversation, in order of first appearance
     canonical: list[Any] = []
@@ -324,19 +324,19 @@ def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
 
 
 def content_hash(*values: Any) -> str:
-    """128 bits, as hex, of JSON values; key order does not matter."""
+    """Return a 128-bit hash of JSON values as hex; key order does not matter."""
     try:
         return digest(pack(values))
-    except OverflowError:  # an integer of more than 64 bits, which MessagePack does not have
+    except OverflowError:  # MessagePack has no integers of more than 64 bits
         return digest(_encode_json(values))
 
 
 def prompt_hash(prompt: Iterable[Message | Json], tools: Iterable[Json] = ()) -> str:
-    """Hash a prompt: equal exactly for prompts that may be compared, the same conversation with the same tools.
+    """Hash a prompt: equal if and only if prompts are comparable (same conversation, same tools).
 
     Args:
         prompt: Messages, or chat dicts.
-        tools: Schemas of the tools that the model was offered.
+        tools: Schemas of the tools offered to the model.
 
     Returns:
         32 hex digits.
@@ -349,7 +349,7 @@ def prompt_hash(prompt: Iterable[Message | Json], tools: Iterable[Json] = ()) ->
 
 
 def canonical_arguments(arguments: str) -> Any:
-    """The value of a call's arguments, or their text where they are not JSON."""
+    """Return the decoded arguments of a call, or their text if they are not JSON."""
     try:
         return _decode(arguments)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -357,7 +357,7 @@ def canonical_arguments(arguments: str) -> Any:
 
 
 def canonical_content(content: str | list[Json] | None) -> str | list[Json]:
-    """The content as text, text parts joined; the list of parts if some are not text."""
+    """Return the content as joined text, or the list of parts if some are not text."""
     return (_text_or_parts(content) if isinstance(content, list) else content) or ""
 
 

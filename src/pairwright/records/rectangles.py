@@ -15,7 +15,7 @@ from pairwright.records.experience import Experience, Kind
 
 
 def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_response: int, *, pad_id: int) -> Array:
-    """Token ids (B, P+R), in the dtype that holds those of all experiences: int16 beside int32 gives int32.
+    """Return token ids (B, P+R) in a dtype that holds all of them: int16 and int32 give int32.
 
     Args:
         experiences: Experiences with `tokens`.
@@ -30,13 +30,13 @@ def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_res
     [[0, 5, 6, 7], [0, 8, 9, 0]]
     """
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
-    # a sequence starts so that its prompt ends at column P: every response begins in the same column
+    # every prompt ends at column P, so that all responses begin in the same column
     tokens = [exp.tokens for exp in experiences if exp.tokens is not None]
     return _pad_rows(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
 
 
 def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> Array:
-    """True at every token (B, P+R), from lengths alone.
+    """Return a mask (B, P+R) that is True at every token, computed from lengths.
 
     Args:
         experiences: Experiences with `tokens`.
@@ -50,14 +50,14 @@ def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, m
     [[False, True, True, True], [False, True, True, False]]
     """
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
-    # column numbers (P+R,) against starts and ends (B, 1): broadcasting gives the mask (B, P+R)
+    # column numbers (P+R,) compared with starts and ends (B, 1) give the mask (B, P+R)
     position = np.arange(max_prompt + max_response)
     starts_B = (max_prompt - prompts_B)[:, None]
     return (position >= starts_B) & (position < starts_B + lengths_B[:, None])
 
 
 def gather_action_masks(experiences: Sequence[Experience], max_response: int) -> Array:
-    """True at every token that the model generated (B, R); a single turn with no mask is all generated.
+    """Return a mask (B, R) that is True at every generated token; a single turn without a mask is all generated.
 
     Args:
         experiences: Experiences with `tokens`.
@@ -77,7 +77,7 @@ def gather_action_masks(experiences: Sequence[Experience], max_response: int) ->
 def gather_response_attr(
     experiences: Sequence[Experience], name: str, max_response: int, *, pad_value: float = 0
 ) -> Array:
-    """Any array over the response, such as "logprobs" (B, R), in the dtype that holds all of them.
+    """Return an array over the response (B, R), such as "logprobs", in a dtype that holds all values.
 
     Args:
         experiences: Experiences that have the array.
@@ -95,7 +95,7 @@ def gather_response_attr(
 
 
 def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Array]]:
-    """For each key of the first experience, the array of every experience.
+    """Return the arrays of all experiences, for each key of the first experience.
 
     Args:
         experiences: Experiences whose `multi_modal_inputs` have the same keys.
@@ -115,7 +115,7 @@ def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, li
 
 
 def gather_custom_fields(experiences: Sequence[Experience]) -> dict[str, Array]:
-    """The custom fields of the first experience: values of `info` as arrays (B, ...), under their batch names.
+    """Return the custom fields (values of `info`) as arrays (B, ...), by their names in the batch.
 
     Args:
         experiences: Experiences that have the same custom fields.
@@ -150,7 +150,7 @@ def _lengths(experiences: Sequence[Experience], max_prompt: int, max_response: i
             raise RecordError("tokens", None, f"token ids on {exp.eid.uid}: run `pairwright tokens` first")
         if exp.kind is Kind.PREFERENCE:
             raise RecordError("kind", exp.kind.value, f"a single sequence; split {exp.eid.uid} with split_preference")
-    # sequence lengths S and prompt lengths, both (B,) int
+    # sequence lengths S and prompt lengths: (B,) int
     lengths_B = np.array([len(exp.tokens) for exp in experiences if exp.tokens is not None])
     prompts_B = np.array([exp.prompt_length for exp in experiences])
     if prompts_B.max() > max_prompt:
@@ -171,10 +171,10 @@ def _gather_response(arrays: list[Array | None], name: str, max_response: int, *
 
 
 def _pad_rows(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
-    """Copy each array into its own row (B, width), from its start on, in a dtype that holds the values of all."""
+    """Copy each array into its row of (B, width), beginning at its start, in a dtype that holds all values."""
     first, dtype = arrays[0], _promote([array.dtype for array in arrays])
     if first.dtype.kind not in "iu":
-        pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity: in the dtype of the first
+        pad_value = np.array(pad_value).astype(first.dtype).item()  # in the dtype of the first array, as in Trinity
     try:
         # arrays of more than one dimension, such as teacher_logprobs (R, ...), keep their further axes
         out = np.full((len(arrays), width, *first.shape[1:]), pad_value, dtype)
@@ -186,11 +186,11 @@ def _pad_rows(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int
 
 
 def _promote(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """The dtype that holds the values of all of these, as torch promotes them; integers stay integers."""
+    """Return a dtype that holds the values of all dtypes, with torch's promotion rules; integers stay integers."""
     distinct = list(dict.fromkeys(dtypes))
     result = distinct[0]
     for dtype in distinct[1:]:
-        if {result.name, dtype.name} == {"float16", "bfloat16"}:  # neither holds the other's values
+        if {result.name, dtype.name} == {"float16", "bfloat16"}:  # neither represents the other's values
             result = np.dtype(np.float32)
         elif result.kind in "iu" and dtype.kind in "iu":
             promoted = np.promote_types(result, dtype)

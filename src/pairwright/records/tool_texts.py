@@ -1,13 +1,13 @@
-"""Tool schemas as chat templates take them; and tools as text, for models whose chat template has no tool role.
+"""Tool schemas for chat templates, and tools as text for models whose chat template has no tool role.
 
-Text has the tags that Hermes uses:
+The text uses the tags of Hermes:
 
     system      its text, then the schemas in <tools></tools> and how to call them
     assistant   its text, then each call as <tool_call>{"name": ..., "arguments": {...}}</tool_call>
-    user        each result as <tool_response>...</tool_response>; results in a row are one message
+    user        each result as <tool_response>...</tool_response>; consecutive results are one message
 
-The same text is what `collect` and `serve model` give such a model, and what the tokens stage trains. The sentences of
-the system prompt are ours; the tags are what `generate/tool_calls.py` reads.
+`collect` and `serve model` give such a model the same text that the tokens stage trains. The wording of the system
+prompt is ours; `generate/tool_calls.py` reads the tags.
 """
 
 import json
@@ -22,11 +22,11 @@ _SCHEMA_KEYS = ("name", "description", "parameters", "strict")
 
 
 def to_chat_tool(tool: Json) -> Json:
-    """Return the schema of a function as chat APIs and templates nest it; other tools stay as they are.
+    """Return a function schema in the nested form of chat APIs and templates; other tools are unchanged.
 
-    Logs have schemas as the Responses API and many datasets write them, flat. A server nests them before the chat
-    template reads them, so that is the prompt that a model was given. Anthropic and MCP call the parameters
-    `input_schema` and `inputSchema`, a name that no chat template reads.
+    The Responses API and many datasets have flat schemas. A server nests them before rendering the chat template, so
+    the nested form is the prompt that the model received. Anthropic and MCP name the parameters `input_schema` and
+    `inputSchema`, which no chat template reads.
 
     >>> to_chat_tool({"type": "function", "name": "clock", "parameters": {}, "strict": None})
     {'type': 'function', 'function': {'name': 'clock', 'parameters': {}}}
@@ -46,15 +46,15 @@ def to_chat_tool(tool: Json) -> Json:
 
 
 class TextChat(NamedTuple):
-    """Messages without calls, results and schemas; `origins` has for each the index of the message that it was made
-    of, -1 for a system prompt that there was not."""
+    """Messages without calls, results and schemas; `origins` has the index of each message's source, or -1 for an added
+    system prompt."""
 
     messages: tuple[Message, ...]
     origins: tuple[int, ...]
 
 
 def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Json] = ()) -> TextChat:
-    """A conversation in which tools are text.
+    """Write the tools of a conversation as text.
 
     >>> call = ToolCall("clock", '{"zone": "CET"}', "1")
     >>> chat = write_tools_as_text([Message("assistant", "Wait.", tool_calls=(call,)), Message("tool", "12:30")])
@@ -100,7 +100,7 @@ def _append(message: Message, text: str) -> Message:
 
 
 def _call(call: ToolCall) -> str:
-    # Valid arguments stay the text that was recorded: the model is trained on what it wrote.
+    # Valid arguments keep their recorded text: the model is trained on its own output.
     is_object = isinstance(arguments_object(call), dict)
     arguments = call.arguments.strip() or "{}" if is_object else json.dumps(call.arguments, ensure_ascii=False)
     name = json.dumps(call.name, ensure_ascii=False)

@@ -11,7 +11,7 @@ MAX_LABEL = 44  # characters of a bar's label
 
 
 def ledger_section(run: RunFolder) -> Section | None:
-    """The ledgers of all rounds that were trained locally, last first. Encodes nothing."""
+    """Return the ledgers of all locally trained rounds, last first. Encodes nothing."""
     plots: list[Plot] = []
     parts: list[Markup] = []
     for stages in reversed(run.rounds):
@@ -50,7 +50,7 @@ def _ledger_sentence(account: Account, stages: Stages) -> str:
 
 
 def _plot(account: Account, stages: Stages) -> Plot:
-    """Bars of tokens, or of turns if the number of tokens is not known for all."""
+    """Plot tokens as bars, or turns if some turns have no token count."""
     is_counted = not any(fate.num_uncounted for fate in account.fates)
     unit, total = ("tokens", account.tokens) if is_counted else ("turns", account.turns)
     bars = [Bar("generated", total, "before")]

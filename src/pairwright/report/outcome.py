@@ -1,4 +1,4 @@
-"""The outcome section (first: before and after with intervals, verdict, regressions)."""
+"""The outcome section, the first one: before and after with intervals, verdict, regressions."""
 
 import csv
 import itertools
@@ -19,13 +19,13 @@ from pairwright.report.style_sheets import Plot
 from pairwright.store.table import Table
 
 MAX_REGRESSIONS = 20  # rows of a metric's table
-MAX_TRANSCRIPTS = 6  # regressions of a metric with what either model said
+MAX_TRANSCRIPTS = 6  # regressions of a metric with transcripts of both models
 MAX_TASKS = 200  # rows of the table of all tasks
 Transcripts = dict[tuple[str, str], Experience]
 
 
 def outcome_section(run: RunFolder) -> Section | None:
-    """The results of the evaluation, or None if there is none."""
+    """Return the results of the evaluation, or None if there is none."""
     if run.evaluation is None:
         return None
     evaluation = read_evaluation(run.evaluation)
@@ -47,9 +47,9 @@ def outcome_section(run: RunFolder) -> Section | None:
 
 
 def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
-    """The main card: first metric before and after, its difference, wins and losses, and the gate."""
+    """Render the main card: first metric before and after, its difference, wins and losses, and the gate."""
     difference = metric["difference"]
-    # positive if the new model is better, whatever the direction of the metric
+    # positive if the new model is better, regardless of the direction of the metric
     better = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
     figure = tag(
         "div",
@@ -87,7 +87,7 @@ def _verdict(gate: dict[str, Any] | None) -> Markup:
 
 def _wins(metric: dict[str, Any]) -> Markup:
     parts = (("wins", "good", "won"), ("draws", "before", "drawn"), ("losses", "bad", "lost"))
-    # flex values: the widths of the pieces are in proportion to the counts
+    # flex values: widths are proportional to the counts
     bar = [tag("i", class_=tone, style=f"flex:{int(metric[name])}") for name, tone, _ in parts if metric[name]]
     summary = ", ".join(f"{metric[name]:,} {word}" for name, _, word in parts)
     return join([tag("div", *bar, class_="wdl", role="img", aria_label=summary), tag("p", summary, class_="note")])
@@ -120,7 +120,7 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
             if not rows or rows[-1][0] < place:
                 low, high = (side["mean"] if side[end] is None else side[end] for end in ("low", "high"))
                 rows.append((place, side["mean"], low, high))
-    # two points are the plain comparison, which the page shows anyway
+    # two points are the simple comparison, which the page shows anyway
     if len(rows) < 3:
         return None
     places, means, lows, highs = (list(column) for column in zip(*rows, strict=True))
@@ -130,7 +130,7 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
 
 
 def _table(metrics: list[dict[str, Any]]) -> Markup:
-    """The table of all metrics, with differences, intervals and sign tests."""
+    """Render the table of all metrics, with differences, intervals and sign tests."""
     heads = ("metric", "before", "after", "difference", "interval", "change", "won", "drawn", "lost", "sign test p")
     rows = []
     for metric in metrics:
@@ -150,8 +150,8 @@ def _table(metrics: list[dict[str, Any]]) -> Markup:
 
 
 def _change(metric: dict[str, Any]) -> Markup:
-    """A chip that says whether a metric got better or worse beyond chance: its interval leaves zero out, or the sign
-    test is below 0.05."""
+    """Render a chip: whether a metric changed significantly, i.e. its interval excludes zero or the sign test is below
+    0.05."""
     difference = metric["difference"]
     gain = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
     is_clear = difference["low"] is not None and (difference["low"] > 0 or difference["high"] < 0)
@@ -168,7 +168,7 @@ def table(heads: tuple[str, ...], rows: list[list[Any]]) -> Markup:
 
 
 def _read_transcripts(folder: Path, evaluation: dict[str, Any], metrics: list[dict[str, Any]]) -> Transcripts:
-    """What either model did at the worst regressions: (task, side) to its first run, at its last step."""
+    """Return transcripts of both models for the worst regressions: (task, side) -> last step of the first run."""
     tasks = {str(row["task"]) for metric in metrics for row in metric["regressions"][:MAX_TRANSCRIPTS]}
     transcripts: Transcripts = {}
     for side in ("before", "after"):
@@ -185,7 +185,7 @@ def _read_transcripts(folder: Path, evaluation: dict[str, Any], metrics: list[di
 
 
 def _transcript(row: dict[str, Any], transcripts: Transcripts) -> Markup:
-    """Both models at one task, side by side from where they part; nothing if either is not there."""
+    """Render both models on one task side by side; empty if either is missing."""
     both = [transcripts.get((str(row["task"]), side)) for side in ("before", "after")]
     if both[0] is None or both[1] is None:
         return Markup("")

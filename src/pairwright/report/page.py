@@ -22,7 +22,7 @@ from pairwright.report.stage_sections import funnel_section, tokens_section
 from pairwright.report.style_sheets import Plot, page_style, write_plots
 from pairwright.report.training_section import curves_section
 
-# The content security policy forbids scripts and requests, should any text of a run get past the escaping.
+# The content security policy forbids scripts and requests, in case the escaping of some text fails.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -48,7 +48,7 @@ def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | Non
         ("training", curves_section),
         ("settings", settings_section),
     ]
-    # sections are built in order; a stage that is missing gives None
+    # sections are built in order; a missing stage gives None
     sections = [section for name, build in builders if (section := _build_section(build, run, name, folder))]
     return Report(
         html=str(_page(title or run.name, sections)),
@@ -61,7 +61,7 @@ def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, t
     """Write the page, and its plots into the folder `plots` beside it."""
     report = make_report(folder, tokenizer=tokenizer, title=title)
     try:
-        # the page is written last: where it is new, its plots are, too
+        # the page is written last, so that a new page always has new plots
         write_plots(output.parent / "plots", report.plots)
         write_bytes(output, report.html.encode())
     except OSError as error:
@@ -76,7 +76,7 @@ def _build_section(
     try:
         return build(run)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        # some of our errors are ValueErrors, too; their messages are complete already
+        # some of our errors are also ValueErrors; their messages are complete
         if isinstance(error, PairwrightError):
             raise
         raise PairwrightError(

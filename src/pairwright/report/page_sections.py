@@ -21,8 +21,8 @@ class Section:
 
 # SVG charts: lines with bands, histograms, intervals, bars. A few kB each, without scripts.
 #
-# All are 360 units wide, so that their text has the size of the page's text when a plot is one column wide, on a
-# phone or in a grid. Colours are CSS classes (colours.css), so that plots follow the dark mode of the page.
+# All are 360 units wide, so that text in a plot of one column has the size of the page's text. Colours are CSS classes
+# (colours.css), so that plots follow the dark mode of the page.
 
 
 WIDTH = 360
@@ -80,7 +80,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers within the bounds, at most `most` of them.
+    """Return round numbers within the bounds, at most `most` of them.
 
     >>> ticks(0, 0.93)
     [0.0, 0.2, 0.4, 0.6, 0.8]
@@ -96,12 +96,12 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def line_chart(lines: Sequence[Line], *, label: str, x_label: str = "step", height: int = 190) -> Markup:
-    """Lines over a common x axis; a single point is drawn as a dot."""
+    """Draw lines over a common x axis; a single point is drawn as a dot."""
     known = [(x, y) for line in lines for x, y in zip(line.xs, line.ys, strict=True)]  # all points, for the range of x
     bounds = [y for line in lines for y in (*line.ys, *line.low, *line.high)]
     low, high = _pad_range(min(bounds), max(bounds))
     across = Scale(min(x for x, _ in known), max(x for x, _ in known), LEFT, WIDTH - RIGHT)
-    # SVG counts y downwards: the low value is at the bottom, which has the larger y
+    # in SVG y grows downwards: low values have larger y
     up = Scale(low, high, height - BOTTOM, TOP)
     x_ticks = ticks(across.low, across.high, 5)
     if all(float(x).is_integer() for x, _ in known):  # steps and rounds are whole
@@ -132,7 +132,7 @@ def histogram(
     x_label: str,
     height: int = 190,
 ) -> Markup:
-    """Counts in bins, one or more overlaid series: (name, tone, count of each bin)."""
+    """Draw counts in bins as one or more overlaid series: (name, tone, count of each bin)."""
     # `or 1`: an empty histogram still needs a scale
     most = max((count for _, _, series in counts for count in series), default=0) or 1
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
@@ -153,10 +153,10 @@ def histogram(
 
 
 def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> Markup:
-    """Means with their intervals, one per row; `zero` adds a line at no difference."""
+    """Draw means with their intervals, one per row; `zero` adds a line at no difference."""
     height = ROW * len(spans) + 22
     values = [value for span in spans for value in (span.mean, span.low, span.high) if value is not None]
-    # the line at zero has to be inside of the plot, too
+    # the plot must include the line at zero
     low, high = _pad_range(min([*values, 0.0] if zero else values), max([*values, 0.0] if zero else values), 0.08)
     across = Scale(low, high, 8, WIDTH - 8)
     parts = [_x_axis(across, ticks(low, high, 5), height + BOTTOM - 22, "")]
@@ -178,7 +178,7 @@ def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> 
 
 
 def bar_chart(bars: Sequence[Bar], *, label: str) -> Markup:
-    """Amounts as bars with the name above each; long names are truncated, with the full name as tooltip."""
+    """Draw amounts as bars with the name above each; long names are truncated, with the full name as tooltip."""
     most = max((bar.amount for bar in bars), default=0) or 1
     height = ROW * len(bars) + 4
     parts = []
@@ -210,7 +210,7 @@ def _picture(parts: Sequence[Markup], height: int, label: str) -> Markup:
 def _pad_range(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     if high > low:
         return low - (high - low) * share, high + (high - low) * share
-    # a single value: some room around it, so that the scale has a width
+    # a single value: add a margin, so that the scale has a width
     room = abs(low) * 0.1 or 1.0
     return low - room, high + room
 
@@ -229,7 +229,7 @@ def _x_axis(across: Scale, at: Sequence[float], height: int, label: str) -> Mark
     parts = [tag("line", x1=across.start, x2=across.end, y1=y, y2=y, class_="axis")]
     for value in at:
         x = across(value)
-        # labels at the ends are aligned inwards, so that they are not cut
+        # labels at the ends are aligned inwards, so that they are not clipped
         anchor = "start" if x < across.start + 6 else "end" if x > across.end - 6 else "middle"
         parts.append(tag("text", _short(value), x=x, y=y + 14, text_anchor=anchor, class_="tick"))
     if label:

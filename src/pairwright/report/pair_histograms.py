@@ -24,7 +24,7 @@ def narrow_rows(folder: Path) -> pl.DataFrame:
 
 
 def spread_plots(rows: pl.DataFrame) -> list[Plot]:
-    """Histograms of the gap and of the lengths of both sides."""
+    """Return histograms of the gap and of the lengths of both sides."""
     chosen, rejected = (rows[f"num_{side}_characters"].to_numpy().astype(float) for side in ("chosen", "rejected"))
     edges, (gaps,), note = _bin_columns([rows["gap"].to_numpy()])
     gap = Plot(
@@ -48,11 +48,11 @@ def spread_plots(rows: pl.DataFrame) -> list[Plot]:
 
 
 def pick_ids(rows: pl.DataFrame, most: int) -> list[str]:
-    """Ids of pairs in descending order of the gap, evenly spaced; deterministic."""
+    """Return `most` evenly spaced ids of pairs in descending order of the gap; deterministic."""
     ordered = rows.sort(["gap", "id"], descending=[True, False])["id"]
     if len(ordered) <= most:
         return ordered.to_list()
-    # positions 0 to n - 1, evenly spaced, so that the largest and the smallest gap are among them
+    # evenly spaced positions from 0 to n - 1, including the largest and the smallest gap
     return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
 
 

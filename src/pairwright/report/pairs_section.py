@@ -24,7 +24,7 @@ KEPT_OF_SAME = 120  # characters that are shown of a common start
 
 
 def pairs_section(run: RunFolder) -> Section | None:
-    """Plots of all pairs of the last round, and sample pairs."""
+    """Return plots of all pairs of the last round, and sample pairs."""
     folder = next((stages.pairs for stages in reversed(run.rounds) if stages.pairs), None)
     if folder is None:
         return None
@@ -54,7 +54,7 @@ _USES = {
 
 
 def _reliability(folder: Path) -> list[Markup]:
-    """Which score the pairs are by, and what its calibration did to them."""
+    """Describe the score that the pairs are built by, and the effect of its calibration."""
     funnel = read_funnel(folder)
     score, found = funnel.get("options", {}).get("score"), funnel.get("reliability")
     if score is None:
@@ -72,7 +72,7 @@ def _reliability(folder: Path) -> list[Markup]:
 
 
 def _credit_line(folder: Path) -> Markup | str:
-    """How many turns of the runs on chosen sides failed; nothing where no verdict is known."""
+    """Describe how many turns of the runs on chosen sides failed; empty if no verdict is known."""
     counts = count_side_credit(folder, CreditConfig()).get("chosen", {})
     if not counts or counts["turns"] == counts["unknown"]:
         return ""
@@ -86,19 +86,19 @@ def _credit_line(folder: Path) -> Markup | str:
 
 
 def sample_pairs(run: RunFolder) -> list[Pair]:
-    """The sample pairs of the page."""
+    """Return the sample pairs of the page."""
     folder = next((stages.pairs for stages in reversed(run.rounds) if stages.pairs), None)
     if folder is None:
         return []
     ids = pick_ids(narrow_rows(folder), MAX_PAIRS)
     rows = pl.scan_parquet(folder / FILE_NAME, glob=False).filter(pl.col("id").is_in(ids)).collect()
-    # rows come in the order of the file; the page has the order of the ids
+    # rows are in file order; the page uses the order of the ids
     by_id = {pair.id: pair for batch in rows.to_arrow().to_batches() for pair in pairs_of_batch(batch)}
     return [by_id[name] for name in ids]
 
 
 def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
-    """One pair: its origin, the last turn of the prompt, and both sides."""
+    """Render one pair: its origin, the last turn of the prompt, and both sides."""
     facts = [
         tag("span", "task ", tag("b", pair.chosen_eid.task)),
         tag("span", "gap ", tag("b", format_number(pair.gap))),
@@ -142,7 +142,7 @@ def _sides(pair: Pair, num_same: int) -> list[Markup]:
 def render_sides(
     tones: Sequence[str], heads: Sequence[str], left: Sequence[Message], right: Sequence[Message]
 ) -> list[Markup]:
-    """Render two conversations as columns; what their first turns begin with alike is dimmed."""
+    """Render two conversations as columns; the common prefix of their first turns is dimmed."""
     # only the first turns that differ are compared character by character
     first = [text_of(side[0]) if side else "" for side in (left, right)]
     same = count_common(*first)
@@ -178,7 +178,7 @@ def render_turn(message: Message, *, same: int = 0) -> Markup:
 
 
 def text_of(message: Message) -> str:
-    """The whole turn as one text: reasoning, content, calls."""
+    """Return the whole turn as one text: reasoning, content, calls."""
     parts = []
     if message.reasoning:
         parts.append(f"(reasoning) {message.reasoning}")
@@ -191,7 +191,7 @@ def text_of(message: Message) -> str:
 
 
 def count_same_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
-    """Number of common first turns, always fewer than the turns of either side."""
+    """Count the common first turns; always fewer than the turns of either side."""
     forms = canonical_messages(chosen), canonical_messages(rejected)
     same = 0
     for left, right in zip_longest(*forms):
@@ -203,7 +203,7 @@ def count_same_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> 
 
 
 def count_common(first: str, second: str) -> int:
-    """Length of the common prefix, cut back to the start of a word."""
+    """Return the length of the common prefix, shortened to a word boundary."""
     length = 0
     for left, right in zip(first, second, strict=False):
         if left != right:

@@ -1,4 +1,4 @@
-"""The recipes section: what `pairwright compare` found, as a table and as differences to the baseline."""
+"""The recipes section: results of `pairwright compare`, as a table and as differences to the baseline."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def recipes_section(run: RunFolder) -> Section | None:
-    """The comparison of recipes, or None if the folder has none."""
+    """Return the comparison of recipes, or None if the folder has none."""
     if run.comparison is None:
         return None
     table = read_json(run.comparison)
@@ -56,7 +56,7 @@ def _table(table: Json) -> Markup:
 
 
 def describe_difference(difference: Json | None) -> str:
-    """A difference with its interval.
+    """Format a difference with its interval.
 
     >>> describe_difference({"mean": 0.25, "low": 0.125, "high": 0.375})
     '+0.25 (+0.125 to +0.375)'
@@ -69,7 +69,7 @@ def describe_difference(difference: Json | None) -> str:
 
 
 def _plot(table: Json, rows: list[Json], place: int) -> Plot | None:
-    """The differences of one metric in one exam; None if no recipe has one."""
+    """Plot the differences of one metric in one exam; None if no recipe has one."""
     results = [(row["recipe"], row["results"][place]) for row in rows]
     spans = [
         Span(name, result["difference"]["mean"], result["difference"]["low"], result["difference"]["high"])

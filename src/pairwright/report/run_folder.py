@@ -17,7 +17,7 @@ from pairwright.config.plain_yaml import read_yaml
 from pairwright.errors import PairwrightError
 from pairwright.records.json_text import from_json
 
-# Larger files are not from our stages: refuse them before they fill the memory
+# No stage writes larger files: refuse them before they fill the memory
 MAX_JSON_BYTES = 64 * 2**20
 MAX_TEXT_CHARACTERS = 40_000
 
@@ -51,7 +51,7 @@ class RunFolder:
         """Model folders of the run, the newest first; then those that its configuration names."""
         places = ("model", "train/model", "adapter", "train/adapter")
         folders = [stages.folder / place for stages in self.rounds[::-1] for place in places]
-        with contextlib.suppress(PairwrightError, AttributeError, TypeError):  # config.yaml may be of another program
+        with contextlib.suppress(PairwrightError, AttributeError, TypeError):  # another program's config.yaml
             config: Any = read_yaml(self.config) if self.config is not None else {}
             named = [config.get("tokens", {}).get("tokenizer"), config.get("model")]
             bases = [Path(), Path(config.get("base") or "")]
@@ -79,10 +79,10 @@ def open_run(folder: Path) -> RunFolder:
     # sorted as numbers: round-10 comes after round-9
     rounds = [_stages(path, f"round {number}") for number, path in sorted(numbered)]
     own = _stages(folder, "")
-    # a run without rounds, or one whose folder has stages of its own beside them
+    # a run without rounds, or with stages directly in its folder
     if not rounds or own.pairs or own.metrics:
         rounds = [own, *rounds]
-    # the evaluation of the run itself, else of the last round that has one
+    # the evaluation of the run itself, else of the last evaluated round
     evaluations = [own.evaluation, *(stages.evaluation for stages in reversed(rounds))]
     run = RunFolder(
         name=folder.resolve().name,
@@ -110,7 +110,7 @@ def read_json(path: Path) -> Any:
 
 
 def find_side(folder: Path, evaluation: dict[str, Any], side: str) -> Path | None:
-    """The experience table of one side of an evaluation: beside it, of the last round, or the one that was compared.
+    """Return the experience table of one side of an evaluation: beside it, in the last round, or the compared table.
 
     folder: where evaluation.json is.
     side: "before" or "after".
@@ -135,7 +135,7 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
                 if type(row) is dict:
                     rows.append(row)
                 else:
-                    # empty lines do not count; a last line that is still being written does
+                    # empty lines do not count; an unfinished last line does
                     num_bad += bool(line.strip())
     except OSError as error:
         raise PairwrightError(f"{path}: cannot be read: {error}") from error

@@ -14,7 +14,7 @@ MAX_CHARACTERS = 300
 
 
 def settings_section(run: RunFolder) -> Section | None:
-    """The manifest and the configuration of the run, with secrets redacted; None if it has neither."""
+    """Return the manifest and the configuration of the run, with secrets redacted; None if it has neither."""
     parts = []
     if run.manifest is not None:
         manifest = read_json(run.manifest)
@@ -31,7 +31,7 @@ def settings_section(run: RunFolder) -> Section | None:
 
 
 def _overview(manifest: Any) -> list[Markup]:
-    """The facts of the run and a table of its stages, for the manifest that `pairwright run` writes; else nothing."""
+    """Render facts and a table of stages from a manifest of `pairwright run`; empty for other manifests."""
     if not isinstance(manifest, dict) or not isinstance(manifest.get("stages"), dict):
         return []
     rows = [("command", _text(manifest["command"]))] if manifest.get("command") else []

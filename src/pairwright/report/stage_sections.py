@@ -27,7 +27,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 
 def funnel_section(run: RunFolder) -> Section | None:
-    """The funnels of all rounds; the last is expanded, earlier ones are collapsed."""
+    """Return the funnels of all rounds; the last is expanded, earlier ones are collapsed."""
     funnels = [(stages, funnel) for stages in run.rounds if stages.pairs and (funnel := _funnel(stages))]
     if not funnels:
         return None
@@ -49,7 +49,7 @@ def _funnel(stages: Stages) -> dict[str, Any] | None:
     assert stages.pairs is not None
     try:
         funnel = read_funnel(stages.pairs)
-    except PairwrightError:  # pairs of other origin have no funnel; the other sections still show them
+    except PairwrightError:  # pairs of other origin have no funnel, but the other sections show them
         return None
     return funnel if funnel.get("stages") else None
 
@@ -67,7 +67,7 @@ def _sentence(stages: Stages, funnel: dict[str, Any]) -> str:
 def _stage_plot(stage: dict[str, Any], stages: Stages) -> Plot:
     total = stage["in"] or 1
     bars = [Bar("in", stage["in"], "before")]
-    # descending order: the reason that cost most comes first
+    # the reason with the most drops comes first
     drops = sorted(stage["drops"], key=lambda drop: -drop["count"])
     bars += [Bar(drop["reason"], drop["count"], "rejected", f"{drop['count'] / total:.0%}") for drop in drops]
     bars.append(Bar("out", stage["out"], "accent", f"{stage['out'] / total:.0%}"))
@@ -79,11 +79,11 @@ def _stage_plot(stage: dict[str, Any], stages: Stages) -> Plot:
 
 
 MAX_PAIRS = 3  # sample pairs on the page
-MAX_TOKENS = 600  # tokens that are shown of a sequence
+MAX_TOKENS = 600  # tokens of a sequence that are shown
 
 
 def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | None:
-    """Sequences of the sample pairs: from the tokens stage, or else encoded with the tokenizer of the run."""
+    """Return sequences of the sample pairs: from the tokens stage, or else encoded with the tokenizer of the run."""
     cached = next((stages.tokens for stages in reversed(run.rounds) if stages.tokens), None)
     pairs = sample_pairs(run)[:MAX_PAIRS]
     folders = [tokenizer] if tokenizer is not None else run.tokenizers
@@ -96,7 +96,7 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
         if ready is None and tokenizer is not None:
             raise PairwrightError(f"{tokenizer}: not the tokenizer that {cached} was made with; leave --tokenizer out")
     if not sequences or ready is None:
-        # no sequences to show, but refused and dropped content is reported in any case
+        # no sequences to show, but refused and dropped content is always reported
         has_losses = cached is not None and bool(describe_losses(_manifest(cached)))
         return Section("tokens", "Tokens", _counts(cached)) if has_losses else None
     # colours that occur, for the legend

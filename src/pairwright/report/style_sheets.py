@@ -14,12 +14,12 @@ from pairwright.report.plots import Markup, tag
 
 
 def page_style() -> Markup:
-    """The style of the whole page."""
+    """Return the style of the whole page."""
     return _style("colours.css", "plot.css", "page.css")
 
 
 def plot_style() -> Markup:
-    """The style embedded in a plot's own SVG file."""
+    """Return the style that is embedded in a plot's SVG file."""
     return _style("colours.css", "plot.css")
 
 
@@ -45,7 +45,7 @@ class Plot:
     note: str = ""
 
     def card(self) -> Markup:
-        """The plot as an element of the page."""
+        """Render the plot as an element of the page."""
         return tag(
             "figure",
             tag("h3", self.title),
@@ -70,7 +70,7 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
     taken: set[str] = set()
     for plot in plots:
         name = file_name(plot.name, taken)
-        # the style goes right behind the opening tag, so that the file looks the same outside of the page
+        # the style follows the opening tag, so that the file looks the same outside of the page
         opening, rest = plot.svg.split(">", 1)
         (folder / f"{name}.svg").write_text(f"{opening}>{plot_style()}{rest}", encoding="utf-8")
         text = io.StringIO()
@@ -93,7 +93,7 @@ def _remove_listed(folder: Path) -> None:
 
 
 def file_name(name: str, taken: set[str]) -> str:
-    """A safe and unused file name for any metric or reason."""
+    """Return a safe and unused file name for any metric or reason."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "plot"
     number = 1
     while (candidate := plain if number == 1 else f"{plain}-{number}") in taken:

@@ -30,7 +30,7 @@ _NO_CURVE = ("step", "epoch", "time", "num_tokens", "round")
 
 @dataclass(frozen=True)
 class Curve:
-    """The finite values of a metric over the steps of all rounds, and the number of values that were not finite."""
+    """The finite values of a metric over the steps of all rounds, and the number of non-finite values."""
 
     steps: list[float]
     values: list[float]
@@ -38,7 +38,7 @@ class Curve:
 
 
 def curves_section(run: RunFolder) -> Section | None:
-    """The curves of all rounds, or None if there are no metrics. Metrics beyond the main plots are collapsed."""
+    """Return the curves of all rounds, or None if there are no metrics. Metrics beyond the main plots are collapsed."""
     rows, num_bad = metric_rows(run)
     if not rows:
         return None
@@ -83,7 +83,7 @@ def metric_rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
 
 
 def metric_names(rows: list[dict[str, Any]]) -> list[str]:
-    """Names of all metrics in order of appearance; the eval_ one is drawn in the plot of its training metric."""
+    """Return the names of all metrics in order of appearance; eval_ metrics share the plot of their training metric."""
     names = dict.fromkeys(name.removeprefix("eval_") for row in rows for name in row if _is_number(row[name]))
     return [name for name in names if name not in _NO_CURVE]
 

@@ -1,8 +1,8 @@
-"""Built-in criteria: what a program can say about a run without a model.
+"""Built-in criteria that score a run without a model.
 
-Each takes a run and gives a score from 0 to 1, higher is better, with a reason; None where it does not apply, such as
-the share of calls that succeeded in a run without calls. Criteria with a reference compare the final text with a field
-of `info`, named after a colon: `number:answer:0.01`.
+Each takes a run and returns a score from 0 to 1 (higher is better) with a reason, or None if it does not apply, such as
+the share of successful calls in a run without calls. Criteria with a reference compare the final text with a field of
+`info`, named after a colon: `number:answer:0.01`.
 """
 
 import re
@@ -18,7 +18,7 @@ from pairwright.records.messages import Json, ToolCall, canonical_arguments, con
 from pairwright.sources.shapes.tool_errors import result_error_kind
 
 Judged = tuple[float, str] | None  # a score and its reason
-LOOP_LENGTH = 3  # equal calls with equal results that make a loop
+LOOP_LENGTH = 3  # repetitions of a call with the same result that count as a loop
 DEFAULT_TOLERANCE = 1e-6
 
 
@@ -27,7 +27,7 @@ class CriterionError(PairwrightError):
 
 
 def calls_succeed(run: Experience) -> Judged:
-    """The share of tool results that are no failures."""
+    """The share of tool results that are not failures."""
     start = len(run.prompt)
     sites = {site.index for site in run.errors}
     results = [(start + at, message) for at, message in enumerate(run.completion) if message.role == "tool"]
@@ -88,14 +88,14 @@ def final_answer(run: Experience) -> Judged:
     return (1.0, "ends with an answer") if has_answer else (0.0, "ends without an answer")
 
 
-# The start of a user's turn that corrects the answer before it.
+# The start of a user turn that corrects the previous answer.
 _COMPLAINT = re.compile(
     r"(?:no[,.! ]|nope\b|wrong\b|incorrect\b|that(?:'s| is) (?:not|wrong|incorrect)|not what i\b"
     r"|i (?:said|meant|asked)\b|you (?:did not|didn't|forgot|misunderstood|missed)\b"
     r"|still (?:not|wrong|broken|failing)\b|(?:please )?try again\b)",
     re.I,
 )
-_SIMILAR = 0.8  # share of common words from which on a turn repeats another
+_SIMILAR = 0.8  # minimum share of common words for a repeated turn
 
 
 def user_content(run: Experience) -> Judged:
@@ -120,7 +120,7 @@ def _is_repeated(text: str, other: str) -> bool:
     return len(one) > 2 and len(one & two) >= _SIMILAR * len(one | two)
 
 
-# Summaries of test runners: the patterns of the numbers of passed and failed tests.
+# Patterns of test runner summaries: numbers of passed and failed tests.
 _NUMBERS = re.compile(r"(\d+) (passed|passing|failed|failing|errors?|failures?)\b", re.I)
 _UNITTEST = re.compile(r"^Ran (\d+) tests? in [^\n]*\n\s*(?:OK|FAILED \(([^)\n]*)\))", re.M)
 _GO = re.compile(r"^\s*--- (PASS|FAIL): ", re.M)
@@ -145,7 +145,7 @@ def _count_tests(text: str) -> tuple[int, int]:
         return int(found[1]) - failed, failed
     if verdicts := _GO.findall(text):
         return verdicts.count("PASS"), verdicts.count("FAIL")
-    # The last line that counts tests is the summary of pytest, Jest and Cargo; Mocha has one line for each count.
+    # In pytest, Jest and Cargo the last line with counts is the summary; Mocha has one line per count.
     counts: dict[bool, int] = {}
     for line in reversed(text.splitlines()):
         found_here: Counter[bool] = Counter()
@@ -158,7 +158,7 @@ def _count_tests(text: str) -> tuple[int, int]:
 
 
 def exact(run: Experience, reference: Any) -> Judged:
-    """1 if the final text is the reference, apart from white space at its ends."""
+    """1 if the final text equals the reference, ignoring leading and trailing white space."""
     return _agree(final_text(run) == str(reference).strip(), reference)
 
 
@@ -210,7 +210,7 @@ WITH_REFERENCE: dict[str, Callable[..., Judged]] = {
 
 
 def find_criterion(name: str) -> Callable[[Experience], Judged] | None:
-    """The criterion of a name such as `no_loop` or `number:answer:0.01`; None if there is none of that name."""
+    """Return the criterion of a name such as `no_loop` or `number:answer:0.01`; None if there is none."""
     kind, _, argument = name.partition(":")
     if kind in CRITERIA and not argument:
         return CRITERIA[kind]
@@ -231,7 +231,7 @@ def find_criterion(name: str) -> Callable[[Experience], Judged] | None:
 
 
 def final_text(run: Experience) -> str:
-    """The text of the last turn that the model wrote."""
+    """Return the text of the last generated turn."""
     for message in reversed(run.completion):
         if message.is_generated:
             return message.text.strip()
@@ -239,7 +239,7 @@ def final_text(run: Experience) -> str:
 
 
 def find_field(info: Json, path: str) -> Any:
-    """A value of `info` by its path: `answer`, `task.answer`; None if it is not there."""
+    """Return a value of `info` by its path, such as `answer` or `task.answer`; None if it is missing."""
     value: Any = info
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -251,7 +251,7 @@ def _calls(run: Experience) -> list[ToolCall]:
 
 
 def _schemas(run: Experience) -> dict[str, Json]:
-    """The parameters of each tool by its name, from OpenAI's, Anthropic's or a plain form."""
+    """Return the parameter schema of each tool by name, from OpenAI's, Anthropic's or a plain form."""
     schemas = {}
     for tool in run.tools:
         function = tool.get("function", tool)
@@ -268,7 +268,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _misfit(call: ToolCall, schema: Json) -> str:
-    """Why the arguments of a call do not fit a schema: required keys, unknown keys, types, enums; "" if they do."""
+    """Return why the arguments of a call violate a schema (required or unknown keys, types, enums); "" if valid."""
     try:
         value = msgspec.json.decode(call.arguments) if call.arguments.strip() else {}
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -337,5 +337,5 @@ def _json_of(text: str) -> Any:
 
 
 def is_scorable(run: Experience) -> bool:
-    """Whether a run has something that the model wrote; a preference has two answers and no score of its own."""
+    """Return whether a run has a completion; a preference has two sides instead and cannot be scored."""
     return bool(run.completion or run.response_text)

@@ -1,8 +1,8 @@
-"""Questions to a judge, and how its answers are read: one run by itself, a ranking, or two runs.
+"""Questions to a judge and parsers of its answers: a single run, a ranking, or two runs.
 
-Transcripts are data. Each message is one line of JSON, so that its text cannot pass for another turn; the lines stand
+Transcripts are data. Each message is one line of JSON, so that its text cannot imitate another turn; the lines are
 between tags with a mark that occurs in none of them, so that a transcript cannot end its own quotation. An answer must
-end with a JSON object that fits the question exactly; any other answer gives no verdict (None).
+end with a JSON object that matches the question exactly; any other answer gives no verdict (None).
 """
 
 import json
@@ -28,7 +28,7 @@ MAX_ANSWER = 32_000  # characters of an answer that are read
 
 @dataclass(frozen=True)
 class Question:
-    """A question, how its answer is read, the seed of the first try, and how many tool results were cut."""
+    """A question, the parser of its answer, the seed of the first try, and the number of shortened tool results."""
 
     text: str
     read: Callable[[str], Any]
@@ -57,7 +57,7 @@ def grade_question(terms: JudgeTerms, run: Experience, vote: int = 0) -> Questio
 
 
 def rank_question(terms: JudgeTerms, runs: Sequence[Experience], vote: int = 0) -> Question:
-    """Ask for a ranking of runs in a drawn order; the verdict has the score of each run, best 1, worst 0."""
+    """Ask for a ranking of runs in random order; the verdict has the score of each run, best 1, worst 0."""
     order = list(range(len(runs)))
     random.Random(_seed(content_hash([run.eid.uid for run in runs]), vote)).shuffle(order)
     quotes = _Quotes(terms)
@@ -71,7 +71,7 @@ def rank_question(terms: JudgeTerms, runs: Sequence[Experience], vote: int = 0) 
 
 
 def compare_question(terms: JudgeTerms, first: Experience, second: Experience, vote: int = 0) -> Question:
-    """Ask which of two runs is better; the verdict is "first", "second" or "tie", in the order of showing."""
+    """Ask which of two runs is better; the verdict is "first", "second" or "tie"."""
     quotes = _Quotes(terms)
     shown = quotes.quote(conversation=first.prompt, response_A=_answer(first), response_B=_answer(second))
     text = (
@@ -86,7 +86,7 @@ def _answer(run: Experience) -> tuple[Message, ...]:
 
 
 class _Quotes:
-    """Transcripts as marked quotations; counts the tool results that were cut."""
+    """Formats transcripts as marked quotations; counts shortened tool results."""
 
     def __init__(self, terms: JudgeTerms) -> None:
         self._most = terms.max_result_characters
@@ -94,7 +94,7 @@ class _Quotes:
 
     def quote(self, **transcripts: Sequence[Message]) -> str:
         texts = {name: "\n".join(map(self._line, messages)) for name, messages in transcripts.items()}
-        # Drawn from the texts themselves, so that the same question has the same words when it is asked again.
+        # Derived from the texts, so that the same question always has the same wording.
         marks = (content_hash("mark", number, list(texts.values()))[:16] for number in count())
         mark = next(mark for mark in marks if not any(mark in text for text in texts.values()))
         return "\n\n".join(f"<{name}_{mark}>\n{text}\n</{name}_{mark}>" for name, text in texts.items())
@@ -123,7 +123,7 @@ def _read_grades(answer: str, names: list[str], terms: JudgeTerms) -> tuple[dict
 
 
 def _read_word(answer: str, words: Sequence[str]) -> tuple[dict[str, float], str] | None:
-    """The place of the word on the scale, if the whole answer is one of the words, in any case, with or without a stop.
+    """Return the position of the answer on the scale if it is one of the words, ignoring case and a final period.
 
     >>> _read_word("Yes.", ["no", "yes"]), _read_word("Yes, it does", ["no", "yes"])
     (({'score': 1.0}, ''), None)
@@ -141,7 +141,7 @@ def _read_ranking(answer: str, order: list[int]) -> list[float] | None:
     if sorted(ranking) != list(range(1, len(order) + 1)):
         return None
     scores = [0.0] * len(order)
-    # the best gets 1, the worst 0, the others are spaced evenly
+    # the best gets 1, the worst 0, all others evenly spaced scores
     for rank, place in enumerate(ranking):
         scores[order[place - 1]] = (len(order) - 1 - rank) / (len(order) - 1)
     return scores
@@ -155,7 +155,7 @@ def _read_comparison(answer: str) -> str | None:
 
 
 def _last_object(answer: str) -> Json | None:
-    """The last JSON object of an answer that is not inside another one: a judge reasons before its verdict."""
+    """Return the last top-level JSON object of an answer, since a judge reasons before its verdict."""
     decoder = json.JSONDecoder()
     found, at = None, answer.find("{")
     while 0 <= at < MAX_ANSWER:

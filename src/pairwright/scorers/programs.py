@@ -38,7 +38,7 @@ MAX_LINE = 2**20  # of a command's output
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a scorer said of a run: scores by criterion, reasons, cost; or why it failed. No scores: unscored."""
+    """Result of scoring a run: scores by criterion, reasons, cost; or the failure. Without scores, it is unscored."""
 
     scores: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Outcome:
     cost: float = 0.0
 
     def rows(self, uid: str, version: str, *, group: str = "") -> list[ScoreRow]:
-        """The rows that store an outcome: one a criterion, one for a failure; none for an unscored run."""
+        """Return the rows that store an outcome: one per criterion, one for a failure; none for an unscored run."""
         if self.failure is not None:
             return [ScoreRow(uid, reason=self.failure[:MAX_REASON], cost=self.cost, hash=version, group=group)]
         rows: list[ScoreRow] = []
@@ -57,7 +57,7 @@ class Outcome:
         return rows
 
 
-Scored = tuple[str, Outcome]  # the id of a run, and what was said of it
+Scored = tuple[str, Outcome]  # run id and outcome
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Program:
 
 
 def find_program(spec: str, *, name: str | None = None, base: Path | None = None) -> Program:
-    """The program of a name; ConfigError if there is none.
+    """Return the program of a name; raises ConfigError if there is none.
 
     Args:
-        spec: The name, as at the head of this file.
-        name: What its scores are called; by default the criterion, the function, or the file of the command.
-        base: Folder that relative paths count from where the working directory does not have them.
+        spec: The name, as in the module docstring.
+        name: Name of its scores; by default the criterion, the function, or the file of the command.
+        base: Second folder to resolve relative paths from, after the working directory.
     """
     if spec.startswith(COMMAND):
         words = shlex.split(spec.removeprefix(COMMAND))
@@ -100,7 +100,7 @@ def find_program(spec: str, *, name: str | None = None, base: Path | None = None
 
 
 def function_program(function: Callable[[Experience], Any], name: str | None = None) -> Program:
-    """A program of a function `score(run)`."""
+    """Return the program of a function `score(run)`."""
     named = name_of(name, getattr(function, "__name__", "function"))
     return Program(
         named,
@@ -110,7 +110,7 @@ def function_program(function: Callable[[Experience], Any], name: str | None = N
 
 
 def as_outcome(value: Any, where: str) -> Outcome:
-    """Parse what `score(run)` returned: a number, criteria by name, or None for a run that it does not score.
+    """Parse the return value of `score(run)`: a number, criteria by name, or None for an unscored run.
 
     The overall score is the one named `score`, else the mean of the criteria.
     """
@@ -131,14 +131,14 @@ def as_outcome(value: Any, where: str) -> Outcome:
 
 
 def with_overall(scores: dict[str, float]) -> dict[str, float]:
-    """Scores by criterion with the overall score, which is the mean where it is not among them."""
+    """Return the scores with an overall score, by default the mean of the criteria."""
     if not scores or OVERALL in scores:
         return scores
     return {OVERALL: math.fsum(scores.values()) / len(scores), **scores}
 
 
 def run_json(run: Experience) -> Json:
-    """A run as JSON for a command: its id, messages in OpenAI's form, tools, reward and `info`."""
+    """Convert a run to JSON for a command: its id, messages in OpenAI's form, tools, reward and `info`."""
     return {
         "uid": run.eid.uid,
         "task": run.eid.task,
@@ -172,12 +172,12 @@ def _call(function: Callable[..., Any], where: str, run: Experience) -> Outcome:
 
 
 def name_of(name: str | None, derived: str) -> str:
-    """What scores are called: the name that was given, or one made of what the scorer is."""
+    """Return the name of scores: the given name, or one derived from the scorer."""
     return check_scorer_name(name or "-".join("".join(c if c.isalnum() or c == "_" else " " for c in derived).split()))
 
 
 def _code_hash(spec: str) -> str:
-    """A built-in criterion changes with the code of its module."""
+    """Return the hash of a built-in criterion, which changes with the code of its module."""
     from pairwright.scorers import criteria
 
     return content_hash(spec, hashlib.sha256(Path(criteria.__file__).read_bytes()).hexdigest())
@@ -192,10 +192,10 @@ def _function_hash(function: Callable[..., Any], spec: str) -> str:
 
 
 def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Scored]:
-    """Feed runs to one process as JSON lines and read a line for each, in the same order.
+    """Send runs to one process as JSON lines and read one line per run, in the same order.
 
-    A line is a number, null, or an object of numbers, which may repeat the `uid`. If the program ends early, writes
-    something else, or answers for another run, this run and all later ones are failures: nothing is guessed.
+    A line is a number, null, or an object of numbers, which may repeat the `uid`. If the program ends early, writes an
+    invalid line, or answers for another run, this run and all later ones are failures: nothing is guessed.
     """
     with tempfile.TemporaryFile() as complaints:
         try:
@@ -203,8 +203,8 @@ def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Score
         except OSError as error:
             raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
         assert process.stdout is not None
-        waiting: deque[str] = deque()  # ids of the runs that were sent, in order
-        # Written by a thread: a program may answer before it has read everything, and a full pipe would block both.
+        waiting: deque[str] = deque()  # ids of sent runs, in order
+        # Written by a thread: a program may answer before it has read all input, and a full pipe would block both.
         feeder = threading.Thread(target=_feed, args=(process.stdin, runs, waiting), daemon=True)
         feeder.start()
         failure, has_ended = "", False
@@ -238,7 +238,7 @@ def _feed(stdin: Any, runs: Iterable[Experience], waiting: "deque[str]") -> None
                 stdin.write(msgspec.json.encode(run_json(run)) + b"\n")
                 stdin.flush()
         except (BrokenPipeError, ValueError):
-            is_open = False  # the program has ended; the runs that are left are its failures
+            is_open = False  # the program has ended; all remaining runs are failures
     with contextlib.suppress(BrokenPipeError, ValueError):
         stdin.close()
 

@@ -1,1 +1,1 @@
-"""Scores: scorers run over experience tables, and how far a judge can be trusted."""
+"""Scores: run scorers over experience tables, and measure the reliability of a judge."""

@@ -1,7 +1,7 @@
 """Statistics of a judge against labels: agreement, Cohen's kappa, biases, each with a confidence interval.
 
-Inputs are plain arrays. An interval is None where the data cannot give one, such as kappa of a judge that always says
-the same: it is 0 by definition, and no sample says more.
+Inputs are plain arrays. An interval is None if the data does not determine one: for example, kappa of a judge that
+always gives the same answer is 0 by definition.
 """
 
 import math
@@ -18,7 +18,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with the bounds of its confidence interval; None where there is none."""
+    """A value with the bounds of its confidence interval; None if undefined."""
 
     value: float | None
     low: float | None = None
@@ -26,7 +26,7 @@ class Estimate:
 
 
 def share(num_good: int, num_all: int, confidence: float = 0.95) -> Estimate:
-    """A share with Wilson's interval (1927)."""
+    """Return a share with Wilson's interval (1927)."""
     if not num_all:
         return Estimate(None)
     z, mean = _z(confidence), num_good / num_all
@@ -36,16 +36,16 @@ def share(num_good: int, num_all: int, confidence: float = 0.95) -> Estimate:
 
 
 def cohen_kappa(judge: Ints, labels: Ints, confidence: float = 0.95) -> Estimate:
-    """Cohen's kappa of two ratings of the same items.
+    """Return Cohen's kappa of two ratings of the same items.
 
-    The interval is by the asymptotic variance of Fleiss, Cohen and Everitt (1969), for any number of classes, on
+    The interval uses the asymptotic variance of Fleiss, Cohen and Everitt (1969), for any number of classes, on
     Fisher's scale and with one observation spread over all cells, which keeps its coverage for judges that are almost
-    always right; without a disagreement it reaches up to 1.
+    always right; without a disagreement its upper bound is 1.
 
     Args:
-        judge: The class that the judge gave each item, from 0.
-        labels: The class that people gave it.
-        confidence: Of the interval.
+        judge: Class of each item by the judge, from 0.
+        labels: Class of each item by people.
+        confidence: Confidence of the interval.
     """
     num_classes = int(max(judge.max(initial=0), labels.max(initial=0))) + 1
     counts = np.zeros((num_classes, num_classes))
@@ -54,7 +54,7 @@ def cohen_kappa(judge: Ints, labels: Ints, confidence: float = 0.95) -> Estimate
     if num < 2 or num_classes == 1:
         return Estimate(None)
     kappa = _kappa_of(counts / num)
-    if max(counts.sum(0).max(), counts.sum(1).max()) == num:  # one of the two always said the same
+    if max(counts.sum(0).max(), counts.sum(1).max()) == num:  # one of the two is constant
         return Estimate(0.0 if np.trace(counts) < num else None)
     smooth = counts + 1 / num_classes**2
     centre, variance = _kappa_of(smooth / (num + 1)), _kappa_variance(smooth / (num + 1), num + 1)
@@ -80,7 +80,7 @@ def _kappa_variance(table: Floats, num: float) -> float:
 
 
 def clustered_mean(values: Floats, clusters: Ints, confidence: float = 0.95) -> Estimate:
-    """A mean whose interval takes values of one cluster, such as the comparisons of a task, as dependent."""
+    """Return a mean with a cluster-robust interval: values of one cluster, such as a task, may be dependent."""
     if not len(values):
         return Estimate(None)
     mean = float(values.mean())
@@ -94,7 +94,7 @@ def clustered_mean(values: Floats, clusters: Ints, confidence: float = 0.95) -> 
 
 
 def length_slope(scores: Floats, labels: Floats, lengths: Floats, confidence: float = 0.95) -> Estimate:
-    """How many points of score a standard deviation of log length adds at the same label.
+    """Return the increase of the score per standard deviation of log length, at the same label.
 
     Least squares of the score on the label and the standardised log length; the interval is robust against unequal
     variances (HC3, MacKinnon and White 1985).
@@ -115,14 +115,14 @@ def length_slope(scores: Floats, labels: Floats, lengths: Floats, confidence: fl
 
 
 def preference_slope(differences: Floats, weights: Floats) -> float:
-    """k of P(better) = 1 / (1 + exp(-k Δ)), where Δ > 0 is the score of the better side minus that of the worse one.
+    """Fit k of P(better) = 1 / (1 + exp(-k Δ)), where Δ > 0 is a score difference; returns k.
 
-    `differences` are of pairs whose better side people know; they are negative where the judge is wrong. A prior of
-    one pair in each direction at the mean size of Δ keeps k finite where the judge was never wrong. k is 0 or more: a
-    judge that is worse than chance says nothing.
+    `differences` are scores of the better minus the worse side, as labelled by people; negative if the judge is wrong.
+    A prior of one pair in each direction at the mean size of Δ keeps k finite if the judge is never wrong. k is at
+    least 0: a judge that is worse than chance gives no information.
     """
     sizes = np.abs(differences)
-    told = sizes > 0  # equal scores say nothing about k
+    told = sizes > 0  # equal scores give no information about k
     if not told.any():
         return 0.0
     typical = float(np.average(sizes[told], weights=weights[told]))
@@ -145,6 +145,6 @@ def _z(confidence: float) -> float:
 
 
 def _t(confidence: float, freedom: int) -> float:
-    """Quantile of Student's t, by the expansion of Cornish and Fisher; exact enough from 5 degrees of freedom on."""
+    """Return the quantile of Student's t by the Cornish-Fisher expansion; accurate from 5 degrees of freedom on."""
     z, n = _z(confidence), max(1, freedom)
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)

@@ -1,10 +1,10 @@
-"""How far a scorer can be trusted: its scores against labels of people, and which runs to label next.
+"""Calibration of a scorer: its scores against labels of people, and which runs to label next.
 
     DIR/scores/NAME.calibration.json    the report, which `pairs` reads to weigh pairs
 
 Labels are ratings of runs (a CSV of `view`, thumbs and assessments that were imported as rewards) or votes on two runs.
-A rating is good from a threshold on, and so is a score: agreement and kappa are of these two. The slope says how
-likely the side with the higher score is the better one: P = 1 / (1 + exp(-slope · gap)).
+Ratings and scores are good from a threshold on; agreement and kappa compare these two classes. The slope gives the
+probability that the side with the higher score is the better one: P = 1 / (1 + exp(-slope · gap)).
 """
 
 import math
@@ -37,14 +37,14 @@ from pairwright.store.table import Table
 
 NUM_NEXT = 50
 _MIN_LABELS = 10
-_MIN_PAIRS = 30  # of one task with different labels, from which on only such pairs count for the slope
+_MIN_PAIRS = 30  # of one prompt with different labels; with at least so many, only such pairs count for the slope
 _MAX_PAIRS = 200_000
 _MAX_BINS = 10
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What people said: ratings by id of a run, or votes as (better id, worse id) and ties."""
+    """Labels of people: ratings by run id, or votes as (better id, worse id) and ties."""
 
     source: str
     ratings: dict[str, float]
@@ -90,9 +90,9 @@ def calibrate(
     Args:
         table: The experience table.
         name: The scorer.
-        labels: Of people, from `read_labels`.
-        threshold: A rating is good from here on; by default halfway between the lowest and the highest.
-        confidence: Of all intervals.
+        labels: Labels of people, from `read_labels`.
+        threshold: Minimum of a good rating; by default halfway between the lowest and the highest.
+        confidence: Confidence of all intervals.
 
     Returns:
         The report: for each criterion agreement, kappa, base rates, length bias, the reliability curve and the slope;
@@ -158,7 +158,7 @@ def _against_ratings(
 
 
 def _fit_slope(scores: Floats, values: Floats, labelled: pl.DataFrame) -> tuple[float, int, str]:
-    """The slope from pairs of runs with different labels: those of one prompt, or all where these are too few."""
+    """Fit the slope on pairs of runs with different labels: of one prompt, or of all runs if these are too few."""
     one, other = np.triu_indices(len(scores), 1)
     if len(one) > _MAX_PAIRS:
         drawn = np.random.default_rng(0).choice(len(one), _MAX_PAIRS, replace=False)
@@ -171,7 +171,7 @@ def _fit_slope(scores: Floats, values: Floats, labelled: pl.DataFrame) -> tuple[
     if is_within:
         one, other = one[within], other[within]
     differences = (scores[one] - scores[other]) * np.sign(values[one] - values[other])
-    # Pairs share runs: together they count as many independent pairs as there are runs in them, halved.
+    # Pairs share runs: n runs count as n / 2 independent pairs.
     num_runs = len(np.unique(np.concatenate([one, other])))
     weights = np.full(len(differences), num_runs / 2 / max(1, len(differences)))
     return preference_slope(differences, weights), len(differences), "one prompt" if is_within else "all runs"
@@ -180,14 +180,14 @@ def _fit_slope(scores: Floats, values: Floats, labelled: pl.DataFrame) -> tuple[
 def _against_votes(
     known: pl.DataFrame, labels: Labels, *, threshold: float | None, confidence: float
 ) -> dict[str, Any]:
-    """Compare with votes on two runs: which side has the higher score, in three classes."""
+    """Compare scores with votes on two runs, in three classes: first higher, second higher, tie."""
     scores: dict[str, float] = dict(known.select("uid", "score").iter_rows())
     lengths: dict[str, float] = dict(known.select("uid", "num_completion_characters").iter_rows())
     wins = [sides for sides in labels.wins if sides[0] in scores and sides[1] in scores]
     ties = [sides for sides in labels.ties if sides[0] in scores and sides[1] in scores]
     if len(wins) < _MIN_LABELS:
         raise PairwrightError(f"{len(wins)} votes are on two runs with a score: at least {_MIN_LABELS} are needed")
-    # Whichever side stands first is arbitrary: every second pair is turned, so that the classes have equal base rates.
+    # The order of sides is arbitrary: every second pair is swapped, so that the classes have equal base rates.
     said, voted, leans = [], [], []
     for number, (better, worse) in enumerate([*wins, *ties]):
         sign = -1 if number % 2 else 1
@@ -211,9 +211,9 @@ def _against_votes(
 
 
 def _curve(scores: Floats, good: Ints, all_scores: Floats, confidence: float) -> list[dict[str, Any]]:
-    """The reliability curve: share of good labels in bins of the score, and how many runs fall into each.
+    """Return the reliability curve: share of good labels and number of runs by score bin.
 
-    A bin is a value where there are few, else a tenth of the runs.
+    A bin is a single value if there are few distinct ones, else a tenth of the runs.
     """
     starts = np.unique(all_scores)
     if len(starts) > _MAX_BINS:
@@ -235,12 +235,12 @@ def _curve(scores: Floats, good: Ints, all_scores: Floats, confidence: float) ->
 
 
 def _order_bias(table: Table, name: str, rows: pl.DataFrame, confidence: float) -> dict[str, Any]:
-    """Of a judge that compares two runs: how much more often the one shown first wins, from -1 to 1."""
+    """Return the order bias of a pairwise judge: how much more often the run shown first wins, from -1 to 1."""
     comparisons = read_comparisons(ScoreLog(table.path, name).path.with_suffix(".compared.jsonl"))
     if not comparisons:
         return {}
     tasks: dict[str, str] = dict(rows.select("uid", "tid").iter_rows())
-    # +1 if the side that was shown first won, -1 if the other one did; the mean of both orders.
+    # +1 if the side shown first won, -1 if the other one did; mean of both orders.
     first = {"a": 1.0, "b": -1.0, "tie": 0.0}
     values = np.array([(first[one.first] - first[one.second]) / 2 for one in comparisons])
     _, clusters = np.unique([tasks.get(one.a, one.a) for one in comparisons], return_inverse=True)
@@ -254,7 +254,7 @@ def _order_bias(table: Table, name: str, rows: pl.DataFrame, confidence: float) 
 
 
 def _label_next(known: pl.DataFrame, labels: Labels, curve: Sequence[dict[str, Any]]) -> list[str]:
-    """Runs without a label whose labels would narrow the reliability curve most; at most one of equal use first."""
+    """Return unlabelled runs whose labels would narrow the reliability curve most, most useful first."""
     labelled = set(labels.ratings) | {uid for sides in (*labels.wins, *labels.ties) for uid in sides}
     left = known.filter(~pl.col("uid").is_in(pl.Series(list(labelled), dtype=pl.String).implode()))
     if not left.height:
@@ -269,7 +269,7 @@ def _label_next(known: pl.DataFrame, labels: Labels, curve: Sequence[dict[str, A
     taken = [0] * len(curve)
 
     def use(number: int) -> float:
-        """How wide the interval of a bin would be after the labels so far, by the share of runs that it is about."""
+        """Return the expected width of a bin's interval after the labels taken so far, weighted by its runs."""
         part = curve[number]
         if taken[number] >= len(queues[number]):
             return -1.0
@@ -285,7 +285,7 @@ def _label_next(known: pl.DataFrame, labels: Labels, curve: Sequence[dict[str, A
 
 
 def format_estimate(estimate: dict[str, Any] | Estimate) -> str:
-    """An estimate with its interval, for people."""
+    """Format an estimate with its interval."""
     values = asdict(estimate) if isinstance(estimate, Estimate) else estimate
     if values["value"] is None:
         return "-"

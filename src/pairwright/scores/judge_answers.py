@@ -1,9 +1,9 @@
 """Answers of judges on disk: a cache by content, and OpenAI's batch files to send and read back.
 
     DIR/scores/NAME.answers.jsonl    every answer under the hash of its request, synced before it is used
-    DIR/scores/NAME.compared.jsonl   pairwise: what the judge said of each two runs in both orders
+    DIR/scores/NAME.compared.jsonl   pairwise: the judge's verdicts on each two runs in both orders
 
-The cache keeps offsets in memory, not texts: memory grows by about a hundred bytes an answer.
+The cache keeps offsets in memory, not texts: about a hundred bytes per answer.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class AnswerFile:
         with open(self.path, "rb") as file:
             file.seek(self._offsets[key])
             answer = _decode(file.readline())
-        # another process may have written in between, which moves the offset: then the answer is asked for again
+        # another process may have written in between, so that the offset is wrong: the request is then repeated
         return answer if answer is not None and answer.key == key else None
 
     def put(self, answer: Answer) -> None:
@@ -75,7 +75,7 @@ def append_comparisons(path: Path, comparisons: list[Comparison]) -> None:
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
-    """The comparisons of a judge; the last one of two runs counts."""
+    """Read the comparisons of a judge; the last one of each two runs counts."""
     if not path.exists():
         return []
     found = {}
@@ -89,14 +89,14 @@ def read_comparisons(path: Path) -> list[Comparison]:
 
 
 class NotAnswered(PolicyError):
-    """A request that was not sent: it waits in a batch file, or the limit of requests is reached."""
+    """A request that was not sent: it is in a batch file, or the limit of requests is reached."""
 
     def __init__(self, message: str) -> None:
         super().__init__("refused", message)
 
 
 class BatchPolicy:
-    """Writes requests to an OpenAI batch file instead of sending them; without a file it answers nothing."""
+    """Writes requests to an OpenAI batch file, if any, instead of sending them; never answers."""
 
     def __init__(self, config: PolicyConfig, path: Path | None) -> None:
         self.name: str | int = config.model or "judge"
@@ -123,7 +123,7 @@ class BatchPolicy:
 
 
 def read_batch(path: Path, answers: AnswerFile) -> Counter[str]:
-    """Read the results of a batch file into the cache; returns how many were `read`, and how many failed by cause."""
+    """Read the results of a batch file into the cache; returns the number `read`, and of failures by cause."""
     counts: Counter[str] = Counter()
     try:
         with open(path, "rb") as file:

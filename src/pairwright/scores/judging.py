@@ -1,8 +1,8 @@
-"""A judge over a table: many requests at once, each run, ranking or comparison a unit of work.
+"""Judge a table with concurrent requests; a run, ranking or comparison is a unit of work.
 
-Every answer is on the disk before its score is; a unit whose scores are there is not judged again. A unit that fails
-leaves its runs unscored, with the cause. A judge that fails many times in a row, because it is down or because its
-answers do not fit, is given up, and the rest stays unscored.
+An answer is on disk before its score; a unit with stored scores is not judged again. If a unit fails, its runs stay
+unscored, with the cause. After many consecutive failures (judge down, or invalid answers), the remaining units stay
+unscored.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _DOWN = "not asked: the judge failed many times in a row"
 
 
 def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
-    """Read a rubric from a YAML file with the keys of `JudgeTerms`; `judge` is used where the file names no model."""
+    """Read a rubric from a YAML file with the keys of `JudgeTerms`; `judge` is used if the file names no model."""
     import pydantic
 
     tree = read_tree(path)
@@ -38,7 +38,7 @@ def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
     if own is None:
         tree["judge"] = judge.model_dump()
     elif isinstance(own, dict):
-        own.setdefault("temperature", 0.0)  # a judge says what is likeliest; the default of policies explores
+        own.setdefault("temperature", 0.0)  # a judge should be deterministic; the default of policies samples
     try:
         terms = JudgeTerms.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -49,7 +49,7 @@ def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
 
 
 def terms_hash(terms: JudgeTerms) -> str:
-    """The version of a judge: what decides its scores, and not where it is or what it costs."""
+    """Return the version of a judge: a hash of the settings that affect its scores, without address and prices."""
     judge = terms.judge.model_dump(
         mode="json", include={"model", "temperature", "max_tokens", "chat_template_kwargs", "extra_body"}
     )
@@ -58,9 +58,9 @@ def terms_hash(terms: JudgeTerms) -> str:
 
 @dataclass(frozen=True)
 class JudgeJob:
-    """What is asked of a judge: the rubric, the limits, and where answers come from.
+    """A judge's rubric, its limits, and the origin of its answers.
 
-    batch_out   requests are written to this file and not sent
+    batch_out   requests are written to this file instead of being sent
     batch_in    results of such a file are read first; nothing is sent
     """
 
@@ -80,7 +80,7 @@ class JudgeJob:
 
 
 class _LimitedPolicy:
-    """A policy that answers a number of requests and no more."""
+    """A policy that answers a limited number of requests."""
 
     def __init__(self, policy: Policy, most: int) -> None:
         self.name, self.close = policy.name, policy.close
@@ -95,7 +95,7 @@ class _LimitedPolicy:
 
 @dataclass(frozen=True)
 class Unit:
-    """Runs that are judged together, and the hash of their ids; one run by itself has no hash."""
+    """Runs that are judged together, and the hash of their ids; "" for a single run."""
 
     runs: Sequence[Experience]
     group: str = ""
@@ -107,7 +107,7 @@ Take = Callable[[str, Outcome], None]  # called with the id of a run and its out
 def judge_table(
     units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
 ) -> tuple[Judge, int]:
-    """Judge units; stores every outcome and passes it on. Returns the judge and how many requests were put aside."""
+    """Judge units; stores each outcome and passes it on. Returns the judge and the number of batched requests."""
     return asyncio.run(_judge(units, log, job, take, watch))
 
 
@@ -120,7 +120,7 @@ async def _judge(
     policy = job.open_policy()
     judge = Judge(policy, job.terms, answers)
     version = terms_hash(job.terms)
-    # As many units as requests: a unit asks one question after the other. The generator is read only as far as needed.
+    # A unit asks its questions sequentially, so units equal concurrent requests. The generator is consumed lazily.
     running: set[asyncio.Task[list[ScoreRow]]] = set()
     num_failed_in_a_row = 0
 
@@ -132,7 +132,7 @@ async def _judge(
         try:
             outcomes = await _judge_unit(judge, unit, log)
             num_failed_in_a_row = 0
-        except NotAnswered as error:  # neither a score nor a failure of the judge: nothing is stored
+        except NotAnswered as error:  # no score and no failure of the judge: nothing is stored
             _finish(unit, [Outcome(failure=str(error))] * len(unit.runs), version, take)
             return []
         except CollectError as error:

@@ -1,7 +1,7 @@
-"""`pairwright.score`: run scorers over experience tables and store what they say beside the experiences.
+"""`pairwright.score`: run scorers over experience tables and store the scores beside the experiences.
 
-Scores are appended as they come (store/score_log.py): a run that has a score of the same version of the scorer is not
-scored again, so the same command goes on after a crash, and scores new runs only.
+Scores are appended incrementally (store/score_log.py). A run with a score of the same scorer version is not scored
+again, so the same command resumes after a crash and scores only new runs.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from pairwright.store.score_log import ScoreLog, ScoreRow, mean_scores, read_sco
 from pairwright.store.table import Table
 
 _ROWS_PER_APPEND = 500
-_GROUPS_AT_ONCE = 500  # of which the runs are in memory together
+_GROUPS_AT_ONCE = 500  # groups whose runs are in memory together
 Progress = Callable[[int, int], None]
 Watch = Callable[["ScoreSummary"], None]
 Scorer = str | Callable[[Experience], Any]
@@ -33,18 +33,18 @@ Scorer = str | Callable[[Experience], Any]
 
 @dataclass
 class ScoreSummary:
-    """What a scorer did with the runs of a table.
+    """Result of scoring a table.
 
     scored      runs that got a score now
     kept        runs that had a score of this version of the scorer
     unscored    runs that the scorer does not apply to
     failures    runs without a score because the scorer failed, by cause
     means       mean of each criterion over all scores of this version
-    cost        of these scores, by the prices of the rubric; answers that were known before included
-    requests    judge: questions that were sent now
-    invalid     judge: answers that did not fit the question, each of which was asked again
-    cut         judge: tool results that were cut in the middle
-    written     judge: requests that were written to a batch file
+    cost        of these scores by the prices of the rubric, including cached answers
+    requests    judge: requests sent now
+    invalid     judge: invalid answers, each of which was asked again
+    cut         judge: tool results that were shortened in the middle
+    written     judge: requests written to a batch file
 
     >>> import pairwright as pw
     >>> pw.Table("runs/first/experience").score("not_truncated").kept
@@ -90,24 +90,24 @@ def score(
     progress: Progress = lambda done, total: None,
     watch: Watch = lambda summary: None,
 ) -> ScoreSummary:
-    """Score the runs of a table and store the scores beside them; recorded rewards stay as they are.
+    """Score the runs of a table and store the scores beside them; recorded rewards are not changed.
 
     Args:
         table: An experience table, or its folder.
         scorer: A function `score(run) -> float | dict[str, float] | None`, or the name of a scorer: "programs",
             "no_loop", "number:answer:0.01", "file.py:name", "command:PROGRAM", or the rubric of a judge, "rubric.yaml".
-        name: What the scores are called, for `with_score` and `pairs(score=...)`; by default derived from the scorer.
-        judge: The judge of a rubric that names none.
-        max_requests: Most requests to the judge; runs beyond it stay unscored.
-        max_concurrency: Requests to the judge at once.
+        name: Name of the scores, for `with_score` and `pairs(score=...)`; by default derived from the scorer.
+        judge: The judge, if the rubric names none.
+        max_requests: Maximum number of requests to the judge; runs beyond it stay unscored.
+        max_concurrency: Concurrent requests to the judge.
         batch_out: Write the requests to an OpenAI batch file instead of sending them.
-        batch_in: Read the results of such a file, and score by them; nothing is sent.
-        base: Folder that relative paths count from where the working directory does not have them.
+        batch_in: Read the results of such a file and use them for scoring; nothing is sent.
+        base: Second folder to resolve relative paths from, after the working directory.
         progress: Called with the number of runs done and in total.
         watch: Called with the summary so far after each answer of a judge: requests, failures, cost.
 
     Returns:
-        How many runs were scored, kept, left unscored, failed, and the mean scores.
+        The number of runs that were scored, kept, left unscored or failed, and the mean scores.
 
     >>> import pairwright as pw
     >>> summary = pw.score("runs/first/experience", "final_answer")
@@ -137,7 +137,7 @@ def score(
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """The name and the scorer of `NAME=SCORER`; without a name None.
+    """Split `NAME=SCORER` into name and scorer; the name is None if it is missing.
 
     >>> split_name("done=final_answer"), split_name("command:./check --level=2")
     (('done', 'final_answer'), (None, 'command:./check --level=2'))
@@ -174,7 +174,7 @@ def run_judge(table: Table, job: JudgeJob, progress: Progress, watch: Watch) -> 
     log = ScoreLog(table.path, job.name)
     summary = ScoreSummary(str(table.path), job.name, runs=table.count())
     version = terms_hash(job.terms)
-    done: dict[str, set[str]] = {}  # ids that have a score, by group; "" for runs that were judged by themselves
+    done: dict[str, set[str]] = {}  # ids with a score, by group; "" for runs that were judged alone
     for row in log.rows():
         if row.hash == version and row.score is not None:
             done.setdefault(row.group, set()).add(row.uid)
@@ -203,7 +203,7 @@ def run_judge(table: Table, job: JudgeJob, progress: Progress, watch: Watch) -> 
 
 
 def _groups_to_score(table: Table, done: dict[str, set[str]], summary: ScoreSummary) -> Iterator[Unit]:
-    """Runs that may be compared, together: one task, step and prompt."""
+    """Yield groups of comparable runs: one task, step and prompt."""
     narrow = table.lazy().filter(pl.col("kind") != "preference").select("uid", "tid", "step", "prompt_hash").collect()
     summary.unscored += table.count() - narrow.height
     groups = narrow.group_by("prompt_hash", "tid", "step", maintain_order=True).agg(pl.col("uid").unique().sort())

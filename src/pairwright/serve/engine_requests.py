@@ -1,4 +1,4 @@
-"""Client requests as engine requests."""
+"""Convert client requests to engine requests."""
 
 import os
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def chat_request(engine: Engine, asked: ChatAsked, limits: WorkLimits) -> Reques
     try:
         prompt = engine.prompt_ids(messages, tools, variables=asked.chat_template_kwargs)
         top = (asked.top_logprobs or 0) if asked.logprobs else 0
-        # Special tokens delimit tool calls in many templates, so they stay in the text that is parsed.
+        # Special tokens delimit tool calls in many templates, so the parsed text keeps them.
         sampling = _sampling(asked, asked.limit, top=top, skip_special_tokens=not tools)
         return _check_request(engine, Request(prompt.tolist(), sampling))
     except GenerateError as error:
@@ -81,7 +81,7 @@ def _sampling(
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=asked.top_p or 1.0,
-        # 0 is not a limit for the engine, -1 for clients.
+        # "No limit" is 0 for the engine, -1 for clients.
         top_k=max(asked.top_k or 0, 0),
         max_tokens=limit,
         n=asked.n or 1,
@@ -105,6 +105,6 @@ def _check_request(engine: Engine, request: Request) -> Request:
 
 
 def _refusal_of(error: GenerateError) -> Refused:
-    # The engine has one exception for all refusals; clients tell a prompt that is too long by the code.
+    # The engine has one exception for all refusals; clients detect a prompt that is too long by the code.
     code = "context_length_exceeded" if "the context of" in str(error) else None
     return Refused(str(error), param=KEY if str(error).startswith(f"{KEY}: ") else None, code=code)

@@ -25,7 +25,7 @@ async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator
     # None marks the end.
     queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
-    group = object()  # the prompts of a request take turns with those of others
+    group = object()  # for fair scheduling among requests
 
     async def one(number: int, request: Request) -> Result:
         return await batcher.submit(request, lambda piece: queue.put_nowait((number, piece)), group=group)
@@ -66,7 +66,7 @@ async def chat_events(
             logprobs = None
             if asked.logprobs:
                 logprobs = {"content": [chat_logprob(piece.token, piece.logprob, piece.top_logprobs, texts)]}
-            # A token may add no text: half a character, or text that is held back.
+            # A token may add no text: a partial character, or held-back text.
             if text or logprobs or with_ids:
                 choice = _chat_choice(piece.choice, {"content": text}, logprobs=logprobs)
                 yield _event(head, [{**choice, "token_ids": [piece.token]} if with_ids else choice])
@@ -95,10 +95,10 @@ def _last(stream: CallStream, piece: Piece) -> list[Json]:
 async def completion_events(
     batcher: Batcher, requests: Sequence[Request], asked: CompletionAsked, head: Json, texts: TokenTexts
 ) -> AsyncIterator[bytes]:
-    """Yield the events of a completion; choices are numbered across prompts."""
-    # By choice: how many characters were sent.
+    """Yield the events of a completion; choice indices are global across prompts."""
+    # choice -> number of characters sent
     offsets: dict[int, int] = {}
-    begun: set[int] = set()  # choices of which a client knows the prompt's ids
+    begun: set[int] = set()  # choices whose prompt ids were sent
     try:
         async for item in pieces(batcher, requests):
             if isinstance(item, list):

@@ -1,6 +1,6 @@
-"""Limits on rendering and tokenising a chat: no request can make the template run or allocate without end.
+"""Limits on rendering and tokenising a chat: no request can make the template run or allocate without bound.
 
-Rendering and tokenising happen in a thread of their own, one request at a time, never in the event loop.
+Rendering and tokenising run in a separate thread, one request at a time, never in the event loop.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from pairwright.tokens.template.render import Template, plain_chat
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
-_SECONDS = 5.0  # of one render
-_MAX_TEMPLATES = 64  # one for each set of variables
-_MAX_BYTES = 4 * 2**20  # of a prompt: some seconds of tokenising
-_BYTES_PER_TOKEN = 32  # of text: far above what any tokenizer reaches on average
+_SECONDS = 5.0  # timeout of one render
+_MAX_TEMPLATES = 64  # cached templates, one per set of variables
+_MAX_BYTES = 4 * 2**20  # of a prompt: takes some seconds to tokenise
+_BYTES_PER_TOKEN = 32  # of text: far above the average of any tokenizer
 
 
 @dataclass(frozen=True)
 class WorkLimits:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     max_messages: int = 4096
     max_tools: int = 512
@@ -60,7 +60,7 @@ class WorkLimits:
 
     def _check_work(self, num_choices: int, max_tokens: int | None, context: int) -> None:
         num_tokens = min(max_tokens or context, context)
-        # one choice to the end of the context is always allowed
+        # one choice up to the full context is always allowed
         if num_choices > 1 and num_choices * num_tokens > self.max_tokens:
             raise Refused(
                 f"{num_choices:,} choices of up to {num_tokens:,} tokens are more than {self.max_tokens:,} tokens in "

@@ -39,7 +39,7 @@ class ModelServer:
     """An engine with its batcher, and the settings and counters of its server."""
 
     engine: Engine
-    # Clients may ask for any of them; /health shows the first.
+    # Clients may use any of them; /health shows the first.
     names: tuple[str, ...]
     token: str | None = None
     max_body_bytes: int = 16 * 2**20
@@ -53,7 +53,7 @@ class ModelServer:
         self.prompts = PromptThread()
         limit_templates(self.engine)
         self.texts = TokenTexts(self.engine)
-        # How this chat template writes tool calls; None where that is not known.
+        # The tool call format of the chat template; None if unknown.
         self.form = self.engine.call_format
 
 
@@ -93,7 +93,7 @@ async def model(server: ModelServer, request: Request) -> Response:
 async def chat_completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, ChatAsked)
     wanted = await server.prompts.run(chat_request, server.engine, asked, server.work)
-    # Text that looks like a call is one only if the client offered tools.
+    # Text is parsed for tool calls only if the client offered tools.
     form = server.form if asked.tools and asked.tool_choice != "none" else None
     if asked.stream:
         head = envelope("chat.completion.chunk", "chatcmpl", asked.model)
@@ -115,7 +115,7 @@ async def completions(server: ModelServer, request: Request) -> Response:
 
 
 async def _all(batcher: Batcher, wanted: list[Any]) -> list[Any]:
-    # one group: the prompts of a request take turns with those of others
+    # one group per request, for fair scheduling among requests
     group = object()
     return list(await asyncio.gather(*(batcher.submit(item, group=group) for item in wanted)))
 
@@ -127,8 +127,7 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
         try:
             if request.url.path != "/health":
                 _check_token(server, request)
-            # Without a token the server is on loopback: raise for a request that a web page sends from a local
-            # browser.
+            # Without a token the server is on loopback: refuse requests of web pages in a local browser.
             if server.token is None and is_foreign(request.headers.get("host", ""), request.headers.get("origin")):
                 raise Refused(
                     "without a token only 127.0.0.1, localhost and [::1] are answered", status=403, code="foreign_host"
@@ -149,9 +148,9 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
         except Refused as refused:
             return refused.response()
         except ClientDisconnect:
-            # 499 is nginx's code for a client that went away; nobody reads it.
+            # 499 is nginx's status for a disconnected client; nobody receives it.
             return Response(status_code=499)
-        except Exception as error:  # the boundary of the server: the client gets JSON, the log the rest
+        except Exception as error:  # boundary of the server: the client gets JSON, details are logged
             return broken(error).response()
 
     return route
@@ -160,7 +159,7 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
 async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> Asked:
     body = await _body(server, request)
     try:
-        # a large body is parsed beside the event loop
+        # a large body is parsed outside of the event loop
         if len(body) < _SMALL_BODY:
             asked = _parse(body, shape)
         else:
@@ -183,7 +182,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
     limit = server.max_body_bytes
     too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
     claimed = request.headers.get("content-length", "0")
-    # Before reading; a body without a length, or with a wrong one, is counted below.
+    # Checked before reading; a body without a length, or with a wrong one, is counted below.
     if not claimed.isdigit() or int(claimed) > limit:
         raise too_large
     if "content-encoding" in request.headers:
@@ -207,13 +206,13 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
         return task.result()
     finally:
         task.cancel()
-        # The cancelled work is awaited, so that it has left the batch when the request ends.
+        # Cancelled work is awaited, so that it has left the batch when the request ends.
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    # The body was read before, so all that is left to come is the disconnect.
+    # The body was read, so the only remaining message is the disconnect.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -239,7 +238,7 @@ def _check_token(server: ModelServer, request: Request) -> None:
     if server.token is None:
         return
     header = request.headers.get("authorization", "")
-    # Constant time: the answer tells nothing about how much of the token is right.
+    # Constant time, so that timing reveals nothing about the token.
     if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
         raise Refused(
             "a valid token is needed: Authorization: Bearer TOKEN",

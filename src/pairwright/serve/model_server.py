@@ -38,9 +38,9 @@ def serve_folder(
     check_address(host, token)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")
-    listener = listen(host, port)  # before the model is loaded: a port that is taken is said at once
+    listener = listen(host, port)  # before the model is loaded, so that a port in use fails immediately
     try:
-        # starlette first: an installation without the extra is told its name
+        # starlette first, so that the error names the missing extra
         from pairwright.serve.model_app import ModelServer, model_app  # isort: skip
         from transformers.utils import logging as transformers_logging
 
@@ -48,10 +48,10 @@ def serve_folder(
     except ImportError as error:
         raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
     transformers_logging.disable_progress_bar()
-    # Set the CPU threads of torch; by default the number of idle cores, since more would be slower.
+    # By default torch uses one thread per idle core, since more would be slower.
     import torch
 
-    # Load average of the last minute: about how many cores are busy.
+    # The load average of the last minute is about the number of busy cores.
     idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
     torch.set_num_threads(threads or max(1, idle))
     engine = Engine.load(folder, device=device, dtype=dtype, tools_as_text=tools_as_text)
@@ -67,7 +67,7 @@ def vllm_command(
 ) -> list[str]:
     """Build the vLLM command that serves the same folder under the same name."""
     program = _vllm(command)
-    # vLLM serves an adapter as a module of its base model, under a name of its own.
+    # vLLM serves an adapter as a module of its base model, under a separate name.
     base = base_of_adapter(folder)
     name = names[0] if names else folder.name
     words = [program, "serve", str(base or folder), "--host", host, "--port", str(port)]
@@ -78,7 +78,7 @@ def vllm_command(
 
 def run_vllm(command: Sequence[str], token: str | None) -> None:
     """Replace this process by vLLM."""
-    # In the environment, not on the command line, which other users can see.
+    # Passed in the environment, since other users can see the command line.
     environment = {**os.environ, **({"VLLM_API_KEY": token} if token else {})}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -86,7 +86,7 @@ def run_vllm(command: Sequence[str], token: str | None) -> None:
 
 
 def _vllm(command: str | None) -> str:
-    # In the environment of this Python first, then on the PATH.
+    # First beside this Python, then on the PATH.
     beside = Path(sys.executable).with_name("vllm")
     wanted = command or (str(beside) if beside.exists() else "vllm")
     path = shutil.which(wanted)

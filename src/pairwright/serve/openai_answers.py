@@ -26,7 +26,7 @@ def chat_answer(
     choices = []
     for choice in result.choices:
         content, calls = split_calls(form, choice.text)
-        # OpenAI has null as content beside calls, else text.
+        # OpenAI uses null as content of calls without text.
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = [call_json(call) for call in calls]
@@ -51,7 +51,7 @@ def completion_answer(
     for result, prompt in zip(results, prompts, strict=True):
         for choice in result.choices:
             body: Json = {
-                # Numbered through all prompts.
+                # Indices are global across prompts.
                 "index": len(choices),
                 "text": choice.text,
                 "finish_reason": finish_reason(choice.finish_reason, []),

@@ -39,7 +39,7 @@ def invalid(error: pydantic.ValidationError) -> Refused:
     """Convert the first validation error of a request, with the path of the parameter."""
     problem: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = dot_location(problem["loc"])
-    # An unknown parameter has a code of its own, so that a client can leave it out.
+    # Unknown parameters have a separate code, so that clients can leave them out.
     if problem["type"] == "extra_forbidden":
         return Refused(f"unknown parameter {param!r}", param=param, code="unknown_parameter")
     return Refused(f"{param}: {problem['msg']}" if param else str(problem["msg"]), param=param or None)

@@ -11,7 +11,7 @@ from pairwright.records.messages import Json
 from pairwright.serve.openai_errors import refuse_unsupported
 
 MAX_CHOICES = 128
-# strict: true and 1.0 are not tokens ids.
+# strict: true and 1.0 are not token ids.
 Ids = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
@@ -23,7 +23,7 @@ class _Asked(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    # Signed or unsigned, as clients draw them.
+    # Signed or unsigned, since clients use both.
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: list[Annotated[str, Field(min_length=1)]] = []
     stream: bool | None = None
@@ -38,14 +38,14 @@ class _Asked(BaseModel):
     prompt_cache_key: str | None = None
     metadata: Json | None = None
 
-    # One text is a list of one.
+    # A single text becomes a list.
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else [] if value is None else value
 
     def refuse_what_we_cannot(self) -> None:
-        # Zero and empty change nothing, so they are accepted.
+        # Zero and empty have no effect, so they are accepted.
         for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
             if getattr(self, name):
                 raise refuse_unsupported(name, "is not supported here; leave it out")
@@ -120,7 +120,7 @@ class CompletionAsked(_Asked):
 
     @property
     def prompts(self) -> list[str] | list[Ids]:
-        """All prompts; one text or one list of ids is a list of one."""
+        """All prompts; a single text or list of ids becomes a list of one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):

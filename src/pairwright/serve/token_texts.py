@@ -6,9 +6,9 @@ from functools import lru_cache
 from pairwright.generate import Engine
 from pairwright.records.messages import Json
 
-# SentencePiece writes a byte that is in no token as <0x0A>.
+# SentencePiece writes a byte without a token as <0x0A>.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_LEAST = -9999.0  # what OpenAI writes for a probability of zero; JSON has no infinity
+_LEAST = -9999.0  # OpenAI's value for a probability of zero; JSON has no infinity
 
 
 class TokenTexts:
@@ -16,7 +16,7 @@ class TokenTexts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # By token id: its text, and its bytes as numbers.
+        # token id -> its text, and its bytes as numbers
         self._known: dict[int, tuple[str, list[int]]] = {}
         backend = getattr(engine.tokenizer, "backend_tokenizer", None)
         self._is_byte_level = backend is not None and "ByteLevel" in str(backend.decoder)
@@ -34,7 +34,7 @@ class TokenTexts:
         piece = str(self._engine.tokenizer.convert_ids_to_tokens(int(token)))
         if match := _BYTE.fullmatch(piece):
             content = bytes([int(match[1], 16)])
-        # Byte-level BPE: each letter of the token stands for one byte.
+        # Byte-level BPE: each letter of the token represents one byte.
         elif self._is_byte_level and all(character in byte_letters() for character in piece):
             content = bytes(byte_letters()[character] for character in piece)
         else:
@@ -45,7 +45,7 @@ class TokenTexts:
 @lru_cache(1)
 def byte_letters() -> dict[str, int]:
     """Map the characters of byte-level BPE to bytes: printable bytes to themselves, others from code point 256 on."""
-    # Bytes that byte-level BPE (GPT-2) keeps as they are: printable, without space and soft hyphen.
+    # Bytes that byte-level BPE (GPT-2) keeps unchanged: printable, except space and soft hyphen.
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(number): number for number in printed}
     others = [number for number in range(256) if number not in set(printed)]

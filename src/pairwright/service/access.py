@@ -1,9 +1,9 @@
 """Authentication. If tokens exist, all routes need one, except the page, the health checks and the API description.
 
-The token is checked before anything of the body is read. It comes as `Authorization: Bearer TOKEN`, or as the password
-of HTTP Basic, for clients that have no other field for it than the address (`http://x:TOKEN@host`). Without tokens the
-service binds to loopback, and accepts only requests whose Host and Origin (if sent) are loopback, so that a web page
-open in a local browser cannot submit jobs.
+The token is checked before the body is read. It is sent as `Authorization: Bearer TOKEN`, or as the password of HTTP
+Basic, for clients that can only put it into the address (`http://x:TOKEN@host`). Without tokens the service binds to
+loopback, and accepts only requests whose Host and Origin (if sent) are loopback, so that a web page open in a local
+browser cannot submit jobs.
 """
 
 import base64
@@ -46,7 +46,7 @@ class Authentication:
             try:
                 caller = await run_in_threadpool(authenticate, Headers(scope=scope), self._context)
             except Refusal as refusal:
-                # The body is not read, so nothing else can come on this connection.
+                # The body was not read, so the connection cannot be reused.
                 refusal.headers["connection"] = "close"
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
@@ -55,13 +55,13 @@ class Authentication:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is answered without a token; the addresses of large files are signed instead."""
+    """Return whether a path needs no token; the addresses of large files are signed instead."""
     return path in _OPEN or path.startswith(("/page/", "/v1/hf/lfs/"))
 
 
 def authenticate(headers: Headers, context: Context) -> Caller:
     """Return the caller of a request. Raises a 401 or 403 refusal."""
-    # Looked up each time: the first token that is created locks the service at once.
+    # Looked up for each request: creating the first token locks the service immediately.
     if not context.needs_token and not count_tokens(context.database):
         if is_foreign(headers.get("host", ""), headers.get("origin")):
             raise Refusal(
@@ -78,7 +78,7 @@ def authenticate(headers: Headers, context: Context) -> Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """The caller that `Authentication` found."""
+    """Return the caller that `Authentication` found."""
     value = request.scope["state"]["caller"]
     assert isinstance(value, Caller)
     return value
@@ -94,12 +94,12 @@ def _token(header: str) -> str:
         user, _, password = base64.b64decode(value.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         return ""
-    # `http://TOKEN@host` has the token as the user, without a password.
+    # In `http://TOKEN@host` the token is the user name, without a password.
     return password or user
 
 
 def _refuse_unauthorized(message: str) -> Refusal:
-    # hub clients take a bare 401 for a missing repository unless the message says this
+    # Without this message, hub clients interpret a 401 as a missing repository.
     headers = {"www-authenticate": "Bearer", "x-error-message": "Invalid credentials in Authorization header"}
     return Refusal(401, "bad_token", message, headers=headers)
 
@@ -121,7 +121,7 @@ async def _valid_name(name: str) -> str:
     return check_name(name, "name")
 
 
-# Parts of a path: a namespace that the caller may read, or write, and a name that is valid.
+# Path parameters: a namespace that the caller may read or write, and a valid name.
 Readable = Annotated[str, Depends(_readable)]
 Writable = Annotated[str, Depends(_writable)]
 ValidName = Annotated[str, Depends(_valid_name)]

@@ -10,7 +10,7 @@ from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.rows.database import Database
 from pairwright.service.settings import Settings
 
-Document = dict[str, Any]  # of the API, as JSON
+Document = dict[str, Any]  # JSON object of the API
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Context:
     blobs: Blobs
     needs_token: bool = False
     wake: threading.Event = field(default_factory=threading.Event)
-    # Monotonic time at which a deployment was asked last, by id.
+    # Monotonic time of the last request to a deployment, by id.
     asked: dict[str, float] = field(default_factory=dict)
-    # Files that were sent before their commit: namespace, repository and sha256; a dict keeps the order.
+    # Files sent before their commit, by (namespace, repository, sha256); a dict keeps the order.
     sent_files: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
 
-async def context_of(request: Request) -> Context:  # async: a plain function would take a thread for each request
+async def context_of(request: Request) -> Context:  # async: a plain function would use a thread per request
     context = request.app.state.context
     assert isinstance(context, Context)
     return context

@@ -1,4 +1,4 @@
-"""Request bodies as pydantic models. Unknown keys are refused by name."""
+"""Request bodies as pydantic models. Unknown keys are refused."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """Validate that a value survives a JSON round trip and is at most 50 levels deep."""
     try:
-        # A round trip finds what JSON cannot hold: NaN, lone surrogates, keys that are not text.
+        # A round trip detects values that JSON cannot represent: NaN, lone surrogates, non-text keys.
         same = bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
         same = False
@@ -25,7 +25,7 @@ def _depth(value: Any) -> int:
 
 
 def _no_bool(value: Any) -> Any:
-    # Otherwise pydantic takes true for 1.
+    # Otherwise pydantic accepts true as 1.
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
@@ -37,7 +37,7 @@ def _finite(value: float) -> float:
     return value
 
 
-# Lengths are bounded, since all of this is stored and shown.
+# Lengths are bounded, since these values are stored and displayed.
 Text = Annotated[str, Field(max_length=10_000)]
 Name = Annotated[str, Field(max_length=300)]
 ModelName = Annotated[str, Field(max_length=500)]
@@ -52,7 +52,7 @@ class Body(BaseModel):
 
 
 class Described(Body):
-    """What every entity may say about itself."""
+    """Optional fields that every entity has."""
 
     description: Text | None = None
     project: Name | None = None
@@ -67,7 +67,7 @@ class NamespaceBody(Described):
 class DatasetFields(Body):
     format: Name | None = None
     hf_endpoint: Name | None = None
-    # 2**53: the largest whole number that every JSON client reads exactly.
+    # 2**53: the largest integer that every JSON client reads exactly.
     limit: Count | None = Field(default=None, ge=1, le=2**53)
     split: Name | None = None
 
@@ -99,7 +99,7 @@ class Dpo(Body):
     preference_loss_weight: Number = Field(default=1.0, ge=0)
     preference_average_log_probs: bool = False
     sft_loss_weight: Number = Field(default=0.0, ge=0)
-    # As in NeMo RL: null is what preference_average_log_probs says.
+    # As in NeMo RL: null means the value of preference_average_log_probs.
     sft_average_log_probs: bool | None = None
     max_grad_norm: Number = Field(default=1.0, ge=0)
 
@@ -116,7 +116,7 @@ class Sft(Body):
 
 
 class Hyperparameters(Body):
-    """The knobs of a job. Kinds of training that this service does not run are refused when the job is submitted."""
+    """Hyperparameters of a job. Unsupported training types are refused when the job is submitted."""
 
     training_type: Literal["sft", "dpo", "grpo", "distillation"] = "sft"
     finetuning_type: Literal["lora", "lora_merged", "all_weights"]
@@ -141,13 +141,13 @@ class Hyperparameters(Body):
     lora: Lora | None = None
     dpo: Dpo | None = None
     sft: Sft | None = None
-    # Parsed, so that the refusal can name the kind of training instead of an unknown key.
+    # Parsed, so that the refusal names the training type instead of an unknown key.
     grpo: Json | None = None
     distillation: Json | None = None
 
 
 class JobConfig(Body):
-    """A configuration that a job brings itself: a base model, and how long its sequences may be."""
+    """An inline configuration of a job: a base model and its maximum sequence length."""
 
     target: Name | Json | None = None
     name: Name | None = None
@@ -182,7 +182,7 @@ class JobBody(Body):
 
 
 class NimDeployment(Body):
-    """What NVIDIA's platform starts; here it is kept and shown, the model runs in this service's own server."""
+    """Container settings of NVIDIA's platform; only stored and returned, since models run in this service's server."""
 
     image_name: Name | None = None
     image_tag: Name | None = None
@@ -194,7 +194,7 @@ class NimDeployment(Body):
 
 
 class ExternalEndpoint(Body):
-    """A server elsewhere that a deployment leads to. The operator says which hosts are allowed."""
+    """An external server that a deployment forwards to. The operator decides which hosts are allowed."""
 
     host_url: Annotated[str, Field(max_length=500)]
     api_key: Annotated[str, Field(max_length=500, pattern=r"^[!-~]*$")] | None = None
@@ -202,7 +202,7 @@ class ExternalEndpoint(Body):
 
 
 class Served(Body):
-    """What a deployment serves: a model of this service, or an endpoint elsewhere."""
+    """What a deployment serves: a model of this service, or an external endpoint."""
 
     model: ModelName | Json | None = None
     nim_deployment: NimDeployment | None = None
@@ -225,7 +225,7 @@ class DeploymentBody(Described):
     namespace: Name = "default"
     config: ModelName | InlineConfig
     models: list[ModelName] = Field(default=[], max_length=100)
-    # Models come from this machine; a token for another hub is not kept.
+    # Models are local; a token for another hub is not stored.
     hf_token: Annotated[str, Field(max_length=500)] | None = Field(default=None, exclude=True)
     async_enabled: bool | None = None
 
@@ -236,7 +236,7 @@ class ProjectBody(Described):
 
 
 class ModelEntry(Body):
-    """An entry about a model, as clients see it; served are the models of jobs, and base models."""
+    """Metadata of a model, entered by clients. Only models of jobs and base models can be served."""
 
     api_endpoint: Json | None = None
     artifact: Json | None = None
@@ -253,7 +253,7 @@ class ModelBody(ModelEntry, Described):
     namespace: Name = "default"
 
 
-# Updates: a key that is left out stays as it is.
+# Updates: missing keys keep their values.
 
 
 class NamespaceUpdate(Body):

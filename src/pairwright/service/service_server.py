@@ -19,9 +19,9 @@ from pairwright.service.settings import Settings
 
 def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:
     """Run the service until a signal stops it."""
-    # For all files that this process, its workers and its model servers write.
+    # Applies to all files of this process, its workers and its model servers.
     os.umask(0o077)
-    # Held for the life of the process; the kernel frees it in any case.
+    # Held for the life of the process; the kernel releases it even after a crash.
     lock = lock_data(settings.data)
     try:
         _serve(settings, host, port, say)
@@ -35,7 +35,7 @@ def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None])
 
     database = Database(settings.url)
     try:
-        # Counted on the database itself, since tokens are created by another command.
+        # Counted in the database, since another command creates tokens.
         check_binding(host, count_tokens(database))
         context = Context(settings, database, Blobs(settings.data), needs_token=count_tokens(database) > 0)
         tidy(context)
@@ -50,7 +50,7 @@ def lock_data(data: Path) -> int:
     """Lock the data folder for this process. Raises if another service holds it."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Folders of earlier versions were open to others.
+        # Earlier versions created the folder readable by others.
         data.chmod(0o700)
         fd = os.open(data / "service.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -5,7 +5,7 @@ DATA/jobs/<id>/        one job: data, run folder, log             DATA/deploymen
 DATA/incoming/         uploads in progress                        DATA/service.lock        held while serving
 DATA/secret            key of the model servers' secrets
 
-Everything in it is for the operator's user alone (0700, 0600).
+Only the operator's user has access (0700, 0600).
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from pathlib import Path
 from pairwright.paths import write_bytes
 
 MEGABYTE = 2**20
-# An absolute path with at least one folder, and its last part. URLs are none: a colon or a slash is before.
+# An absolute path with at least one folder, and its last part. URLs do not match: a colon or a slash precedes.
 _PATH = re.compile(r"(?<![\w:/.~-])~?/(?:[^\s'\"`:;,()<>|/]+/)+([^\s'\"`:;,()<>|/]*)")
-WORK_FILE = "work.json"  # what the worker of a job is to do, in the job's folder
+WORK_FILE = "work.json"  # input of the worker, in the job's folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +32,20 @@ class Settings:
     database_url: str | None = None
     max_running: int = 1
     max_deployments: int = 8
-    # Of requests; uploads of files have a limit of their own.
+    # Limit of request bodies; file uploads have a separate limit.
     max_body_bytes: int = 2 * MEGABYTE
     max_upload_bytes: int = 2048 * MEGABYTE
     max_files: int = 10_000
     read_timeout_seconds: float = 30.0
-    # Of a dataset that is read when a job is submitted; its worker reads the rest.
+    # Bytes of a dataset that are checked when a job is submitted; its worker reads the rest.
     check_bytes: int = 32 * MEGABYTE
-    # What a namespace may keep: uploaded files, and the folders of its jobs. None: no limit.
+    # Disk quota of a namespace: uploaded files, and the folders of its jobs. None: no limit.
     quota_bytes: int | None = None
-    # Whether the trainer's checkpoints stay when a job is completed or cancelled.
+    # Keep the trainer's checkpoints when a job is completed or cancelled.
     keep_checkpoints: bool = False
-    # Hosts that deployments may lead to with external_endpoint, such as https://models.example.
+    # Hosts that are allowed as external_endpoint of deployments, such as https://models.example.
     external_endpoints: tuple[str, ...] = ()
-    # How long a worker may give no sign; how long it may take to save and stop; how long a model may take to load.
+    # Maximum time without activity of a worker, to save and stop, and to load a model.
     stall_seconds: float = 3600.0
     stop_seconds: float = 30.0
     start_seconds: float = 600.0
@@ -83,7 +83,7 @@ class Settings:
         return self.deployments / identity
 
     def secret_of(self, identity: str) -> str:
-        """Return the secret of a deployment's model server: the same after a restart of the service."""
+        """Return the secret of a deployment's model server; it is stable across restarts of the service."""
         path = self.data / "secret"
         try:
             key = path.read_bytes()
@@ -99,7 +99,7 @@ class Settings:
         >>> Settings(data=Path("/srv/pw")).hide_paths("/srv/pw/jobs/a/run: no space; see /home/ada/models/tiny")
         'run: no space; see tiny'
         """
-        # Roots first, since they may hold spaces.
+        # Roots first, since they may contain spaces.
         for root in (str(self.data), str(Path.cwd()), str(Path.home()), sys.prefix, sys.base_prefix):
             if len(root) > 1:
                 text = text.replace(root + "/", "/./")

@@ -2,7 +2,7 @@
 
 `READERS` maps each `--format` name to its variants, most specific format first; with `auto` the first format that
 matches a file reads it. A format with more than one layout has several variants. `BINARY_READERS` are detected by magic
-bytes, and so are pairwright's own binary files and Parquet files, which store/import_task.py reads.
+bytes, like pairwright's own binary and Parquet files, which store/import_task.py reads.
 """
 
 from collections.abc import Callable, Iterator
@@ -88,8 +88,8 @@ from pairwright.sources.tracing import (
     span_formats,
 )
 
-# The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first,
-# and the general ones (`Format.is_general`) last.
+# "auto" tries the formats in this order: those with distinctive keys first, general readers (`Format.is_general`) last,
+# since rows of messages match many formats.
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
@@ -161,7 +161,7 @@ READERS: dict[str, tuple[Format, ...]] = {
 
 # Files that store/import_task.py reads: pairwright bytes, and Parquet with the columns of the table.
 OWN_PREFIXES = (b"PWXP", b"PAR1")
-# By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
+# Format name -> (magic bytes, function that yields experiences or decoded units for the format's reader)
 BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
     "inspect": (b"PK\x03\x04", read_eval),
     "trinity": (b"TRXP", read_trinity),
@@ -182,7 +182,7 @@ def find_format(name: str) -> tuple[Format, ...]:
 
 
 def all_formats() -> dict[str, tuple[Format, ...]]:
-    """Return the formats that "auto" tries, in order: installed ones of users, then ours."""
+    """Return the formats that "auto" tries, in order: formats installed by the user, then the built-in ones."""
     return {name: find_format(name) for name in installed(FORMATS) if name not in READERS} | READERS
 
 

@@ -1,17 +1,17 @@
-"""Assemble records: the parts that a reader found in a file become an experience, in one way for all formats.
+"""Assemble the parts that a reader found in a file into an experience, with the same rules for all formats.
 
-A reader returns `Parts`: messages, tools, a system prompt beside them, scores as found, and what else it knows. Here
-they become prompt, completion and reward:
+A reader returns `Parts`: messages, tools, a separate system prompt, scores as found, and other known fields. This
+module turns them into prompt, completion and reward:
 
     roles        a closed set with synonyms (sources/roles.py); anything else is refused
-    system       a system prompt beside the messages is the first message, unless a system message has it already
-    prompt       what is before the first message that the model generated, unless the reader knows better
-    results      have the id of their call; metrics["unanswered_calls"] counts the calls without a result
-    reward       `--reward` if it is given: a score, a field of the record, or an expression. Else the reward that the
-                 format names, else the score called "reward" or "score", else the only one. Nothing is ever invented
-    errors       failed tool results, by the marks of the format and by those that all formats share
-    id           task, run and step of the format, or those that `--task`, `--run` and `--step` name; the suffix is a
-                 hash of the content, so that equal records of one file, or of two files, are all kept
+    system       a separate system prompt becomes the first message, unless a system message already contains it
+    prompt       the messages before the first generated one, unless the reader splits them itself
+    results      carry the id of their call; metrics["unanswered_calls"] counts the calls without a result
+    reward       `--reward` if given: a score, a field of the record, or an expression. Else the reward that the
+                 format names, else the score called "reward" or "score", else the only score. Never made up
+    errors       failed tool results, detected by marks of the format and by marks common to all formats
+    id           task, run and step from the format or from `--task`, `--run` and `--step`; the suffix is a
+                 hash of content and file label, so that equal records of one or several files are all kept
 """
 
 from collections import Counter
@@ -45,46 +45,46 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NO_ANSWER = "no answer of the model, so there is no completion"
 _RAW_CHARACTERS = 2000
-_RECORDS_AT_ONCE, _BYTES_AT_ONCE = 512, 2**22  # whose tool results are scanned together
-_NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
-# What encoders raise for unvalidated values: nested too deep, or not valid Unicode
+_RECORDS_AT_ONCE, _BYTES_AT_ONCE = 512, 2**22  # limits of a batch scanned for failures
+_NUM_NAMED = 100  # records whose numbers are listed if no record has the requested reward
+# Raised by encoders for unvalidated values: nested too deep, or invalid Unicode
 _NOT_JSON = (RecursionError, TypeError, ValueError)
 _SYSTEM = frozenset({"system", "developer"})
 _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
 
 
 class Parts(msgspec.Struct, gc=False):
-    """What a reader found of one record.
+    """The parts of one record that a reader found.
 
-    `format` is its name and `origin` the place of the record. The conversation is `messages`, which are split before
-    the first answer; or `prompt` and `completion`, where the file says which is which. A preference has `prompt`,
-    `chosen` and `rejected`.
+    `format` is the format's name and `origin` the record's location. The conversation is `messages`, split before the
+    first answer, or `prompt` and `completion` if the file separates them. A preference has `prompt`, `chosen` and
+    `rejected`.
     """
 
     format: str
     origin: Origin
-    where: str | None = None  # the part of the unit that it is: it is refused alone, and the reason names it
+    where: str | None = None  # location inside the unit: this part is refused alone, and the reason names it
     messages: Sequence[Message] | None = None
     prompt: Sequence[Message] = ()
     completion: Sequence[Message] = ()
     chosen: Sequence[Message] | None = None
     rejected: Sequence[Message] = ()
-    system: str | None = None  # a system prompt beside the messages
+    system: str | None = None  # a system prompt outside the messages
     tools: Sequence[Json] = ()
-    known_tools: Sequence[Json] | None = None  # a call of another tool is an error, if there are any; None: `tools`
+    known_tools: Sequence[Json] | None = None  # if not empty, calls to other tools are errors; None: `tools`
     # None: a hash of prompt, tools and `task_metadata`
     task: int | str | None = None
     task_metadata: Any = None
     batch: int | str = ""
     run: int | None = None  # None: the position of the record in its file
     step: int = 0
-    reward: float | UnsetType | None = UNSET  # the reward that the format names; unset: one of the scores
+    reward: float | UnsetType | None = UNSET  # the format's own reward; unset: choose among the scores
     reward_components: Json | None = None  # scores by name
-    row: Any = None  # fields among which `--reward` is looked for, where they are not those of the whole unit
+    row: Any = None  # fields that `--reward` searches, if not the whole unit
     chosen_reward: float | None = None
     rejected_reward: float | None = None
-    error_kind: ErrorKind | None = None  # the marks of failed results that only this format has
-    errors: Sequence[ErrorSite] = ()  # failures that no result shows
+    error_kind: ErrorKind | None = None  # detects this format's own marks of failed results
+    errors: Sequence[ErrorSite] = ()  # failures not visible in a tool result
     info: Json | None = None
     metrics: Json | None = None
     model_version: int | str | None = None
@@ -92,16 +92,16 @@ class Parts(msgspec.Struct, gc=False):
     arrays: Json | None = None  # token fields, as returned by `tokens_of_turns`
 
 
-Found = Parts | Experience | Rejected | PartOfAnother  # an experience has an id of its own
+Found = Parts | Experience | Rejected | PartOfAnother  # an Experience already has its id
 ReadParts = Callable[[Any, Origin, Options], Iterator[Found]]
 Record = Experience | Rejected | PartOfAnother
 
 
-UNREADABLE = (RecursionError, UnicodeError, OverflowError, msgspec.MsgspecError)  # raised by readers, beside BadRecord
+UNREADABLE = (RecursionError, UnicodeError, OverflowError, msgspec.MsgspecError)  # raised by readers besides BadRecord
 
 
 class Reader:
-    """A reader: `parts` yields what it found in a unit, a call the experiences; BadRecord for what it cannot use."""
+    """A reader: `parts` yields the parts found in a unit, a call yields experiences. Unusable units raise BadRecord."""
 
     def __init__(self, read: ReadParts) -> None:
         self.parts = read
@@ -120,7 +120,7 @@ class Reader:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return the reason that an exception of a reader gives."""
+    """Return the reason for the quarantine from a reader's exception."""
     if isinstance(error, RecursionError):
         return "nested too deep to read"
     if isinstance(error, UnicodeError):
@@ -129,19 +129,19 @@ def why_unreadable(error: Exception) -> str:
 
 
 class _Scan(msgspec.Struct, gc=False):
-    """What one pass over messages finds: calls and results, and whether anything is not in the usual form."""
+    """Result of one pass over messages: calls, results, and whether all messages have the usual form."""
 
     calls: list[str | None]  # ids
-    names: set[str]  # of the tools that were called
+    names: set[str]  # of the called tools
     answered: set[str | None]
     results: list[str]
     num_characters: int
-    has_flags: bool  # results with more than text, in which a format may mark a failure
+    has_flags: bool  # some result has `extra` fields, which may mark a failure
     is_usual: bool  # roles of the closed set, and results with ids
 
 
 class Cells(msgspec.Struct, gc=False):
-    """Cells of the table that assembling a completion computes anyway."""
+    """Table cells that are a by-product of assembling a completion."""
 
     text: bytes  # the completion as JSON
     num_characters: int
@@ -149,7 +149,7 @@ class Cells(msgspec.Struct, gc=False):
 
 
 class _Context(msgspec.Struct, gc=False):
-    """Prompt and tools of a record, with their hash, the names of the tools, and what a scan of the prompt found."""
+    """Prompt and tools of a record, with their hash, the tool names, and the scan of the prompt."""
 
     prompt: tuple[Message, ...]
     tools: tuple[Json, ...]
@@ -157,7 +157,7 @@ class _Context(msgspec.Struct, gc=False):
     hash: str
     names: frozenset[str]
     scan: _Scan
-    task: str | None = None  # the hash that is the task of records without one and without metadata
+    task: str | None = None  # hash that serves as task for records without task and metadata
 
 
 def _scan(messages: Sequence[Message]) -> _Scan:
@@ -189,14 +189,14 @@ def _scan(messages: Sequence[Message]) -> _Scan:
 
 
 class Assembler:
-    """Assembles the records of one file or piece of it; runs of one task share their prompt and what is made of it.
+    """Assembles the records of one file or piece; runs of one task share their prompt and values derived from it.
 
-    What is found is added one by one, and drained many at a time: tool results are scanned for failures all at once,
-    since one regular expression over all texts clears most of them.
+    Parts are added one by one and drained in batches: one regular expression over the tool results of a batch
+    rules out failures in most of them.
 
     Args:
         options: The user's options.
-        cells: Gets cells of the table for each completion, by the id of its tuple.
+        cells: Receives table cells for each completion, keyed by the id of its tuple.
     """
 
     def __init__(self, options: Options, cells: dict[int, Cells] | None = None) -> None:
@@ -207,17 +207,17 @@ class Assembler:
         # Records whose results have not been scanned for failures: position in `_waiting`, parts, texts of results
         self._unscanned: list[tuple[int, Parts, list[str]]] = []
         self._num_bytes = 0
-        self.has_reward = False  # some record has the reward that `--reward` names
+        self.has_reward = False  # some record has the reward named by `--reward`
         self.reward_names: Counter[str] = Counter()  # numbers that records have instead
         self._num_named = 0
 
     def assemble(self, parts: Parts, unit: Any = None) -> Experience:
-        """Return the experience of parts; raises BadRecord or RecordError. `unit` is what they were read from."""
+        """Return the experience made from parts, which were read from `unit`; raises BadRecord or RecordError."""
         exp, results = self._assemble(parts, unit)
         return _with_errors(exp, parts) if results else exp
 
     def add(self, origin: Origin, found: Found, unit: Any) -> bool:
-        """Add what was found in a unit; what is refused is drained as Rejected. Returns whether it is time to drain."""
+        """Add parts found in a unit; refused ones are drained as Rejected. Returns whether it is time to drain."""
         try:
             if isinstance(found, Parts):
                 exp, results = self._assemble(found, unit)
@@ -231,7 +231,7 @@ class Assembler:
         return self._num_bytes > _BYTES_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
 
     def drain(self) -> list[Record]:
-        """Return the records of what was added, in its order."""
+        """Return the records of all added parts, in order."""
         records, unscanned = self._waiting, self._unscanned
         self._waiting, self._unscanned, self._num_bytes = [], [], 0
         texts = [text for _, _, results in unscanned for text in results]
@@ -247,16 +247,16 @@ class Assembler:
         return exp
 
     def _context(self, prompt: Sequence[Message], parts: Parts) -> _Context:
-        """Return prompt and tools with their hash; those of the record before if they are equal, as for runs of a task.
+        """Return prompt and tools with their hash; reuse those of the previous record if equal, as for runs of a task.
 
-        What the table has of them is then computed once for all these records (`Column.shared`).
+        Table cells derived from them are then computed once for all these records (`Column.shared`).
         """
         if parts.system:
             prompt = _with_system(parts.system, prompt)
         last, prompt, tools = self._last, tuple(prompt), tuple(parts.tools)
         if last is not None and _is_same(prompt, last.prompt) and _is_same(tools, last.tools):
             return last
-        # Compared as JSON, since Python takes 1, 1.0 and True for equal.
+        # Compared as JSON, since 1 == 1.0 == True in Python.
         text = (encode(prompt), encode(tools))
         if last is None or text != last.text:
             names = frozenset(tool_names(tools))
@@ -304,9 +304,9 @@ class Assembler:
         elif before.results or after.results:
             results = before.results + after.results
         text = encode(completion)
-        # What makes two records of one prompt different, beside the completion
+        # Distinguishes records with the same prompt and completion
         body = [_side_body(chosen), _side_body(rejected), reward, parts.reward_components, info, label_of(origin)]
-        suffix = content_hash(context.hash, text, body)[:24]  # 24 hexadecimal digits: 96 bits of the hash
+        suffix = content_hash(context.hash, text, body)[:24]  # 96 bits
         task = _task_of(context, parts.task_metadata) if parts.task is None else parts.task
         exp = Experience(
             eid=EID(parts.batch, task, origin.ordinal if parts.run is None else parts.run, parts.step, suffix),
@@ -335,7 +335,7 @@ class Assembler:
         return exp, results
 
     def note_reward(self, exp: Experience, unit: Any) -> None:
-        """Note whether a record has the reward that was asked for, or else which numbers it has."""
+        """Note whether a record has the requested reward; if not, which numbers it has."""
         if exp.kind is _PREFERENCE:
             return
         if exp.reward is not None:
@@ -358,7 +358,7 @@ def _error_sites(
     sites = error_sites([*prompt, *completion], known, parts.error_kind or result_error_kind)
     if not parts.errors:
         return sites
-    # What the format says of a message counts for more than what its text looks like.
+    # An error declared by the format takes precedence over one detected in the text.
     named = {site.index for site in parts.errors}
     sites = [site for site in sites if site.index not in named]
     return sorted([*sites, *parts.errors], key=lambda site: site.index)
@@ -389,14 +389,14 @@ def _usual_conversation(
     """Return prompt and completion with the roles of the closed set, and the ids of calls on their results."""
     messages = (*prompt, *completion)
     usual = usual_messages(messages)
-    # A call that was a message of its own is the model's: the prompt ends before the first one.
+    # A call stored as a separate message was generated: the prompt ends before the first one.
     if any(message.role in CALLS for message in messages):
         return split_at_answer(usual)
     return usual[: len(prompt)], usual[len(prompt) :]
 
 
 def _needs_look(parts: Parts, context: _Context, after: _Scan) -> bool:
-    """Whether something else than the texts of tool results may tell that something failed."""
+    """Whether a failure may be marked outside the texts of tool results: by flags, or by calls to unknown tools."""
     before = context.scan
     if parts.error_kind is not None or before.has_flags or after.has_flags:
         return True
@@ -410,7 +410,7 @@ def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def adopt(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
-    """Return a record that was an experience in its file with the reward and the identity that the options name."""
+    """Apply the user's reward and identity options to an experience that was stored as one in its file."""
     if options.reward is not None and options.reward.isidentifier() and exp.kind is not Kind.PREFERENCE:
         reward = reward_by_name(exp, options.reward, unit)
         exp = exp if reward == exp.reward else replace(exp, reward=reward)
@@ -418,7 +418,7 @@ def adopt(exp: Experience, options: Options, unit: Any, origin: Origin | None) -
 
 
 def obey(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
-    """Return an experience with the identity that the user's options name, and the reward of an expression."""
+    """Apply the user's identity options, and a `--reward` that is an expression or path, to an experience."""
     if options.reward is not None and exp.kind is not Kind.PREFERENCE and not options.reward.isidentifier():
         reward = chosen_reward(exp, options.reward, unit)
         exp = exp if reward == exp.reward else replace(exp, reward=reward)
@@ -428,7 +428,7 @@ def obey(exp: Experience, options: Options, unit: Any, origin: Origin | None) ->
 
 
 def _named_reward(name: str, parts: Parts, unit: Any, metrics: Json) -> float | None:
-    """Return the score that the user names: among the scores, then the fields of the record, its info and metrics."""
+    """Look up the score named by the user in the scores, then the record's fields, `info` and `metrics`."""
     default = None if parts.reward is UNSET else parts.reward
     scores = {"reward": default, **(parts.reward_components or {})}
     for fields in (scores, parts.row, unit, parts.info, metrics):
@@ -469,7 +469,7 @@ def _side_body(side: Side | None) -> list[Any] | None:
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
     """Split a conversation into prompt and completion at the first message that the model generated.
 
-    One that it generated in an earlier branch of the conversation counts, too.
+    A message generated in an earlier branch of the conversation counts, too.
     """
     for position, message in enumerate(messages):
         if message.is_generated or SHARED_MARK in message.extra:
@@ -486,9 +486,9 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
 
 
 def _check_side(messages: Sequence[Message]) -> None:
-    """Refuse a history that AutoGen (AG2) saved from the side of the agent that put the question.
+    """Refuse a history that AutoGen (AG2) saved from the perspective of the asking agent.
 
-    In it, the question and the results of tools have the role assistant, and the answers of the model the role user.
+    Its roles are swapped: questions and tool results have the role assistant, the model's answers the role user.
     """
     own = {message.name for message in messages if message.role == "assistant"}
     others = {message.name for message in messages if message.role == "user"}

@@ -1,7 +1,7 @@
-"""What an import would make of a file: for a few records what becomes of each field, and for an unknown file a way in.
+"""Explain how a file would be imported: what each field of the first records becomes; for an unknown file, a map.
 
-What a field becomes is measured, not looked up: the field is changed, the record is read again, and the parts that
-differ are what it becomes. So the answer is that of the reader itself, for every format. Nothing is written.
+The use of a field is measured: the field is changed, the record is read again, and the two results are compared. This
+works for every format, since the reader itself gives the answer. Nothing is written.
 """
 
 import shlex
@@ -21,11 +21,11 @@ from pairwright.sources.reading import Layout, binary_units, detect, file_units
 from pairwright.sources.suggest_map import Trial, leaves_of, sample_rows, suggest
 
 NUM_RECORDS = 3
-_MAX_FIELDS = 100  # each costs up to two more readings of the record
+_MAX_FIELDS = 100  # each field costs up to two more reads of the record
 _WIDTH = 60  # characters of a value in a listing
-# Texts that tell what a value is, not what it says: left alone when a field is changed.
+# Keys whose text is structure, not content: never changed by `_change`.
 _FIXED = frozenset({"role", "from", "type", "id", "name", "tool_call_id", "call_id", "tool_use_id", "finish_reason"})
-# Keys that tell a format, for naming the nearest one to an unknown file.
+# Typical keys of each format, for naming the format nearest to an unknown file.
 _KEYS = {
     "nemo-gym": "responses_create_params response reward agent_ref",
     "tau-bench": "task_id trial reward traj info",
@@ -52,7 +52,7 @@ _KEYS = {
 
 
 class FieldUse(msgspec.Struct, frozen=True):
-    """A field of a record: the start of its value, and what it becomes."""
+    """A field of a record: the start of its value, and its use."""
 
     name: str
     value: str
@@ -60,7 +60,7 @@ class FieldUse(msgspec.Struct, frozen=True):
 
 
 class RecordUse(msgspec.Struct, frozen=True):
-    """A record: where it stands, its fields, the experiences that come of it, or the reason why it is refused."""
+    """A record: its location, its fields, and its experiences or the reason for its refusal."""
 
     where: str
     fields: list[FieldUse]
@@ -69,7 +69,7 @@ class RecordUse(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What an import would make of a file."""
+    """How a file would be imported."""
 
     file: str
     format: str | None = None
@@ -142,7 +142,7 @@ def _explain_record(origin: Origin, value: Any, layout: Layout, options: Options
 
 
 def _fields_of(value: Any) -> dict[tuple[str, ...], Any]:
-    """Return the fields of a record, or of all lines of a session: each with the first value that it has."""
+    """Return the fields of a record, or of all lines of a session: each with its first value."""
     fields: dict[tuple[str, ...], Any] = {}
     if isinstance(value, dict):
         return dict(_nested(value, ()))
@@ -154,7 +154,7 @@ def _fields_of(value: Any) -> dict[tuple[str, ...], Any]:
 
 def _nested(value: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, part in value.items():
-        # Not opened: messages, and large mappings, whose keys are likely to be data.
+        # Messages are not descended into, nor large mappings, whose keys are likely data.
         is_open = isinstance(part, dict) and 0 < len(part) <= 30 and "role" not in part and len(path) < 4
         yield from _nested(part, (*path, key)) if is_open else [((*path, key), part)]
 
@@ -162,7 +162,7 @@ def _nested(value: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 def _read(value: Any, origin: Origin, layout: Layout, options: Options) -> list[Experience]:
     read = list(layout.reader.read(value, origin, options))
     experiences = [exp for exp in read if isinstance(exp, Experience)]
-    # A rejected part is not a refusal of the record as long as experiences come of the rest.
+    # A record with a rejected part is refused only if the rest yields no experience.
     if not experiences and read and isinstance(read[0], Rejected):
         raise BadRecord(read[0].reason)
     return experiences
@@ -171,12 +171,12 @@ def _read(value: Any, origin: Origin, layout: Layout, options: Options) -> list[
 def _use_of(
     path: tuple[str, ...], value: Any, before: list[Experience], origin: Origin, layout: Layout, options: Options
 ) -> str:
-    """Return what a field becomes: the parts of the record that differ when the field does."""
-    # Fields too large for info are listed there by name: a changed value would show no difference.
+    """Return the use of a field: the parts of the record that change with it."""
+    # Fields too large for `info` are listed there by name only, so changing the value has no visible effect.
     if before and path[0] in before[0].info.get("not_read", ()):
         return "not kept: more than 2,000 bytes"
     needed = False
-    # A changed value shows where it goes; of a field that only has to be present, its removal does.
+    # Removal detects fields that only have to be present.
     for change in (_change, _remove):
         try:
             after = _read(_with(value, path, change), origin, layout, options)
@@ -189,7 +189,7 @@ def _use_of(
     return "needed to read the record" if needed else "not used"
 
 
-_GONE = object()  # in place of a value: its key is dropped
+_GONE = object()  # replaces a value whose key is to be dropped
 
 
 def _with(value: Any, path: tuple[str, ...], change: Any) -> Any:
@@ -209,8 +209,8 @@ def _remove(value: Any) -> Any:
 
 
 def _change(value: Any) -> Any:
-    """Return a value of the same shape that says something else."""
-    # Before int: a bool is one, too.
+    """Return a different value of the same shape."""
+    # Before int, since bool is a subclass of int.
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -226,7 +226,7 @@ def _change(value: Any) -> Any:
 
 def _differences(before: list[Experience], after: list[Experience]) -> list[str]:
     """Name the parts that differ between two readings of a record."""
-    # No preference any more: the field decides the sides, and further differences would be noise.
+    # Without the field the record is not a preference; further differences would be noise.
     if before and before[0].chosen is not None and (not after or after[0].chosen is None):
         return ["which answer is chosen"]
     if len(before) != len(after):
@@ -246,7 +246,7 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
         if old.chosen is not None and old.chosen == new.rejected and old.chosen != new.chosen:
             named = {"which answer is chosen": None}
         named |= {name: None for name in ("reward", "tools", "metrics") if getattr(old, name) != getattr(new, name)}
-        # Without a task of its own, the task is a hash of the prompt: then it is no use of the field.
+        # The default task is a hash of prompt and tools, so it changes with them.
         if old.eid.task != new.eid.task and not any(name.startswith(("prompt", "tools")) for name in named):
             named["task"] = None
         named |= {"run": None} if old.eid.run != new.eid.run else {}

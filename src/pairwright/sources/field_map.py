@@ -6,10 +6,10 @@
     --map 'records=answers,join=questions.id=question_id,prompt=questions.text,completion=text'    two SQLite tables
     --map own.yaml                                                              the same, one target a line
 
-A path is names with dots between them; `[]` goes through a list (`samples[].text` are several candidates), `[0]` takes
-one item of it. A name that itself contains a dot is found, too. `+` joins texts (`prompt=context+question`), `|` lists
+A path is a list of names joined by dots; `[]` iterates over a list (`samples[].text` gives several candidates), `[0]`
+takes one item. A name that itself contains a dot is found, too. `+` joins texts (`prompt=context+question`), `|` lists
 candidates (`completion=response_a|response_b,reward=score_a|score_b`). A reward may be an expression, as in `--reward`.
-A map is checked when it is parsed, and a path that is not found is an error that names the keys that are there.
+A map is checked when it is parsed; the error for a missing path lists the existing keys.
 """
 
 import re
@@ -28,11 +28,11 @@ from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.reward_expressions import evaluate, names_in, parse_reward
 from pairwright.sources.score_values import read_score
 
-# How the file is read: the list inside a document or the table that holds the records, a second table, the CSV dialect.
+# How to read the file: the list or table that holds the records, a second table to join, the CSV dialect.
 _OF_FILE = ("records", "join", "delimiter", "encoding", "decimal")
-# Fields of one message: of an item of `messages`, or of a row where `session` says which conversation it is of.
+# Fields of one message: an item of `messages`, or a row if `session` names its conversation.
 OF_MESSAGE = ("role", "content", "calls", "arguments", "results")
-_TABLES = ("roles", "scores")  # values of the file, and what they mean
+_TABLES = ("roles", "scores")  # translate values of the file
 TARGETS = (
     *("prompt", "system", "tools", "messages", "completion", "chosen", "rejected"),
     *("reward", "chosen_reward", "rejected_reward", "best", "task", "run", "model", "session"),
@@ -40,12 +40,12 @@ TARGETS = (
     *_TABLES,
     *_OF_FILE,
 )
-# A record without one of these is refused; the others may be absent in some records.
+# Mapped targets that every record must have; others may be absent from some records.
 REQUIRED = frozenset({"prompt", "messages", "completion", "chosen", "rejected"})
 _REWARDS = frozenset({"reward", "chosen_reward", "rejected_reward"})
 _CANDIDATES = frozenset({"completion", "reward", "model"})
 _ROLES = ("system", "user", "assistant", "tool")
-# A name or an index at the start of what is left of a path; "[]" has no number.
+# One step of a path: a name or an index; "[]" has no number.
 _STEP = re.compile(r"\[(-?\d*)\]|([^.\[\]]+)")
 _MAX_STEPS = 32
 _NUM_KEYS = 12  # in an error message
@@ -55,7 +55,7 @@ Path = tuple[Step, ...]
 
 
 class FieldMap(msgspec.Struct, frozen=True):
-    """A parsed map: for each target its text, as written."""
+    """A parsed map: target -> text as written."""
 
     fields: dict[str, str] = {}
 
@@ -67,12 +67,12 @@ class FieldMap(msgspec.Struct, frozen=True):
 
     @property
     def names_fields(self) -> bool:
-        """Whether it names parts of a record; a map that only says how the file is read leaves its format open."""
+        """Whether the map names parts of a record; otherwise it only says how to read the file, in any format."""
         return any(target not in _OF_FILE for target in self.fields)
 
     @property
     def names_messages(self) -> bool:
-        """Whether it names fields inside the messages."""
+        """Whether the map names fields inside the messages."""
         return any(target in self.fields for target in (*OF_MESSAGE, "roles"))
 
     @property
@@ -81,7 +81,7 @@ class FieldMap(msgspec.Struct, frozen=True):
         return {name.lower(): str(role) for name, role in parse_table(self.fields.get("roles", ""), "roles").items()}
 
     def number(self, value: Any) -> float | None:
-        """Return the number of a score, by the table `scores` where there is one; BadRecord for a value it lacks."""
+        """Return the number of a score, translated by the table `scores` if given; BadRecord for an unlisted value."""
         if "scores" not in self.fields:
             return read_score(value)
         if value is None or value == "":
@@ -96,16 +96,16 @@ class FieldMap(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The map as `--map` takes it."""
+        """The map as text for `--map`."""
         return ",".join(f"{target}={path}" for target, path in self.fields.items())
 
     def value(self, row: Any, target: str) -> Any:
-        """Return what the map names in a record: a value, or joined text. A missing field is BadRecord."""
+        """Return a target's value in a record (joined text for `+`); BadRecord if a field is missing."""
         values = [_at(row, path, f"--map {target}={self.fields[target]}") for path in split_joined(self.fields[target])]
         return values[0] if len(values) == 1 else _joined(values, f"--map {target}={self.fields[target]}")
 
     def optional(self, row: Any, target: str) -> Any:
-        """Return what the map names in a record, or None where the record does not have it."""
+        """Return a target's value in a record, or None if it is missing."""
         try:
             return self.value(row, target) if target in self.fields else None
         except BadRecord:
@@ -123,7 +123,7 @@ class FieldMap(msgspec.Struct, frozen=True):
         return value if "[]" in self.fields[target] and isinstance(value, list) else [value]
 
     def _rewards(self, row: Any, text: str) -> list[float | None]:
-        """Return the rewards of a path (several for a `[]` path) or of an expression; None where there is no number."""
+        """Return the rewards of a path (several for a `[]` path) or of an expression; None for a missing number."""
         if not is_path(text):
             return [evaluate(parse_reward(text), lambda name: self.number(value_at_path(row, parse_path(name))))]
         value = value_at_path(row, parse_path(text))
@@ -132,7 +132,7 @@ class FieldMap(msgspec.Struct, frozen=True):
         )
 
     def paths(self) -> Iterator[Path]:
-        """Yield every path of a record that the map reads."""
+        """Yield every record path that the map reads."""
         for target, text in self.fields.items():
             if target in (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in self.fields else ())):
                 continue
@@ -195,7 +195,7 @@ def _read_map_file(name: str) -> Mapping[str, Any]:
 
 
 def table_text(table: Mapping[Any, Any]) -> str:
-    """Return a table as `--map` takes it.
+    """Return a table as text for `--map`.
 
     >>> table_text({"good": 1, "bad": None})
     '{good: 1, bad: null}'
@@ -206,7 +206,7 @@ def table_text(table: Mapping[Any, Any]) -> str:
 
 
 def _as_key(value: Any) -> str:
-    """Return a value as the tables have it: 1, 1.0 and "1" are one key."""
+    """Return a value as a table key: 1, 1.0 and "1" are the same key."""
     if isinstance(value, bool):
         return "true" if value else "false"
     number = score(value)
@@ -215,7 +215,7 @@ def _as_key(value: Any) -> str:
 
 @lru_cache(maxsize=256)
 def parse_table(text: str, target: str) -> dict[str, str]:
-    """Parse a table such as `{good: 1, bad: 0}`; raise ConfigError for what is none.
+    """Parse a table such as `{good: 1, bad: 0}`; raise ConfigError for invalid text.
 
     >>> parse_table("{good: 1, 'so: so': 0.5}", "scores")
     {'good': '1', 'so: so': '0.5'}
@@ -245,7 +245,7 @@ def _check(target: str, text: str) -> None:
         parse_table(text, target)
         return
     if target in _OF_FILE and target != "records":
-        return  # checked where the table is read
+        return  # checked when the table is read
     pieces = text.split("|")
     if len(pieces) > 1 and target not in _CANDIDATES:
         raise ConfigError(f"--map {target}={text}: `|` lists candidates, which only {sorted(_CANDIDATES)} have")
@@ -267,7 +267,7 @@ def split_joined(text: str) -> list[Path]:
 
 
 def parse_path(text: str) -> Path:
-    """Parse a path such as `runs[0].samples[].text`; raise ConfigError if it is none."""
+    """Parse a path such as `runs[0].samples[].text`; raise ConfigError if it is invalid."""
     steps: list[Step] = []
     rest = text.strip()
     while rest:
@@ -283,13 +283,13 @@ def parse_path(text: str) -> Path:
 
 
 def _at(value: Any, path: Path, where: str) -> Any:
-    """Return the value at a path; raise BadRecord that names the keys at the place where the path ends."""
+    """Return the value at a path; if a step is missing, raise BadRecord that lists the keys found there."""
     for position, step in enumerate(path):
         if step is None:
             if not isinstance(value, list):
                 raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, not a list)")
             items = [_at(item, path[position + 1 :], where) for item in value]
-            # A list of lists of candidates is one list of candidates.
+            # Nested lists of candidates are flattened.
             nested = None in path[position + 1 :]
             return [inner for item in items for inner in item] if nested else items
         if isinstance(step, int):
@@ -302,7 +302,7 @@ def _at(value: Any, path: Path, where: str) -> Any:
         if step in value:
             value = value[step]
             continue
-        # A key that has dots in it was parsed as several steps.
+        # A key that contains dots was parsed as several steps.
         for end in range(len(path), position + 1, -1):
             key = ".".join(map(str, path[position:end]))
             if key in value:
@@ -313,7 +313,7 @@ def _at(value: Any, path: Path, where: str) -> Any:
 
 
 def value_at_path(row: Any, path: Path) -> Any:
-    """Return the value at a path, or None where the record does not have it."""
+    """Return the value at a path, or None if it is missing."""
     try:
         return _at(row, path, "")
     except BadRecord:
@@ -321,7 +321,7 @@ def value_at_path(row: Any, path: Path) -> Any:
 
 
 def remove_paths(row: Json, paths: Iterator[Path]) -> Json:
-    """Return a copy of a record without the fields at these paths; what is beside them stays."""
+    """Return a copy of a record without the fields at these paths."""
     for path in paths:
         row = _without(row, path)
     return row
@@ -338,7 +338,7 @@ def _without(value: Any, path: Path) -> Any:
     if not isinstance(first, str) or not isinstance(value, dict):
         return value
     if first not in value:
-        # A key with dots in it, as in `_at`.
+        # A key that contains dots, as in `_at`.
         names = [".".join(map(str, path[:end])) for end in range(len(path), 1, -1)]
         return {key: item for key, item in value.items() if key not in names}
     inner = _without(value[first], rest) if rest else None
@@ -347,7 +347,7 @@ def _without(value: Any, path: Path) -> Any:
 
 
 def missing_fields(rows: list[Any], fields: FieldMap) -> str | None:
-    """Return why a map does not fit any of these records, or None if each of its targets is in one of them."""
+    """Return why a map fits none of these records, or None if each target is in at least one record."""
     for target in fields.fields:
         if target in (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in fields else ())):
             continue

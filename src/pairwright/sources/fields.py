@@ -116,7 +116,7 @@ def json_text(value: Any) -> str:
 
 
 def value_at(fields: Any, path: str) -> Any:
-    """Return the value at a key or dotted path of an object, or None. A key that has a dot in it goes before a path."""
+    """Return the value at a key or dotted path of an object, or None. A key that contains a dot takes precedence."""
     if not isinstance(fields, dict):
         return None
     if path in fields or "." not in path:
@@ -137,7 +137,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-# Fields that hold JSON encoded as text, as files with flat tables store them.
+# Fields that hold JSON encoded as text, as in flat tables.
 
 
 def json_value(value: Any, where: str) -> Any:
@@ -163,7 +163,7 @@ def small_fields(row: Json, known: frozenset[str]) -> Json:
     for key, value in row.items():
         if key in known or value is None:
             continue
-        # Numbers are small: nothing to encode and measure.
+        # Numbers are always small: skip measuring their JSON.
         if type(value) in _NUMBERS or _is_small(value):
             info[key] = value
         else:

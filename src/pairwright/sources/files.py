@@ -32,7 +32,7 @@ from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.text_repair import repair_and_decode, to_utf8
 
-# Four bytes before two: the mark of UTF-32 begins with that of UTF-16.
+# UTF-32 before UTF-16: its mark begins with the mark of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -51,13 +51,13 @@ def encoding_of(begin: bytes) -> str | None:
 MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
 _CHUNK = 4 * 2**20
-# Of about 60 records: they and what is made of them fit into the cache of a core. Never above the limit of a line.
+# About 60 records, so that they and the values derived from them fit into a core's cache. At most the limit of a line.
 _BLOCK = 128 * 2**10
 _BUFFER = _BLOCK  # so that a block is read without a copy
-_HEAD = 2**16  # enough of most files to tell lines from a document
+_HEAD = 2**16  # usually enough to distinguish lines from a document
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
-# `raw_decode` reads one value from a position and says where it ends: a list is read item by item.
+# `raw_decode` decodes one value from a position and returns its end, so a list can be read item by item.
 _scan = json.JSONDecoder().raw_decode
 _LIST_BEGINS, _NEXT_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 _NOT_SPACE, _NEXT_VALUE = re.compile(r"\S"), re.compile(r"\n[{\[]")
@@ -110,7 +110,7 @@ def _is_not_text(name: str) -> bool:
 def with_stdin(paths: list[str]) -> Iterator[list[str]]:
     """Replace "-" among paths by a temporary copy of the standard input, named `stdin`.
 
-    A copy, since detection and reading each need its start.
+    The copy allows both detection and reading to start at the beginning.
     """
     if "-" not in paths:
         yield paths
@@ -123,12 +123,12 @@ def with_stdin(paths: list[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
-    """Open a file for binary reading as UTF-8: gzip and zstd, by their magic bytes, are decompressed, and text with the
-    byte order mark of another encoding is converted."""
+    """Open a file for binary reading as UTF-8; decompresses gzip and zstd (detected by magic bytes) and converts text
+    with the byte order mark of another encoding."""
     with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
-        # First bytes of gzip (RFC 1952), and below of a zstd frame (RFC 8878).
+        # Magic bytes of gzip (RFC 1952), below of zstd (RFC 8878).
         if magic[:2] == b"\x1f\x8b":
             with gzip.open(file) as unzipped:
                 reader = io.BufferedReader(cast(io.RawIOBase, unzipped), _BUFFER)
@@ -144,7 +144,7 @@ def open_bytes(path: Place) -> Iterator[IO[bytes]]:
 def _as_utf8(file: IO[bytes], begin: bytes) -> IO[bytes]:
     encoding = encoding_of(begin)
     if encoding == "utf-8-sig":
-        file.read(3)  # the mark itself; the rest is UTF-8
+        file.read(3)  # skip the mark; the rest is UTF-8
         return file
     return file if encoding is None else to_utf8(file, encoding)
 
@@ -166,12 +166,12 @@ def read_line_blocks(
 ) -> Iterator[tuple[int, list[bytes | int]]]:
     """Yield (number of the first line, lines) for the lines that start in [start, stop), about 128 KiB at a time.
 
-    Each has its newline, and empty lines are among them; an overlong line is its length.
+    Lines keep their newline, and empty lines are included; an overlong line is replaced by its length.
     """
     with open_bytes(path) as file:
         if start:
             file.seek(start)
-        # The pieces of a line that goes on in the next block, and their length; `position` is where it starts.
+        # The pieces of a line that continues in the next block, and their length; `position` is its start.
         pieces: list[bytes] = []
         num_bytes, position, end = 0, start, start
         while (stop is None or position < stop) and (block := file.read(_BLOCK)):
@@ -180,7 +180,7 @@ def read_line_blocks(
             pieces.append(head)
             num_bytes += len(head)
             if num_bytes > MAX_LINE_BYTES + 1:
-                del pieces[:-1]  # only counted on to its end
+                del pieces[:-1]  # overlong: only its length is still counted
             if block.find(b"\n") < 0:
                 continue
             rest = b"" if block.endswith(b"\n") else others.pop()
@@ -211,7 +211,7 @@ def _decode_line(
         return decode(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, msgspec.ValidationError) and decode is not _decode:
-            # valid JSON, but not what a format's own decoder wants: for its reader to refuse
+            # Valid JSON that the format's own decoder does not accept: its reader refuses it.
             return _decode_line(path, number, text, _decode, repairs)
         return _second_look(path, number, text, error, repairs)
 
@@ -241,8 +241,7 @@ def line_values(
     stop: int | None = None,
     line: int = 1,
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each line that is not empty; the value of one that cannot be decoded is
-    Rejected."""
+    """Yield (line number, value) for non-empty lines; the value is Rejected if the line cannot be decoded."""
     for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
         for number, text in enumerate(lines, first):
             try:
@@ -269,7 +268,7 @@ def document(path: Place, repairs: Counter[str] | None = None) -> Any:
 
 
 def value_units(path: Place, label: str = "", repairs: Counter[str] | None = None) -> Iterator[Unit | Rejected]:
-    """Yield each of several JSON values that stand one after another, indented or on one line, as a unit.
+    """Yield each of several concatenated JSON values, indented or on one line, as a unit.
 
     After a value that cannot be read, reading continues at the next line that begins with a bracket.
     """
@@ -322,7 +321,7 @@ def is_json_lines(path: Place) -> bool:
     is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(Path(path.name).suffixes)  # also x.jsonl.gz
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
-        # Until there is more than one line: a large file of one line is read only up to the limit of a line.
+        # Read until there is more than one line, but at most the limit of a line.
         while b"\n" not in head or not head.partition(b"\n")[2].strip():
             piece = file.read(_CHUNK) if len(head) <= MAX_LINE_BYTES else b""
             if not piece:
@@ -332,11 +331,11 @@ def is_json_lines(path: Place) -> bool:
             return True  # a line that is too long
         first, newline, rest = head.partition(b"\n")
         if not rest.strip() and not is_named_so:
-            return False  # one value: whichever it is, it is the whole file
+            return False  # a single value, which is the whole file
         try:
             value = _decode(first)
         except (ValueError, RecursionError):
-            # a broken first line is still a line if the second one is whole
+            # An invalid first line still counts as a line if the second one is valid.
             second = (rest if b"\n" in rest else rest + file.read(_CHUNK)).partition(b"\n")[0]
             return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
     return (isinstance(value, dict) and (bool(rest.strip()) or is_named_so)) or (
@@ -346,14 +345,14 @@ def is_json_lines(path: Place) -> bool:
 
 def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
     """Split an uncompressed JSON Lines file into (start, stop, first line number) ranges of about `size` bytes each."""
-    # `cuts`: (offset, number of its first line) of each range.
+    # `cuts`: (offset, first line number) of each range.
     total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
-    # A view of the buffer, not a copy: it shows what `readinto` put there last.
+    # A view of the buffer, so it always shows the bytes of the last `readinto`.
     newlines = np.frombuffer(buffer, np.uint8)
     with cast(io.RawIOBase, open_binary(path, 0)) as file:
         while num_bytes := file.readinto(buffer):
-            # a cut is the byte after the first newline that is at least `size` behind the cut before
+            # Cut after the first newline that is at least `size` bytes after the previous cut.
             while (
                 at := buffer.find(b"\n", max(0, cuts[-1][0] + size - position), num_bytes)
             ) >= 0 and position + at + 1 < total:
@@ -369,7 +368,7 @@ def _num_newlines(data: Array) -> int:
 
 
 def _second_look(path: Place, number: int | None, data: bytes, error: Exception, repairs: Counter[str] | None) -> Any:
-    """Retry with what is accepted beyond strict JSON (sources/text_repair.py); return Rejected for any other error."""
+    """Retry a failed decode with repairs (sources/text_repair.py); return Rejected if that fails, too."""
     raw = data[:2000].decode("utf-8", "replace")
     if isinstance(error, RecursionError):
         return Rejected(str(path), number, "nested too deep", raw=raw)
@@ -387,12 +386,12 @@ def _second_look(path: Place, number: int | None, data: bytes, error: Exception,
 BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)
 
 
-# Hugging Face datasets: folders that `save_to_disk` wrote, and datasets of the Hub by their id. `datasets:ORG/NAME`,
+# Hugging Face datasets: folders written by `save_to_disk`, and datasets of the Hub by id. `datasets:ORG/NAME`,
 # `datasets:ORG/NAME:SPLIT` or `datasets:ORG/NAME/CONFIG:SPLIT` is loaded by the library `datasets` (the extra `hf`),
-# which keeps it as Arrow files; these are then read as any other file is.
+# which caches it as Arrow files; these are read like any other file.
 
 _HUB_PREFIX = "datasets:"
-# What `save_to_disk` writes beside the rows.
+# Files that `save_to_disk` writes besides the rows.
 _NO_ROWS = frozenset({"dataset_info.json", "state.json", "dataset_dict.json"})
 
 
@@ -409,7 +408,7 @@ def _hub_files(text: str) -> list[tuple[Place, str]]:
     config = parts[2] if len(parts) == 3 else None
     try:
         loaded = datasets.load_dataset("/".join(parts[:2]), config, split=split or None)
-    except Exception as error:  # of the network, the Hub or the files in it: all are the same to the user
+    except Exception as error:  # network, Hub or file errors: the user sees one SourceError
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise SourceError(f"{text}: cannot be loaded: {reason[0]}") from None
     splits = loaded if isinstance(loaded, dict) else {split: loaded}
@@ -424,9 +423,9 @@ def _hub_files(text: str) -> list[tuple[Place, str]]:
 
 
 def _without_bookkeeping(files: list[tuple[Place, str]]) -> list[tuple[Place, str]]:
-    """Leave out what a dataset on disk has beside its rows: descriptions, and caches of functions applied to it."""
+    """Leave out files of a dataset on disk that hold no rows: descriptions, and caches of `map` functions."""
     folders = {file.parent for file, _ in files if file.name.endswith(".arrow")}
-    # A folder of splits has its own description, and the rows in the folders below it.
+    # A folder of splits has its own description; the rows are in its subfolders.
     folders |= {folder.parent for folder in folders}
     return [
         (file, name)

@@ -3,8 +3,8 @@
 A format has a `unit`: "record" (each line of a JSON Lines file, each item of a JSON list, or the single object of a
 JSON file) or "file" (all lines of a JSON Lines file as one list, or the value of a JSON file: one session). `matches`
 tests whether a decoded unit has this format; `read` yields the parts of its records, which a Reader assembles
-(sources/assemble.py). An unusable unit
-raises BadRecord or RecordError and is quarantined as a whole; an unusable part of a unit is yielded as Rejected.
+(sources/assemble.py). An unusable unit raises BadRecord or RecordError and is quarantined as a whole; an unusable part
+of a unit is yielded as Rejected.
 """
 
 import os
@@ -31,7 +31,7 @@ class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PartOfAnother(msgspec.Struct, frozen=True):
-    """A unit that the records of another file contain, such as a message of a stored session; it is only counted."""
+    """A unit already contained in records of another file, such as a message of a stored session; only counted."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -59,16 +59,16 @@ class Options(msgspec.Struct, frozen=True):
 
     reward: str | None = None
     step_name: str | None = None
-    compaction_prompt: str | None = None  # the text that asked for the summaries of compactions, where logs lack it
+    compaction_prompt: str | None = None  # the prompt that requested compaction summaries, for logs without it
     map: FieldMap = NO_MAP
-    # Expressions of sources/field_map.py; None leaves what the format says.
+    # Expressions (sources/identity.py); None keeps the format's value.
     task: str | None = None
     run: str | None = None
     step: str | None = None
 
 
 def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | None = None) -> str | None:
-    """Return the text of the file, which is relative to `base`; None without a file.
+    """Return the text of a file (relative to `base`), or None without a file.
 
     Raises:
         SourceError: The file cannot be read, or has no text.
@@ -86,7 +86,7 @@ def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | Non
 
 
 def options_of(section: SourcesConfig, base: Path | None = None, *, step_name: str | None = None) -> Options:
-    """The options of the section `sources`; relative paths count from `base`."""
+    """Return the options of the section `sources`; relative paths are resolved against `base`."""
     return Options(
         reward=section.reward,
         step_name=step_name,
@@ -105,13 +105,13 @@ class Format:
     name: str
     unit: Literal["record", "file"]
     matches: Callable[[Any], bool]
-    # A reader of parts; what is stored is a Reader, whose call yields the experiences of a unit
+    # Yields the parts of a unit; wrapped in a Reader, whose call yields experiences
     read: Callable[[Any, Origin, Options], Iterator[Any]]
     summary: str
-    # Of a line; for formats whose lines repeat much, or that read lines of known types.
+    # Decodes a line; replaced by formats with repetitive or typed lines.
     decode: Callable[[bytes], Any] = msgspec.json.decode
-    matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
-    # From the first records of a file: why reading this file needs explicit consent
+    matches_named: Callable[[Any], bool] = lambda value: False  # looser test, used only with `--format NAME`
+    # Given the first records of a file, returns why reading it needs explicit consent
     refuse: Callable[[list[Any], Options], str | None] = lambda records, options: None
     is_general: bool = False  # a general reader, tried after the specific ones
 

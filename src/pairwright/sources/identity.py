@@ -1,10 +1,10 @@
-"""Identity of records: task and run of a record or session, and those that fields chosen by the user name.
+"""Identity of records: task, run and step, from the format or from expressions chosen by the user.
 
     prompt               the task is a hash of prompt and tools
     metadata.case        a field of the record by its path; else of `info` and `metrics`
     file, folder, row    the file's name without its ending, its folder's name, the record's position in the file
-    repo,issue           several names: the task is all of them together
-    row//4, row%4        an integer divided by a number, or the rest: every four rows are one task
+    repo,issue           several names: the task combines all of them
+    row//4, row%4        integer division or remainder: every four rows are one task
 
 A record without the field is refused with the nearest name that it has.
 """
@@ -44,9 +44,9 @@ def task_hash(prompt: Sequence[Message], tools: Sequence[Json], metadata: Any) -
 def session_task(
     session: int | str | None, prompt: Sequence[Message], tools: Sequence[Json] = (), metadata: Any = None
 ) -> int | str | None:
-    """Return the task of a session: a hash of what the model was given at its start.
+    """Return the task of a session: a hash of its initial prompt and tools.
 
-    So sessions that begin alike are runs of one task. A session whose start is missing is a task of its own.
+    Sessions with the same start are runs of one task. A session whose start is missing is a separate task.
     """
     return task_hash(usual_messages(prompt), tools, metadata) if prompt else session
 
@@ -57,7 +57,7 @@ def session_run(session: int | str | None, origin: Origin, branch: int = 0) -> i
 
 
 def check_identity(options: Options) -> None:
-    """Raise ConfigError for an expression that cannot be understood."""
+    """Raise ConfigError for an invalid `--task`, `--run` or `--step` expression."""
     for name in ("task", "run", "step"):
         expression = getattr(options, name)
         for term in [] if expression is None else expression.split(","):
@@ -69,13 +69,13 @@ def check_identity(options: Options) -> None:
 
 
 def identify(exp: Experience, options: Options, row: Any, origin: Origin | None) -> Experience:
-    """Return the experience with the task, run and step that the options name.
+    """Return the experience with the task, run and step selected by the options.
 
     Args:
         exp: The experience as its reader built it.
         options: Its `task`, `run` and `step` are expressions, or None.
-        row: The decoded record; None where the record is an experience already.
-        origin: Its place.
+        row: The decoded record; None if the record was stored as an experience.
+        origin: Its location.
     """
     eid = exp.eid
     task, run, step = eid.task, eid.run, eid.step
@@ -98,7 +98,7 @@ def identify(exp: Experience, options: Options, row: Any, origin: Origin | None)
 
 def _term(term: str, option: str, exp: Experience, row: Any, origin: Origin | None) -> int | str:
     match = _TERM.fullmatch(term)
-    assert match is not None  # `check_identity` has looked at it
+    assert match is not None  # `check_identity` has checked it
     value = _field(match["name"], exp, row, origin)
     if value is None:
         raise BadRecord(f"{option} {match['name']}: no such field in the record{_nearest(match['name'], exp, row)}")

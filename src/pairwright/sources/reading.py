@@ -40,7 +40,7 @@ from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
 from pairwright.sources.shapes.row_fields import REWARD_KEYS
 from pairwright.sources.tables import Join, is_own_parquet, is_table, table_rows, table_sources
 
-_SAMPLE = 64  # units that a format is detected from
+_SAMPLE = 64  # units used for detection
 NO_OPTIONS = Options()
 NOTHING_READ = "its reader found neither a record nor a reason to refuse one"
 
@@ -48,8 +48,8 @@ NOTHING_READ = "its reader found neither a record nor a reason to refuse one"
 class Layout(msgspec.Struct, frozen=True):
     """Detected layout of a file: its format, the variant that reads it, and its shape.
 
-    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are not lines of their own,
-    "table" a file of rows (sources/tables.py), with `table` among the tables of an SQLite file.
+    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are not one per line, "table" a
+    file of rows (sources/tables.py); `table` selects a table of an SQLite file.
     """
 
     format: str
@@ -70,7 +70,7 @@ class Layout(msgspec.Struct, frozen=True):
 def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS) -> Layout | Rejected:
     """Detect the layout of a file; return Rejected with the reason if there is none.
 
-    If `format_name` is not "auto", only that format is considered; a field map is read by the format `rows` alone.
+    If `format_name` is not "auto", only that format is considered; with a field map, only the format `rows`.
     """
     if options.map.names_fields:
         if format_name not in ("auto", ROWS, MESSAGE_ROWS):
@@ -115,11 +115,11 @@ def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experie
 def read_units(
     units: Iterable[Unit | Experience | Rejected], layout: Layout, options: Options, assembler: Assembler | None = None
 ) -> Iterator[Experience | Rejected | PartOfAnother]:
-    """Read the records of units, many at a time; what cannot be used is yielded as Rejected."""
+    """Yield the records of units, in batches; unusable ones are yielded as Rejected."""
     assembler = assembler or Assembler(options)
     read = cast(Reader, layout.reader.read).parts
     for unit in units:
-        if isinstance(unit, Experience | Rejected):  # an experience of a binary file, or what could not be decoded
+        if isinstance(unit, Experience | Rejected):  # from a binary file, or could not be decoded
             source = unit.source if isinstance(unit, Experience) else None
             assembler.add(Origin("a payload" if source is None else source.file), unit, None)
             continue
@@ -149,8 +149,8 @@ def file_units(
 ) -> Iterator[Unit | Rejected]:
     """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected.
 
-    `repairs` counts repairs of text. With `by_type` the lines of a session are as the reader's `decode` has them, which
-    nobody else knows.
+    `repairs` counts repairs of text. With `by_type` the lines of a session have the type of the reader's `decode`,
+    which is opaque to other callers.
     """
     try:
         if layout.shape == "table":
@@ -218,12 +218,12 @@ def _file_units(
 
 
 def _detect_table(path: Place, format_name: str, options: Options) -> Layout | Rejected:
-    """Detect the layout of a table; of an SQLite file, the only table or pair of tables that a format reads."""
+    """Detect the layout of a table; in an SQLite file, of the only table or join of two that a format reads."""
     found: list[tuple[Layout, list[Any]]] = []
     sources = table_sources(path, options.map)
     rows: list[Any] = []
     for source in sources:
-        # Two tables are joined where none of them is read alone, or where the other one has the score.
+        # Join two tables if neither is readable alone, or if the other one has the score.
         alone = {layout.table: some for layout, some in found if not isinstance(layout.table, Join)}
         if isinstance(source, Join) and alone and (source.table not in alone or _has_score(alone[source.table])):
             continue
@@ -260,13 +260,13 @@ def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Re
         units = list(islice(line_units(path), _SAMPLE))
         records = [unit[1] for unit in units if not isinstance(unit, Rejected)]
         if not records and isinstance(units[0], Rejected):
-            return units[0]  # no line can be decoded: why not says more than that no format is known
+            return units[0]  # no line can be decoded: this reason is more helpful than an unknown format
         layout = _layout(records, records, "lines", format_name)
     else:
-        # mostly tells enough of a large list, which is decoded only once then
+        # The first items of a large list usually suffice, which avoids decoding it twice.
         first = None if "records" in options.map else first_items(path, _SAMPLE)
         if first is not None:
-            # The list itself may be the record, so it is before its items.
+            # The list itself may be the record, so it comes before its items.
             records = [first, *first]
             layout = _layout(first, records, "document", format_name)
         if layout is None:
@@ -287,7 +287,7 @@ def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Re
 def _checked(
     path: Place, layout: Layout | None, records: list[Any], format_name: str, options: Options
 ) -> Layout | Rejected:
-    """Return the layout, or why there is none, or why its reader or the user's map does not fit these records."""
+    """Return the layout, or Rejected if there is none or if its reader or the user's map does not fit the records."""
     if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
     if layout is None:
@@ -299,7 +299,7 @@ def _checked(
 
 
 def _records_in(value: Any, options: Options) -> list[Any]:
-    """Return the records inside a document, where the user's map says they are."""
+    """Return the records of a document, from the path that the user's map gives."""
     return items(options.map.value(value, "records"), f"--map records={options.map.fields['records']}")
 
 
@@ -312,7 +312,7 @@ def _layout(
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)
-            # A looser test, for rows that several formats share: only the user can say which is meant.
+            # A looser test for rows that several formats share: used only if the user names the format.
             if format_name == name and any(map(reader.matches_named, records)):
                 return Layout(name, variant, shape)
     return None
@@ -331,7 +331,7 @@ def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit 
                     yield msgspec.structs.replace(value, file=str(path))
                 else:
                     yield value if isinstance(value, Experience) else (Origin(str(path), None, number, label), value)
-    # The error names the temporary copy; the user knows only the path that was asked for.
+    # The error names the temporary copy; report the user's path instead.
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         reason = str(error).replace(str(file), str(path)).removeprefix(f"{path}: ")
         yield Rejected(str(path), None, reason, layout.format)

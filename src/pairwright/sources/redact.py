@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-# The first alternative that matches counts, so "sk-ant-..." comes before the wider "sk-...".
+# The first matching alternative wins, so "sk-ant-..." comes before the wider "sk-...".
 _PATTERNS = {
     "anthropic_key": r"sk-ant-[A-Za-z0-9_-]{20,}",
     "openai_key": r"sk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
@@ -25,7 +25,7 @@ _PATTERNS = {
     "bearer_token": r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{20,}=*",
 }
 # One pass for all kinds, with a named group each. The lookbehind keeps a key from starting inside a word; re.S lets
-# `.` run over the lines of a private key.
+# `.` match the newlines of a private key.
 _ANY = re.compile(
     r"(?<![A-Za-z0-9])(?:" + "|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()) + ")", re.S
 )

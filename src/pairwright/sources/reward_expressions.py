@@ -14,7 +14,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_MAX_NODES = 400  # of an expression: its evaluation is recursive
+_MAX_NODES = 400  # evaluation is recursive
 
 
 def parse_reward(expression: str, where: str = "") -> ast.expr:
@@ -59,7 +59,7 @@ def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float 
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
-        # An Attribute node is a dotted path: `unparse` gives its text back.
+        # An Attribute node is a dotted path: `unparse` returns its text.
         return number_of(ast.unparse(node))
     if isinstance(node, ast.UnaryOp):
         operand = evaluate(node.operand, number_of)
@@ -71,7 +71,7 @@ def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float 
     try:
         return _OPERATIONS[type(node.op)](left, right)
     except ZeroDivisionError:
-        # NaN is not a score: the record counts as unscored, and the import goes on.
+        # NaN is not a score: the record counts as unscored, and the import continues.
         return math.nan
 
 

@@ -45,7 +45,7 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     """Look up a number by name or dotted path in the reward components, then the row, then `info` and `metrics`."""
-    # A component that is itself called "reward" goes before the record's own.
+    # A component named "reward" takes precedence over the record's reward.
     components = {"reward": exp.reward} | exp.reward_components
     for fields in (components, row, exp.info, exp.metrics):
         number = read_score(value_at(fields, name))
@@ -65,10 +65,10 @@ def reward_names(exp: Experience, row: Any = None) -> list[str]:
 
 
 def score_names(components: Json, info: Json) -> list[str]:
-    """List what could be the score of an unscored record, likely ones first.
+    """List possible values of `--reward` for an unscored record, likely ones first.
 
-    A name is one for `--reward`; one that begins with "-" is of a field where less is better. "name: text" is a field
-    that is named like a score and holds a word without a known number.
+    A leading "-" marks a field where lower is better. "name: text" is a field with a score-like name whose word has no
+    known number.
     """
     likely = [name for name, value in components.items() if read_score(value) is not None]
     possible = []
@@ -93,7 +93,7 @@ _MAX_WORD = 40
 _SCORE_WORDS = frozenset(
     ("target", "outcome", "accepted", "quality", "feedback", "verified", "judge", "result", "status")
 )
-# Numbers that every log has.
+# Names of numbers that are common in logs and never scores.
 _NO_SCORE_WORDS = _words(
     """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
     tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
@@ -110,7 +110,7 @@ def _leaf_paths(fields: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 class Score(NamedTuple):
-    """A row of a score file: the reward, and the task where it names one beside the id."""
+    """A row of a score file: the reward, and the task if the row has both an id and a task."""
 
     reward: float | None
     task: int | str | None = None
@@ -125,22 +125,22 @@ class Scores:
 
     @property
     def example(self) -> str:
-        """One key of the file, for error messages."""
+        """Return one key of the file, for error messages."""
         # (task, run, step); a step of None means the whole run.
         for task, run, step in self._by_run:
             return f"task {task!r}, run {run}" + ("" if step is None else f", step {step}")
         return next((f"id {name!r}" for name in self._by_id), "no row")
 
     def of(self, exp: Experience) -> tuple[Score, Any] | None:
-        """Return the score of an experience with the matching key, or None."""
+        """Return (score, matching key) of an experience, or None."""
         ids = _ids_of(exp)
         for key in ids:
             if key in self._by_id:
                 return self._by_id[key], key
-        # A session's id may stand for its task; its branches are then numbered from 0.
+        # A session id may be used as task; the runs are then its branches, numbered from 0.
         branch = index(exp.info.get("branch")) or 0
         runs = [(str(exp.eid.task), exp.eid.run), *((name, branch) for name in ids)]
-        # A score of the very step goes before one of the whole run.
+        # A score of the step takes precedence over one of the whole run.
         for task, run in runs:
             for place in ((task, run, exp.eid.step), (task, run, None)):
                 if place in self._by_run:
@@ -155,8 +155,7 @@ def read_scores(path: Path) -> Scores:
     """Read scores from CSV or JSON Lines.
 
     Each row has `reward` (or score, rating, or a label such as success) and either an id (`id`, `uid`, `session_id`,
-    `session`, `trace_id`), perhaps with the `task` that this record belongs to, or `task` and `run` with an optional
-    `step`.
+    `session`, `trace_id`), optionally with the `task` of this record, or `task` and `run` with an optional `step`.
     """
     by_id: dict[str, Score] = {}
     by_run: dict[tuple[str, int, int | None], Score] = {}

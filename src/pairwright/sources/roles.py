@@ -1,8 +1,8 @@
-"""Roles of messages: the closed set that records have, the other names that files use for them, and calls as messages.
+"""Roles of messages: the closed set of roles, their synonyms, and tool calls stored as messages.
 
-A role that is not in these tables is refused: read as it stands, it would reach a chat template that knows nothing of
-it. Some files write a call as a message of its own, with the role `tool_call` and the call as text, and results without
-the id of their call; both are turned into the usual form here, for all formats.
+A role outside these tables is refused, since a chat template would not know it. Some files store a call as a separate
+message with the role `tool_call` and the call as text, and results without the id of their call; both are converted to
+the usual form here, for all formats.
 """
 
 import ast
@@ -16,7 +16,7 @@ from pairwright.records.messages import TEXT, Message, ToolCall
 from pairwright.sources.fields import BadRecord, json_text
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", TEXT})
-# Other names, in lower case.
+# Lower-case name -> role
 SYNONYMS = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("ai", "gpt", "chatgpt", "bot", "model", "bing", "bard", "aimessagechunk"), "assistant"),
@@ -33,7 +33,7 @@ _decode_list = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 def role_of(name: str) -> str:
-    """Return the role that a name stands for; raises BadRecord for a name of none.
+    """Return the role for a name; raises BadRecord for an unknown name.
 
     >>> role_of("Human"), role_of("function"), role_of("developer")
     ('user', 'tool', 'developer')
@@ -49,13 +49,13 @@ def role_of(name: str) -> str:
 def usual_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages with the roles of the closed set, calls in their turns, and the ids of calls on their results.
 
-    The same object comes back if nothing is to be changed, as for most conversations.
+    Returns the same object if nothing changes, as for most conversations.
     """
     is_usual, has_calls = True, False
     for message in messages:
         role = message.role
         if role == "tool":
-            # A result without an id, after a call: it belongs to one of those before it.
+            # A result without an id after a call still has to be linked to its call.
             is_usual = is_usual and (message.tool_call_id is not None or not has_calls)
         elif role not in ROLES:
             is_usual = False
@@ -75,7 +75,7 @@ def _rename(messages: Sequence[Message]) -> list[Message]:
         if calls is None:
             raise BadRecord(f"a message of role {message.role!r} whose text is not a call: {message.text[:60]!r}")
         before = renamed[-1] if renamed else None
-        # Calls one after the other are of one turn: their results follow together.
+        # Consecutive calls belong to one turn: their results follow together.
         if before is not None and before.tool_calls and before.role == "assistant" and not before.content:
             renamed[-1] = replace(before, tool_calls=(*before.tool_calls, *calls))
         else:
@@ -85,9 +85,9 @@ def _rename(messages: Sequence[Message]) -> list[Message]:
 
 
 def _link_results(messages: list[Message]) -> list[Message]:
-    """Give results without an id that of the first call before them that has none: of their name, if they have one."""
+    """Link each result without an id to the first unanswered call before it, with the same name if it has one."""
     taken = {call.id for message in messages for call in message.tool_calls}
-    waiting: list[tuple[int, int]] = []  # calls without a result: the places of the message and of the call in it
+    waiting: list[tuple[int, int]] = []  # unanswered calls: (index of the message, index of the call)
     for place, message in enumerate(messages):
         if message.tool_calls:
             waiting += [(place, number) for number in range(len(message.tool_calls))]
@@ -115,7 +115,7 @@ def _link_results(messages: list[Message]) -> list[Message]:
 
 
 def calls_of_text(value: str) -> list[ToolCall] | None:
-    """Parse calls from text: {name, arguments} or a list of them, as JSON or as Python prints it; None if it is none.
+    """Parse calls from text: {name, arguments} or a list of them, as JSON or as a Python literal; else None.
 
     JSON arguments keep their text.
     """
@@ -129,7 +129,7 @@ def calls_of_text(value: str) -> list[ToolCall] | None:
 def _call(item: dict[str, msgspec.Raw]) -> ToolCall:
     name = msgspec.json.decode(item["name"], type=str)
     raw = bytes(item["arguments"]).decode() if "arguments" in item else ""
-    # Arguments that are JSON text inside JSON are decoded once; an object stays as it is written.
+    # Arguments stored as a JSON string are decoded once; an object keeps its bytes.
     return ToolCall(name, msgspec.json.decode(raw, type=str) if raw.startswith('"') else raw)
 
 

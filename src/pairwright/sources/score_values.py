@@ -1,7 +1,7 @@
 """Scores as people write them: numbers, "4,5", "95%", "4/5", stars, thumbs, PASS and FAIL, yes and no.
 
-`read_score` reads the value of a field that is known to be a score, `verdict` only what says good or bad: a field such
-as `feedback` or `result` may hold free text or a count, and then it is not a score.
+`read_score` reads the value of a field that is known to be a score. `verdict` reads only values that mean good or bad,
+for fields such as `feedback` or `result`, which may also hold free text or a count.
 """
 
 import re
@@ -16,7 +16,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Verdicts in lower case, without accents; several languages, as words that stand alone in a cell.
+# Verdicts in lower case, without accents, in several languages; matched against the whole cell.
 _GOOD = _words(
     """good up upvote upvoted like liked thumbsup thumbs_up pass passed true yes y correct right chosen accept
     accepted approved success succeeded successful resolved solved desirable positive helpful useful satisfied ok
@@ -33,7 +33,7 @@ _BAD = _words(
     fracaso inutil nao ruim errado falha sbagliato cattivo net nepravda плохо нет неверно неправильно いいえ 悪い 不正解
     不合格 否 错 坏 错误 不通过 没用 아니오 아니요 나쁨 오답 불통과 nie zle hayir yanlis huono ei nee nej fout fel"""
 )
-# Variation selectors and skin tones, which change how an emoji looks and not what it says.
+# Variation selectors and skin tones, which change an emoji's look but not its meaning.
 _LOOKS = re.compile("[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _PERCENT = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*[%％]")
@@ -41,7 +41,7 @@ _FRACTION = re.compile(
     r"([-+]?\d+(?:[.,]\d+)?)\s*(?:/|out of|of|von|sur|de)\s*(\d+(?:[.,]\d+)?)(?:\s*(?:stars?|points?|pts?))?"
 )
 _COUNTED = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*(?:stars?|points?|pts?|sterne?|punkte?|★|⭐)")
-# "1,234" may be a thousand and more: three digits after the comma are decimals only behind a zero.
+# "1,234" may be a thousands separator: three digits after the comma are decimals only after a zero.
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?!\d{3}$)\d+)")
 _LABELLED = re.compile(r"(\d+(?:[.,]\d+)?)\s*[-–—:=]\s*[^\W\d_][^\d]*")  # "5 - excellent"
 _STARS = re.compile(r"([★⭐🌟]+)[☆✩]*")
@@ -61,7 +61,7 @@ def without_accents(text: str) -> str:
 
 
 def verdict(value: Any) -> float | None:
-    """Return the number of a verdict: 1.0 for good, 0.0 for bad, -1, 0 and 1 as they are, else None.
+    """Return the number of a verdict: 1.0 for good, 0.0 for bad, -1, 0 and 1 unchanged, else None.
 
     >>> verdict("thumbs_up"), verdict("👎🏽"), verdict(False), verdict(-1), verdict("sports"), verdict(3)
     (1.0, 0.0, 0.0, -1.0, None, None)
@@ -81,9 +81,9 @@ def verdict(value: Any) -> float | None:
 
 
 def read_score(value: Any) -> float | None:
-    """Return the number of a score, or None for what is not a score.
+    """Return the number of a score, or None if the value is not a score.
 
-    A percentage and a fraction are shares of 1, so that "95%", "4/5" and 0.9 of one file can be compared; stars are
+    Percentages and fractions become shares of 1, so that "95%", "4/5" and 0.9 in one file are comparable; stars are
     counted.
 
     >>> read_score("4,5"), read_score("95%"), read_score("4/5"), read_score("★★★☆☆"), read_score("PASS")
@@ -117,7 +117,7 @@ def _number(text: str) -> float:
     return float(text.replace(",", "."))
 
 
-# Objects that hold the scores of a judge, and the leaves in them that are not scores.
+# Names of objects that hold a judge's scores, and of leaves in them that are not scores.
 _JUDGES = _words(
     """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
     grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""
@@ -132,7 +132,7 @@ _MAX_LEVELS = 3
 
 
 def nested_scores(row: Json) -> dict[str, float]:
-    """Return the scores inside the objects of a judge by their paths; only the overall one if there is one.
+    """Return the scores inside the objects of a judge by their paths; only the overall score if there is one.
 
     >>> nested_scores({"judge": {"model": "m", "score": 4, "reason": "fine"}})
     {'judge.score': 4.0}

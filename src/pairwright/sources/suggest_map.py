@@ -1,6 +1,6 @@
-"""A map for a file that no format reads: proposed by names and values, tried on the file, and shown with its result.
+"""Suggest a map for a file that no format reads: proposed from names and values, then tried on the file.
 
-Fields that are named like references (gold, target, expected, label, `doc.*`) are never proposed as answers, nor ids as
+Fields named like references (gold, target, expected, label, `doc.*`) are never proposed as answers, nor ids as
 prompts. A map that reads nothing is not shown.
 """
 
@@ -41,14 +41,14 @@ from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.row_fields import TASK_KEYS
 from pairwright.sources.tables import is_table, table_rows
 
-_NUM_ROWS = 64  # that are looked at
+_NUM_ROWS = 64  # examined for a proposal
 _NUM_TRIED = 1000  # records that a map is tried on
 _ENDS = (".", "?", "!")
 _ANSWERS = COMPLETIONS | WEAK_COMPLETIONS | {"result", "reply", "text", "content"}
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A map, and what it reads: number of experiences, and the first prompt and answer with its reward."""
+    """A map and its result: the number of experiences, and the first prompt and answer with its reward."""
 
     map: str
     num_experiences: int
@@ -94,7 +94,7 @@ def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options:
 
 
 def sample_rows(path: Place, options: Options) -> tuple[list[Json], str | None]:
-    """Return the first records of a file, and the path of the list that they are in, if they are in one."""
+    """Return the first records of a file, and the path of the list that contains them, if any."""
     with open_bytes(path) as file:
         magic = file.read(8)
     try:
@@ -127,14 +127,14 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     tasks = [path for path in columns if path.rpartition(".")[2] in TASK_KEYS and "." in path]
     rest = {**scored, **({"task": tasks[0]} if tasks else {})}
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
-    if not answers:  # the only text that is left, whatever its name
+    if not answers:  # the only remaining text, whatever its name
         texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
         texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
         answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
     for prompt in prompts[:3]:
-        # Answers of one object, or under one name with the name of a model beside it, are candidates.
+        # Several answers in one object are candidates.
         for group in _candidates([path for path in answers if path != prompt]):
             scores = _scores_of(group, columns)
             yield {"prompt": prompt, "completion": "|".join(group), **beside, **(scores or rest)}
@@ -142,7 +142,7 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
 
 
 def _columns(rows: list[Json]) -> dict[str, list[Any]]:
-    """Return the values of each field by its path, as `--map` writes it."""
+    """Return the values of each field, keyed by its `--map` path."""
     columns: dict[str, list[Any]] = {}
     for row in rows:
         for path, value in islice(leaves_of(row, ""), 400):
@@ -152,13 +152,13 @@ def _columns(rows: list[Json]) -> dict[str, list[Any]]:
 
 
 def leaves_of(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the values inside a record with their paths, as `--map` writes them."""
+    """Yield (`--map` path, value) for the values inside a record."""
     for key, part in value.items():
         path = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(part, dict) and part and depth < 5:
             yield from leaves_of(part, path, depth + 1)
         elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
-            # The first item stands for all of them.
+            # The first item represents all of them.
             yield from leaves_of(part[0], f"{path}[]", depth + 1)
         else:
             yield path, part
@@ -175,7 +175,7 @@ def _is_prose(values: list[Any]) -> bool:
 
 
 def _distance(path: str, names: frozenset[str]) -> int | None:
-    """Return how far from its end a path has one of these names: `request.prompt` 0, `question.text` 1; else None."""
+    """Return the distance of one of these names from the end of a path: `request.prompt` 0, `question.text` 1."""
     words = [plain_name(step.partition("[")[0]) for step in reversed(path.split("."))]
     return next((number for number, word in enumerate(words) if word in names or singular(word) in names), None)
 
@@ -196,7 +196,7 @@ def _answer_distance(path: str, values: list[Any]) -> int | None:
 
 
 def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any]], int | None]) -> list[str]:
-    """Return the paths that have a distance, the nearest first."""
+    """Return the paths with a distance, nearest first."""
     found = {path: distance for path, values in columns.items() if (distance := distance_of(path, values)) is not None}
     return sorted(found, key=lambda path: found[path])
 
@@ -208,7 +208,7 @@ def _candidates(answers: list[str]) -> Iterator[list[str]]:
         parents.setdefault(path.rpartition(".")[0], []).append(path)
     together = [paths for parent, paths in parents.items() if parent and len(paths) > 1]
     yield from together
-    # One of several answers of an object would silently drop the others.
+    # Choosing one of several answers of an object would silently drop the others.
     yield from ([path] for path in answers if not any(path in paths for paths in together))
 
 
@@ -224,7 +224,7 @@ def _scores_of(group: list[str], columns: dict[str, list[Any]]) -> dict[str, str
 
 
 def _reward_path(columns: dict[str, list[Any]]) -> str | None:
-    """Return the field that is the score; with a minus where less is better."""
+    """Return the path of the score; with a leading minus if lower is better."""
     numbers = [path for path, values in columns.items() if all(read_score(value) is not None for value in values)]
     scored = [path for path in numbers if any(is_score_name(step) for step in path.split("."))]
     lower = [path for path in numbers if not LOWER_IS_BETTER.isdisjoint(words_of(path.rpartition(".")[2]))]
@@ -233,7 +233,7 @@ def _reward_path(columns: dict[str, list[Any]]) -> str | None:
 
 
 def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[str, str]) -> Iterator[dict[str, str]]:
-    """Yield maps for one message a row, and for messages in a list: who speaks, what, in which conversation."""
+    """Yield maps for rows of one message, and for messages in a list: speaker, text, conversation."""
     found = _speaker_and_text(columns, len(rows))
     if found is not None:
         speaker, text = found
@@ -257,7 +257,7 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
 
 
 def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str, str] | None:
-    """Return the field with two or three short values that repeat, and the longest text beside it."""
+    """Return the field with two or three short, repeated values (the speaker), and the field with the longest text."""
     speakers = [
         path
         for path, values in columns.items()
@@ -276,13 +276,13 @@ def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str
     if not speakers or not texts:
         return None
     known = [path for path in speakers if any(speaker_role(value) for value in columns[path])]
-    # Speakers take turns; the ids of conversations come in runs.
+    # Speakers alternate, ids of conversations repeat on consecutive rows.
     speaker = max(known or speakers, key=lambda path: sum(map(operator.ne, columns[path], columns[path][1:])))
     return speaker, max(texts, key=lambda path: texts[path])
 
 
 def _roles(speakers: list[Any]) -> str:
-    """Return a table of roles: by their names, else the first who speaks is the user, and the second answers."""
+    """Return a table of roles: by their names, else the first speaker is the user and the second the assistant."""
     names = list(dict.fromkeys(speakers))
     known = {name: speaker_role(name) for name in names}
     free = [role for role in ("user", "assistant") if role not in known.values()]

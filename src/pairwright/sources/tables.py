@@ -1,9 +1,9 @@
 """Rows of tabular files as JSON objects: CSV, TSV, Excel, Parquet, Arrow (IPC file or stream, Feather), SQLite tables.
 
-A table is read in batches, never as a whole. Its rows then go to the formats, as the lines of a JSON Lines file do. In
-nested columns, null fields are left out: Arrow gives every object of a column the fields of all others. Only real
-tables of an SQLite file are read: a view could compute anything. How a CSV file is written (separator, encoding,
-decimal commas) is detected and reported; the user's map overrides it.
+A table is read in batches; formats read its rows like the lines of a JSON Lines file. In nested columns, null fields
+are left out, since Arrow gives every object of a column the fields of all others. SQLite views are not read: a view
+could compute anything. The CSV dialect (separator, encoding, decimal commas) is detected and reported; the user's map
+overrides it.
 """
 
 import codecs
@@ -39,17 +39,17 @@ _SEPARATED = (".csv", ".tsv", ".tab")
 _EXCEL = (".xlsx", ".xlsm")
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _ROWS_AT_ONCE = 1024
-_NUM_SNIFFED = 50  # rows that tell how a CSV file is written
+_NUM_SNIFFED = 50  # rows used to detect the CSV dialect
 _MAX_DEPTH = 64
 _CHUNK = 2**20
-# Above this share of bytes, text of one byte a letter is not in a Latin script.
+# Single-byte text with a larger share of bytes >= 0x80 is not in a Latin script.
 _MANY_HIGH_BYTES = 0.25
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(?:,\d+)?")
 OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/import_task.py reads
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Two tables of an SQLite file: each row of `table` with the row of `other` whose `key` is its `column`."""
+    """A left join of two SQLite tables: `table.column` = `other.key`."""
 
     table: str
     other: str
@@ -58,13 +58,13 @@ class Join(msgspec.Struct, frozen=True):
 
 
 def is_own_parquet(path: Place, magic: bytes) -> bool:
-    """Whether a file with one of our own prefixes is a payload or a part of a table, not somebody's Parquet file."""
+    """Whether a file with one of OWN_PREFIXES is a pairwright payload or table part, not a foreign Parquet file."""
     if not magic.startswith(_PARQUET):
         return True
     try:
         return set(OWN_COLUMNS) <= set(parquet_metadata(path).schema.to_arrow_schema().names)
     except (pa.ArrowException, OSError, ValueError):
-        return True  # damaged: the importer says how
+        return True  # damaged: the importer reports how
 
 
 def is_table(path: Place, magic: bytes) -> bool:
@@ -79,13 +79,13 @@ def is_table(path: Place, magic: bytes) -> bool:
 def table_rows(
     path: Place, fields: FieldMap, source: "str | Join | None" = None, notes: Counter[str] | None = None
 ) -> Iterator[Json | BadRecord]:
-    """Yield the rows of a table, and BadRecord for one that cannot be used; raise it for a file that cannot be read.
+    """Yield the rows of a table, and BadRecord for an unusable row; raise BadRecord for an unreadable file.
 
     Args:
         path: The file.
-        fields: The user's map; it may name the table of an SQLite file, and how a CSV file is written.
-        source: The table of an SQLite file, or two joined ones, where the map names none.
-        notes: Counts what was found about the file that a user may want to know.
+        fields: The user's map; it may name the table of an SQLite file, and the CSV dialect.
+        source: The table or join of an SQLite file, if the map names none.
+        notes: Counts findings to report to the user, such as a detected encoding.
     """
     with open_bytes(path) as file:
         magic = file.read(8)
@@ -110,10 +110,10 @@ def table_rows(
 
 
 def table_sources(path: Place, fields: FieldMap) -> list[str | Join | None]:
-    """Return what a file can be read from: its tables that have rows, then pairs of them; [None] if there is no choice.
+    """Return the possible sources of rows: non-empty tables, then joins of two; [None] if there is no choice.
 
-    Two tables are joined where a foreign key is declared, or a column is called like the other table: `session_id` of
-    `messages` is the `id` of `sessions`.
+    Two tables are joined by a declared foreign key, or by a column named like the other table: `messages.session_id` =
+    `sessions.id`.
     """
     with open_bytes(path) as file:
         if not file.read(8).startswith(_SQLITE) or "records" in fields:
@@ -142,14 +142,14 @@ def _ipc_batches(source: Any, *, is_file: bool) -> Iterator[pa.RecordBatch]:
 
 def _arrow_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Json]:
     for batch in batches:
-        # A batch of an Arrow file may be the whole file: converted in slices.
+        # A batch of an Arrow file may be the whole file, so it is converted in slices.
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             for row in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
                 yield {key: plain_value(value, 0) for key, value in row.items()}
 
 
 def plain_value(value: Any, depth: int) -> Any:
-    """Return a cell as JSON has it: times as text, decimals as numbers, objects without their null fields."""
+    """Return a cell as a JSON value: times as text, decimals as numbers, objects without their null fields."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if depth > _MAX_DEPTH:
@@ -172,7 +172,7 @@ def plain_value(value: Any, depth: int) -> Any:
 
 
 def _excel_rows(path: str, sheet: str | None) -> Iterator[Json | BadRecord]:
-    """Yield the rows of a sheet, with the names of its first row; without a name, it must be the only one with rows."""
+    """Yield the rows of a sheet, named by its first row; without `sheet`, only one sheet may have rows."""
     try:
         from openpyxl import load_workbook
     except ImportError:
@@ -197,9 +197,9 @@ def _excel_rows(path: str, sheet: str | None) -> Iterator[Json | BadRecord]:
 
 
 def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | BadRecord]:
-    """Yield rows under the names of the first; an empty cell is null."""
+    """Yield rows as objects, named by the first row; an empty cell is null."""
     names = ["" if name is None else str(name).strip() for name in next(rows, [])]
-    while names and not names[-1]:  # a spreadsheet may have empty columns behind its last one
+    while names and not names[-1]:  # a spreadsheet may have empty trailing columns
         names.pop()
     if len(set(names)) < len(names):
         raise BadRecord("a table with two columns of one name")
@@ -211,7 +211,7 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open an SQLite file for reading only; as a URI, since only a URI can say so."""
+    """Open an SQLite file read-only, which requires a URI."""
     database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     database.execute("PRAGMA trusted_schema=OFF")
     database.row_factory = sqlite3.Row
@@ -239,7 +239,7 @@ def _joins_of(database: sqlite3.Connection, table: str, columns: dict[str, list[
 
 
 def _named_source(database: sqlite3.Connection, fields: FieldMap) -> str | Join | None:
-    """Return the table that the map names, with the one that it joins."""
+    """Return the table or join that the map names, or None."""
     table, join = fields.fields.get("records"), fields.fields.get("join")
     columns = _filled_tables(database)
     if table is not None and table not in columns:
@@ -277,7 +277,7 @@ def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Ite
 
 
 def _joined_rows(database: sqlite3.Connection, join: Join) -> Iterator[Json]:
-    """Yield the rows of a table with the columns of another one under `OTHER.COLUMN`."""
+    """Yield the rows of a left join; columns of the second table are named `OTHER.COLUMN`."""
     table, other, key = _quoted(join.table), _quoted(join.other), _quoted(join.key)
     if database.execute(f"SELECT 1 FROM {other} GROUP BY {key} HAVING COUNT(*) > 1 LIMIT 1").fetchone():
         raise BadRecord(f"join: {join.other}.{join.key} is not unique, so rows of {join.table} would be repeated")
@@ -294,13 +294,13 @@ def _quoted(name: str) -> str:
 
 
 def _delimited_rows(path: Place, fields: FieldMap, notes: Counter[str] | None) -> Iterator[Json | BadRecord]:
-    """Yield the rows of a CSV or TSV file, with the names of its first line."""
+    """Yield the rows of a CSV or TSV file, named by its first line."""
     csv.field_size_limit(MAX_LINE_BYTES)
     found: Counter[str] = Counter() if notes is None else notes
     encoding = _encoding_of(path, fields.fields.get("encoding"), found)
     with open_bytes(path) as file, _text_of(file, encoding) as text:
         head = list(islice(text, _NUM_SNIFFED * 4))
-    skipped = int(bool(head) and head[0].startswith("sep="))  # as Excel writes it
+    skipped = int(bool(head) and head[0].startswith("sep="))  # written by Excel
     separator = _separator_of(path, head[skipped:], fields.fields.get("delimiter"), found)
     rows = list(islice(csv.reader(head[skipped:], delimiter=separator), _NUM_SNIFFED))
     commas = _comma_columns(rows, fields.fields.get("decimal"), found)
@@ -321,13 +321,13 @@ def _text_of(file: IO[bytes], encoding: str) -> Iterator[io.TextIOWrapper]:
     try:
         yield text
     finally:
-        text.detach()  # the file is closed by whoever opened it
+        text.detach()  # leaves the file open: its opener closes it
 
 
 def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
-    """Return the encoding of a text file: what the user named, its byte order mark, UTF-8, or Windows-1252.
+    """Return the encoding of a text file: by its byte order mark, the user's map, or detection (UTF-8, Windows-1252).
 
-    `open_bytes` turns files with a byte order mark into UTF-8.
+    `open_bytes` converts files with a byte order mark to UTF-8.
     """
     with open_binary(path) as file:
         marked = encoding_of(file.read(4))
@@ -366,7 +366,7 @@ def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
 
 
 def _separator_of(path: Place, lines: list[str], named: str | None, notes: Counter[str]) -> str:
-    """Return what separates the cells: the separator under which most rows have as many cells as the first one."""
+    """Return the separator that gives most rows as many cells as the first row."""
     if named is not None:
         separator = _SEPARATORS.get(named, named)
         if len(separator) != 1:
@@ -381,7 +381,7 @@ def _separator_of(path: Place, lines: list[str], named: str | None, notes: Count
             continue
         if widths and widths[0] > 1:
             fits[separator] = (sum(width == widths[0] for width in widths), widths[0])
-    # The first of equals: the usual one.
+    # `max` returns the first of equals: the usual separator.
     best = max(fits, key=lambda separator: fits[separator][0]) if fits else usual
     if best != usual:
         name = next(name for name, separator in _SEPARATORS.items() if separator == best)
@@ -390,7 +390,7 @@ def _separator_of(path: Place, lines: list[str], named: str | None, notes: Count
 
 
 def _comma_columns(rows: list[list[str]], named: str | None, notes: Counter[str]) -> list[str]:
-    """Return the columns with decimal commas: all cells are numbers, and one comma is not of thousands."""
+    """Return the columns with decimal commas: all cells are numbers, and a comma is not a thousands separator."""
     if named not in (None, "comma", "point"):
         raise ConfigError(f"--map decimal={named}: expected comma or point")
     columns = []

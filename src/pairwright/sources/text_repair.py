@@ -1,7 +1,7 @@
-"""Text that is not quite JSON in UTF-8: other encodings, and repairs of single lines, which are counted.
+"""Decode text that is not valid UTF-8 JSON: other encodings, and counted repairs of single lines.
 
-A byte order mark says exactly which encoding a file has, so UTF-16 and UTF-32 are converted without a count. A repair
-changes or interprets bytes (a lone surrogate is replaced, a line is read as Windows-1252), so it is counted by name.
+A byte order mark identifies the encoding, so UTF-16 and UTF-32 are converted without a count. A repair changes or
+interprets bytes (a lone surrogate is replaced, a line is read as Windows-1252), so it is counted by name.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 _REPAIR_CHUNK = 2**16
-# Escapes of a JSON string from left to right, so that an escaped backslash never begins one.
+# Matches every escape of a JSON string from left to right, so that an escaped backslash never begins another.
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.)", re.S)
 _REPLACEMENT = rb"\ufffd"
 
@@ -48,10 +48,10 @@ def to_utf8(file: IO[bytes], encoding: str) -> IO[bytes]:
 
 
 def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
-    """Decode JSON that a strict decoder refused, with the repairs that are safe; adds their names to `repairs`.
+    """Decode JSON that a strict decoder refused, with safe repairs, whose names are counted in `repairs`.
 
-    Raises ValueError or RecursionError if it is not JSON after them either. NaN and infinities, which Python writes,
-    are read as they are.
+    Raises ValueError or RecursionError if the repaired text is still invalid. Accepts NaN and infinities, as Python's
+    `json` writes them.
     """
     own_repairs: Counter[str] = Counter()
     if data[:1] == b"\0" or data[-1:] == b"\0":
@@ -60,7 +60,7 @@ def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        # A line with valid UTF-8 beside the bad bytes is damaged UTF-8, not another encoding.
+        # A line that also has valid multi-byte UTF-8 is damaged UTF-8, not another encoding.
         if not data.decode("utf-8", "ignore").isascii():
             raise
         text = data.decode("cp1252")
@@ -81,7 +81,7 @@ def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
 
 
 def _replace_lone_surrogates(data: bytes) -> tuple[bytes, int]:
-    """Replace `\\u` escapes of surrogates without a partner by U+FFFD; also returns how many."""
+    """Replace `\\u` escapes of surrogates without a partner by U+FFFD; also return their number."""
     num_lone = 0
 
     def replaced(match: re.Match[bytes]) -> bytes:

@@ -52,14 +52,14 @@ def to_batch(
 ) -> pa.RecordBatch:
     """Convert experiences to one record batch with the schema of the experience table.
 
-    `known` has columns that were computed already, by name.
+    `known` maps names to columns that were already computed.
     """
     # Columns are collected in the order of SCHEMA: narrow, content, native lists, `dtypes`, `arrays`.
     arrays = [
         column_array(known[column.name] if column.name in known else column.values(experiences), column.type)
         for column in (*NARROW, *CONTENT)
     ]
-    # `native`: column -> row -> array. `odd`: row -> fields for its blob, in which the one record has the number 0.
+    # `native`: column -> row -> array. `odd`: row -> fields of its blob, whose only record has number 0.
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
     odd: dict[int, list[Field]] = {}
     for path, rows, values in array_fields(experiences):
@@ -88,7 +88,7 @@ def from_batch(batch: pa.RecordBatch) -> list[Experience]:
                 for values, value in zip(fields, batch.column(name).to_pylist(), strict=True):
                     if value is not None:
                         values[name] = decode(value)
-        # A reward of NaN or infinity is null in `reward` and stands here as text; see columns.py.
+        # A NaN or infinite reward is null in `reward` and stored here as text; see columns.py.
         if "reward_unscored" in names:
             for values, text in zip(fields, batch.column("reward_unscored").to_pylist(), strict=True):
                 if text is not None:
@@ -101,7 +101,7 @@ def from_batch(batch: pa.RecordBatch) -> list[Experience]:
 
 
 def to_arrow(experiences: Sequence[Experience]) -> pa.Table:
-    """Experiences as an Arrow table with the columns of the experience table.
+    """Convert experiences to an Arrow table with the columns of the experience table.
 
     Args:
         experiences: A list or tuple of experiences.
@@ -129,7 +129,7 @@ def from_arrow(table: pa.Table) -> list[Experience]:
 
 
 def to_dataset(experiences: Sequence[Experience]) -> "datasets.Dataset":
-    """A Hugging Face dataset with the table's columns.
+    """Convert experiences to a Hugging Face dataset with the table's columns.
 
     Args:
         experiences: A list or tuple of experiences.
@@ -174,12 +174,12 @@ def _is_native(name: str, array: Array) -> bool:
     if name not in ARRAY_TYPES or array.ndim != 1:
         return False
     held, dtype = ARRAY_TYPES[name][0], dtype_name(array)
-    # tokens fit int32 and masks are 0 or 1: both were checked when the record was built
+    # Tokens fit int32 and masks are 0 or 1: both are checked when a record is built.
     return dtype == held or (held in ("int32", "bool") and dtype in INTEGERS)
 
 
 def list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
-    """Build a native list column from the arrays of some rows; the others are null."""
+    """Build a native list column from the arrays of some rows; other rows are null."""
     dtype, item_type = ARRAY_TYPES[name]
     if not rows:
         return pa.nulls(num_rows, pa.list_(item_type))
@@ -187,11 +187,11 @@ def list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
     present = np.zeros(num_rows, bool)
     for row, array in rows.items():
         lengths[row], present[row] = array.size, True
-    # `rows` is in ascending order of rows, so the joined values line up with the offsets. The cast loses nothing:
-    # `_is_native` let only arrays through whose values the column holds exactly.
+    # `rows` is sorted, so the concatenated values match the offsets. The cast is lossless: `_is_native` accepts only
+    # arrays that the column represents exactly.
     values = np.concatenate(list(rows.values()), dtype=dtype_named(dtype), casting="unsafe")
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    # From buffers, as above: `pa.array` would load pandas. Arrow has booleans as bits.
+    # From buffers, since `pa.array` would load pandas. Arrow stores booleans as bits.
     data = np.packbits(values, bitorder="little") if item_type == pa.bool_() else values
     items = pa.Array.from_buffers(item_type, len(values), [None, pa.py_buffer(data)])
     validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
@@ -199,7 +199,7 @@ def list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
 
 
 def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[str | None]:
-    """Return for each row the dtypes that differ from those of the columns, as JSON; None if none differs."""
+    """Return the dtypes of each row that differ from the columns' dtypes, as JSON; None if none differs."""
     names: list[dict[str, str]] = [{} for _ in range(num_rows)]
     for name, rows in native.items():
         for row, array in rows.items():
@@ -211,7 +211,7 @@ def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[s
 def _blob(fields: list[Field]) -> bytes:
     columns, data = pack(fields)
     header = msgspec.json.encode(columns)
-    # A blob: length of the header (4 bytes, little-endian), the header as JSON, then the packed columns.
+    # Blob: length of the header (4 bytes, little-endian), header as JSON, packed columns.
     return b"".join((len(header).to_bytes(4, "little"), header, *data))
 
 
@@ -245,7 +245,7 @@ def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, 
         for row, blob in enumerate(batch.column("arrays").to_pylist()):
             if blob is not None:
                 entries += [(path, row, array) for path, _, array in _read_blob(blob)]
-    # `place_arrays` takes multi-modal inputs only under keys that are there; in a table the blob alone names them.
+    # `place_arrays` needs existing keys for multi-modal inputs; in a table, only the blob names them.
     for path, row, _ in entries:
         if path[0] == "multi_modal_inputs":
             fields[row].setdefault("multi_modal_inputs", {})[path[1]] = None
@@ -260,7 +260,7 @@ def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, 
 def _list_values(column: pa.Array, name: str) -> Iterable[tuple[int, Array]]:
     if column.null_count == len(column):
         return
-    # `values` ignores a slice of the column and `offsets` are absolute, so that they fit for slices, too.
+    # `values` ignores slicing and `offsets` are absolute, so both also match for slices.
     offsets = column.offsets.to_numpy(zero_copy_only=False)
     values = column.values.to_numpy(zero_copy_only=False)
     if values.dtype == object:  # a null inside a list

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pairwright.records.arrays import Array
 
-# The numpy dtype of each fixed-width Arrow type, and the most bytes of text that the offsets of a type can address.
+# Fixed-width Arrow type -> numpy dtype, and text type -> maximum bytes that its offsets can address
 _NUMBERS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): np.float64}
 _MOST_BYTES = {pa.string(): 2**31 - 1, pa.large_string(): 2**62}
 
@@ -16,17 +16,17 @@ _MOST_BYTES = {pa.string(): 2**31 - 1, pa.large_string(): 2**62}
 def column_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Convert values to an Arrow array of text (from str, or UTF-8 bytes) or of numbers; None is null."""
     first = values[0] if values else None
-    # One value in all rows, as the name of a file is: counting compares identities first, so this is cheap.
+    # One value in all rows, such as a file name: `count` compares identities first, so this is cheap.
     if (first is None or kind not in _NUMBERS) and values.count(first) == len(values):
         return pa.nulls(len(values), kind) if first is None else _repeated(first, len(values), kind)
     try:
         return _without_nulls(values, kind, None)
-    except TypeError:  # the quick way to learn that there is a None
+    except TypeError:  # raised for None: faster than searching for it
         pass
     present = [value is not None for value in values]
-    # A placeholder for each None, of the type of the other values; its validity bit is 0, so nobody reads it.
+    # A placeholder of the right type for each None; its validity bit is 0, so it is never read.
     absent = 0 if kind in _NUMBERS else type(values[present.index(True)])()
-    # Arrow's validity bitmap: one bit a row, 1 = valid, least significant bit first.
+    # Arrow's validity bitmap: one bit per row, 1 = valid, least significant bit first.
     validity = pa.py_buffer(np.packbits(present, bitorder="little"))
     return _without_nulls([absent if value is None else value for value in values], kind, validity)
 
@@ -60,7 +60,7 @@ def _text_array(data: bytes, offsets: Array, kind: pa.DataType, validity: pa.Buf
     """Build an array of texts: value i is data[offsets[i]:offsets[i + 1]]."""
     if len(data) > _MOST_BYTES[kind]:
         raise pa.ArrowCapacityError(f"{len(data):,} bytes in one column of a batch of {kind}")
-    # They are 32 bits wide for string, 64 for large_string.
+    # 32-bit offsets for string, 64-bit for large_string.
     offsets = offsets.astype(np.int32 if kind == pa.string() else np.int64, copy=False)
     return pa.Array.from_buffers(kind, len(offsets) - 1, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
@@ -71,5 +71,5 @@ def _join_texts(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:
         return b"".join(values), map(len, values)
     text = "".join(values)
     data = text.encode()
-    # Equal lengths mean ASCII throughout: then characters and bytes count alike, and no text is encoded by itself.
+    # Equal lengths mean ASCII only: characters and bytes are equal in number, so texts need not be encoded one by one.
     return data, map(len, values if len(data) == len(text) else [value.encode() for value in values])

@@ -61,7 +61,7 @@ class Block(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     arrays: list[Packed] = []
 
 
-# How a field is stored: as JSON with NaN and infinities, as SideMeta with arrays apart, or as it is.
+# Storage of fields: as JSON with NaN and infinities, as SideMeta with separate arrays, or unchanged.
 _OPEN_JSON = ("reward", "reward_components", "info", "metrics")
 _SIDES = ("chosen", "rejected")
 _PLAIN = tuple(
@@ -77,7 +77,7 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
     """Convert experiences to a block, and their array fields for `pack`."""
     columns: dict[str, Any] = {"eid": [], "kind": []}
     fields: list[Field] = []
-    # Records transposed: for each field of Experience the tuple of its values, one a record. No records give no tuples.
+    # Transposed records: (field, values of all records). Without records, there are no tuples.
     for name, values in zip(_FIELDS, zip(*map(astuple, experiences), strict=True), strict=False):
         if name in _ARRAY_NAMES:
             fields += _array_field(name, values)
@@ -101,7 +101,7 @@ def _all_default(values: tuple[Any, ...]) -> bool:
 
 
 def array_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
-    """Yield each array field that some experience has, with the numbers of these records and their arrays."""
+    """Yield (path, record numbers, arrays) for each array field that some experience has."""
     for name in ARRAYS:
         yield from _array_field(name, list(map(attrgetter(name), experiences)))
     yield from _odd_fields(experiences)
@@ -137,14 +137,14 @@ def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
 
 def experiences_of(block: Block, data: memoryview) -> list[Experience]:
     """Build and validate the experiences of a block; inverts `block_of`."""
-    # Keyword arguments for each record: it is checked when it is built, so all its fields are collected first.
+    # Keyword arguments of each record; collected first, since a record is validated when it is built.
     fields: list[dict[str, Any]] = [{} for _ in range(_check_length(block))]
     for name in _PLAIN:
         _spread(fields, name, getattr(block, name))
     for name in _OPEN_JSON:
         raw = getattr(block, name)
         _spread(fields, name, from_json(bytes(raw)) if bytes(raw) else None)
-    # Keys of multi-modal inputs without values yet; `place_arrays` fills them in.
+    # Keys of multi-modal inputs; `place_arrays` adds the values.
     _spread(fields, "multi_modal_inputs", block.multi_modal_keys and [dict.fromkeys(k) for k in block.multi_modal_keys])
     sides = place_arrays(fields, unpack(block.arrays, data))
     for name in _SIDES:
@@ -155,7 +155,7 @@ def experiences_of(block: Block, data: memoryview) -> list[Experience]:
 
 
 def place_arrays(fields: list[dict[str, Any]], entries: Iterable[Entry]) -> dict[str, dict[int, dict[str, Array]]]:
-    """Add each array to the fields of its record; arrays of sides are returned by side, record number and name."""
+    """Add each array to the fields of its record; return arrays of sides as side -> record number -> name -> array."""
     sides: dict[str, dict[int, dict[str, Array]]] = {name: {} for name in _SIDES}
     for path, row, array in entries:
         if row >= len(fields):

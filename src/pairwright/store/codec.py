@@ -13,7 +13,7 @@
     end     16    xxh3-128 checksum of everything before
 
 Truncated, modified, overlong or foreign bytes raise a CodecError with position and cause, and never decode to a wrong
-record. Released versions stay readable: `_DECODERS` has one function for each.
+record. Released versions stay readable: `_DECODERS` has one function per version.
 """
 
 import struct
@@ -31,7 +31,7 @@ from pairwright.store.packed_arrays import Buffer, pack
 
 MAGIC = b"PWXP"
 VERSION = 1
-# A bound on what a header may make the reader allocate.
+# Limits the allocation that a header can cause.
 MAX_METADATA_BYTES = 2 * 1024**3
 # The table above: magic, version, storage, two bytes of padding (zero), three lengths.
 _HEADER = struct.Struct("<4sBB2xQQQ")
@@ -55,10 +55,10 @@ def dumps(experience: Experience | Sequence[Experience]) -> bytes:
 
 
 def loads(data: bytes | memoryview) -> Any:
-    """Read what `dumps` wrote: one experience, or the list of them where there is not exactly one.
+    """Read the output of `dumps`: one experience, or a list unless there is exactly one.
 
     Args:
-        data: The bytes of one payload. `loads_many` always gives a list.
+        data: The bytes of one payload. `loads_many` always returns a list.
 
     >>> import pairwright as pw
     >>> pw.loads(pw.dumps(pw.Experience(kind="single_turn", reward=1.0))).reward
@@ -69,11 +69,11 @@ def loads(data: bytes | memoryview) -> Any:
 
 
 def dumps_many(experiences: Sequence[Experience], *, compress: bool = True) -> bytes:
-    """Many experiences as one payload: smaller and much faster than one by one.
+    """Write many experiences as one payload: smaller and much faster than one by one.
 
     Args:
         experiences: A list or tuple of experiences.
-        compress: Compress the metadata; without it writing is faster still, and the payload a third larger.
+        compress: Compress the metadata; without it, writing is faster and the payload a third larger.
 
     >>> import pairwright as pw
     >>> len(pw.loads_many(pw.dumps_many([pw.Experience(kind="single_turn")])))
@@ -89,7 +89,7 @@ def payload_pieces(experiences: Sequence[Experience], *, compress: bool) -> list
     metadata = msgspec.json.encode(block)
     if len(metadata) > MAX_METADATA_BYTES:
         raise RecordError("experiences", len(metadata), "at most 2 GiB of text in one payload: write several")
-    # Level 1: speed before size. Arrays are not compressed, only narrowed (block.py).
+    # Level 1 favours speed over size. Arrays are not compressed, only narrowed (packed_arrays.py).
     stored = zstandard.ZstdCompressor(level=1).compress(metadata) if compress else metadata
     data_size = sum(map(len, data))
     header = _HEADER.pack(MAGIC, VERSION, _ZSTD if compress else _PLAIN, len(stored), len(metadata), data_size)
@@ -100,7 +100,7 @@ def payload_pieces(experiences: Sequence[Experience], *, compress: bool) -> list
 
 
 def loads_many(data: bytes | memoryview) -> list[Experience]:
-    """All experiences of a payload, equal to what was written.
+    """Read all experiences of a payload, equal to those written.
 
     Args:
         data: The bytes of one payload.
@@ -113,7 +113,7 @@ def loads_many(data: bytes | memoryview) -> list[Experience]:
     size = payload_size(view)
     if len(view) > size:
         raise CorruptBytes(f"{len(view) - size} bytes after the end of the payload at {size}")
-    # The checksum comes first: whatever is decoded below is what `dumps` wrote, or was made to look so on purpose.
+    # Check the checksum first: data decoded below was written by `dumps`, or forged on purpose.
     body, digest = view[: size - _DIGEST_SIZE], view[size - _DIGEST_SIZE :]
     if xxhash.xxh3_128_digest(body) != digest:
         raise CorruptBytes(f"checksum of the {size} bytes does not match: the payload was changed after it was written")
@@ -127,7 +127,7 @@ def payload_size(view: memoryview) -> int:
     if the header is invalid.
     """
     prefix = bytes(view[: len(MAGIC)])
-    # Fewer bytes than the magic, and equal so far, are a payload cut short, not a foreign file.
+    # Fewer bytes than the magic that match its start are a truncated payload, not a foreign file.
     if prefix != MAGIC[: len(prefix)] or not prefix:
         raise ForeignBytes(f"not a pairwright payload: begins with {prefix!r}, expected {MAGIC!r}")
     if len(view) < _HEADER.size:
@@ -163,9 +163,9 @@ def _decompress(stored: memoryview, size: int) -> bytes:
         raise CorruptBytes(f"the header claims {size} bytes of metadata, the limit is {MAX_METADATA_BYTES}")
     pieces, produced = [], 0
     try:
-        # A window of at most 128 MiB bounds the memory of the decompressor, whatever the frame header asks for.
+        # A window of at most 128 MiB bounds the decompressor's memory, regardless of the frame header.
         with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(stored) as reader:
-            # One byte more than was claimed is asked for, to notice a frame that holds more.
+            # Read up to one byte more than claimed, to detect a larger frame.
             while piece := reader.read(min(2**20, size + 1 - produced)):
                 pieces.append(piece)
                 produced += len(piece)

@@ -1,4 +1,4 @@
-"""Columns of the experience table, from which Parquet, Arrow, HF datasets and the command line derive.
+"""Columns of the experience table, shared by Parquet, Arrow, HF datasets and the command line.
 
 Narrow columns are for queries: ids, reward, hashes, lengths, source. They are computed from the record; all but `uid`,
 `kind`, the rewards, `prompt_length` and the source can be recomputed from the content. Content columns are JSON text,
@@ -22,7 +22,7 @@ from pairwright.records.messages import Message, canonical_messages, content_has
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode
-_NOTHING = object()  # is before the first row
+_NOTHING = object()  # sentinel before the first row
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Column:
         return values
 
     def _repeats(self, experiences: Sequence[Experience]) -> Iterable[bool]:
-        """Return for each experience whether its shared fields are the same objects as in the experience before.
+        """Return for each experience whether its shared fields are the same objects as in the previous one.
 
-        By identity, not by value: comparing long prompts would cost what is saved.
+        Compares identity, since comparing long prompts would be as slow as computing the column.
         """
         columns = [list(map(attrgetter(name), experiences)) for name in self.shared]
         return reduce(partial(map, and_), (map(is_, column, [_NOTHING, *column]) for column in columns))
@@ -91,7 +91,7 @@ def num_tool_calls(exp: Experience) -> int:
 def _completion_hash(exp: Experience) -> str | None:
     if exp.completion:
         return content_hash(canonical_messages(exp.completion))
-    # Records of raw text (Trinity) have no messages; their response is the completion.
+    # Raw-text records (Trinity) have no messages; their response is the completion.
     return None if exp.response_text is None else content_hash(exp.response_text)
 
 
@@ -178,7 +178,7 @@ CONTENT = (
     Column("custom_fields", _TEXT, lambda e: _json_or_null(e.custom_fields), "as JSON", null_without="custom_fields"),
 )
 
-# Native list columns: the dtype whose values they hold exactly, and that records have unless `dtypes` says otherwise.
+# Native list columns -> the dtype that they represent exactly, which is the record's dtype unless `dtypes` differs.
 ARRAY_TYPES = {
     "tokens": ("int32", pa.int32()),
     "logprobs": ("float32", pa.float32()),
@@ -197,5 +197,5 @@ SCHEMA = pa.schema(
     metadata={"pairwright.table": "1"},
 )
 NARROW_NAMES = tuple(column.name for column in NARROW)
-# Repeated values that a dictionary shrinks; large texts are left to the compressor.
+# Columns with repeated values, stored with a dictionary; large texts are left to the compressor.
 DICTIONARY_NAMES = ("tid", "batch", "task", "kind", "model_version", "prompt_hash", "source_format", "source", "dtypes")

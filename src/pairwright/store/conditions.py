@@ -1,12 +1,12 @@
-"""Conditions on the columns of a row, of `--where` and of the page: a small grammar that gives Polars expressions.
+"""Conditions on the columns of a row, for `--where` and the page: a small SQL grammar, parsed to Polars expressions.
 
     condition   comparisons (= != <> < <= > >=), AND, OR, NOT, (NOT) IN (a, b), (NOT) BETWEEN a AND b, (NOT) LIKE,
                 (NOT) ILIKE, IS (NOT) NULL, IS (NOT) TRUE, IS (NOT) FALSE
     value       a column, "a column", 1.5, 'text' ('' is a quote in it), TRUE, FALSE, NULL, + - * / %, || (joins texts),
                 CASE WHEN condition THEN value ELSE value END, CAST(value AS type), a function of `FUNCTIONS`
 
-The text of a condition is parsed here and nowhere else: it can name columns of the row and the functions below, and
-nothing that opens a file, a connection or another row. An SQL parser of a library would take table functions, too.
+Conditions are parsed only here. They can use columns of the row and the functions below, but cannot open a file, a
+connection or another row. A library's SQL parser would also accept table functions.
 """
 
 import difflib
@@ -24,8 +24,8 @@ from pairwright.errors import ConfigError
 from pairwright.store.columns import SCHEMA
 
 MAX_CHARACTERS = 100_000
-MAX_NESTING = 40  # parentheses, NOT and signs inside of each other
-MAX_VALUES = 500  # the items of an IN list do not count
+MAX_NESTING = 40  # of parentheses, NOT and signs
+MAX_VALUES = 500  # items of an IN list are not counted
 
 _SHOWN = 200  # characters of a condition in a message
 _ONE_ROW = "a condition sees one row's columns, without aggregates, windows or subqueries"
@@ -48,7 +48,7 @@ _KEYWORDS = frozenset({
     "ELSE", "END", "CAST", "AS",
 })  # fmt: skip
 
-# How strongly an operator binds, and what it does; AND, OR, NOT and the tests of `_test` bind as SQL says.
+# Precedence of operators and their functions; AND, OR, NOT and the tests of `_test` have the precedence of SQL.
 _OR, _AND, _NOT, _TEST, _SUM, _PRODUCT, _SIGN = range(1, 8)
 _COMPARISONS: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne,
@@ -67,7 +67,7 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "TEXT": pl.String, "VARCHAR": pl.String, "BOOLEAN": pl.Boolean,
 }  # fmt: skip
 
-# Name, fewest and most arguments, and the expression. None of them can make a text longer than its arguments together.
+# Name -> (minimum and maximum number of arguments, function). No result is longer than all arguments together.
 FUNCTIONS: dict[str, tuple[int, int, Callable[..., pl.Expr]]] = {
     "ABS": (1, 1, pl.Expr.abs),
     "CEIL": (1, 1, pl.Expr.ceil),
@@ -98,14 +98,14 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., pl.Expr]]] = {
     "CONCAT": (1, 20, lambda *texts: pl.concat_str(*texts, ignore_nulls=True)),
     "STARTS_WITH": (2, 2, lambda text, part: text.str.starts_with(part)),
     "ENDS_WITH": (2, 2, lambda text, part: text.str.ends_with(part)),
-    # Where the text begins, from 1; 0 where it is not there.
+    # Position of the text, from 1; 0 if it is not found.
     "STRPOS": (2, 2, lambda text, part: (text.str.find(part, literal=True) + 1).fill_null(0)),
     "ARRAY_LENGTH": (1, 1, lambda items: items.list.len()),
 }
 
 
 def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where") -> pl.Expr:
-    """Parse a condition on the columns of a row into a Boolean Polars expression; raises ConfigError if it is not one.
+    """Parse a condition on the columns of a row into a Boolean Polars expression; raises ConfigError if invalid.
 
     >>> parse_where("reward > 0.5 AND kind = 'multi_turn'").meta.root_names()
     ['reward', 'kind']
@@ -115,7 +115,7 @@ def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where
 
 @dataclass(frozen=True)
 class _Value:
-    """An expression, where it begins in the text, and its value if it is a number or a text written there."""
+    """An expression, its position in the text, and its value if it is a literal number or text."""
 
     expression: pl.Expr
     at: int
@@ -130,7 +130,7 @@ class _Parser:
         self._kind, self._text, self._at, self._end = "", "", 0, 0
         self._depth = self._num_values = 0
         self._empty = pl.DataFrame(pa.Table.from_batches([], schema=schema))
-        self._conditions: list[_Value] = []  # operands that have to be true or false
+        self._conditions: list[_Value] = []  # operands that must be Boolean
 
     def parse(self) -> pl.Expr:
         if len(self._source) > MAX_CHARACTERS:
@@ -142,11 +142,11 @@ class _Parser:
         if not whole.expression.meta.root_names():
             self._fail(0, f"names no column; {_ONE_ROW}")
         self._check_types(whole)
-        # SQL: a row for which the condition is null is not selected.
+        # As in SQL, rows for which the condition is null are not selected.
         return whole.expression.fill_null(False)
 
     def _check_types(self, whole: _Value) -> None:
-        """Resolve the expression against an empty frame: type errors (text > number) are found before a row is read."""
+        """Resolve the expression against an empty frame, to find type errors (text > number) before reading rows."""
         for value in [*self._conditions, whole]:
             if (kind := self._type(value)) not in (pl.Boolean, pl.Null):
                 self._fail(value.at, f"a value of type {kind}, expected a condition")
@@ -190,7 +190,7 @@ class _Parser:
         return left
 
     def _joined(self, first: _Value, word: str, power: int) -> _Value:
-        """Parse the operands of AND or OR that follow the first, and join them pairwise: a long chain stays shallow."""
+        """Parse the remaining operands of AND or OR and join them pairwise, so that a long chain stays shallow."""
         operands = [first]
         while self._take(word):
             operands.append(self._value(power + 1))
@@ -202,7 +202,7 @@ class _Parser:
         return _Value(parts[0], first.at)
 
     def _first(self) -> _Value:
-        """Parse what a value begins with: NOT, a sign, a parenthesis, CASE, CAST, a literal, a function, a column."""
+        """Parse a prefix: NOT, a sign, a parenthesis, CASE, CAST, a literal, a function or a column."""
         at, kind, text, word = self._at, self._kind, self._text, self._operator()
         if kind in ("number", "text"):
             return self._literal()
@@ -250,7 +250,7 @@ class _Parser:
         return _Value(pl.lit(value), at, value)
 
     def _test(self, value: _Value) -> _Value:
-        """Parse what follows a value: IS NULL, or (NOT) IN, BETWEEN, LIKE, ILIKE."""
+        """Parse a test after a value: IS NULL, or (NOT) IN, BETWEEN, LIKE, ILIKE."""
         is_negated = self._take("NOT")
         at, word, column = self._at, self._operator(), value.expression
         self._advance()
@@ -279,7 +279,7 @@ class _Parser:
         return _Value(~test if is_negated else test, value.at)
 
     def _list(self, kind: pl.DataType) -> pl.Series:
-        """Parse the literals of an IN list, which is compared with values of a type."""
+        """Parse the literals of an IN list as a series comparable with values of type `kind`."""
         at = self._at
         self._expect("(")
         items: list[int | float | str] = []
@@ -295,11 +295,11 @@ class _Parser:
         self._expect(")")
         if any(isinstance(item, str) for item in items) and not all(isinstance(item, str) for item in items):
             self._fail(at, "a list has either numbers or 'texts', not both")
-        # `is_in` wants the very type of the values.
+        # `is_in` requires exactly the type of the values.
         if kind.is_float() and not isinstance(items[0], str):
             return pl.Series(items, dtype=pl.Float64, strict=False)
         if kind.is_integer() and not isinstance(items[0], str):
-            # No whole number equals a fraction, or is beyond 64 bits.
+            # No integer value equals a fraction or exceeds 64 bits, so such items are dropped.
             return pl.Series([int(item) for item in items if item == int(item) and abs(item) < 2**63], dtype=pl.Int64)
         return pl.Series(items)
 
@@ -337,7 +337,7 @@ class _Parser:
             self._fail(self._at, f"no type {self._text!r:.40}; there are {', '.join(_TYPES)}")
         self._advance()
         self._expect(")")
-        # A text that is not a number becomes null, so that one such row does not end a scan.
+        # Non-numeric text becomes null, so that one such row does not abort a scan.
         return value.expression.cast(_TYPES[name], strict=False)
 
     def _function(self, at: int, name: str) -> pl.Expr:
@@ -378,7 +378,7 @@ class _Parser:
             self._fail(self._at, "a condition has no comments")
 
     def _operator(self) -> str:
-        """The token that comes next if it is a keyword or a sign, in upper case; else its text, or nothing."""
+        """Return the next token: in upper case if it is a keyword or sign, else its text, or nothing."""
         return self._text.upper() if self._kind in ("name", "sign") else ""
 
     def _take(self, word: str) -> bool:

@@ -1,4 +1,4 @@
-"""Experiences that pairwright exported, read back: payloads (store/codec.py), and Parquet of the table's columns."""
+"""Read back experiences exported by pairwright: payloads (store/codec.py), and Parquet with the table's columns."""
 
 import mmap
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _NEEDED = ("uid", "kind")
 
 
 def exported_units(path: Place) -> Iterator[Experience | Rejected]:
-    """Yield the experiences of an exported file; what cannot be read is yielded as Rejected, with the reason."""
+    """Yield the experiences of an exported file; unreadable ones are yielded as Rejected with the reason."""
     with local_copy(path) as local:
         try:
             with open(local, "rb") as file:

@@ -22,7 +22,7 @@ from pairwright.store.table_marker import MARKER
 def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
     """Write a JSON Lines file; returns the number of rows."""
     num_rows = 0
-    # Written under a temporary name that `write_atomic` renames at the end: a failed export leaves no file behind.
+    # `write_atomic` renames a temporary file at the end, so a failed export leaves no file.
     with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb") as file:
         for exp in table.records(where):
             file.write(encode(experience_to_json(exp)) + b"\n")
@@ -72,7 +72,7 @@ def check_is_local(output: Place) -> None:
 def write_hf(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
     """Write batches to a folder for `datasets.load_from_disk`; returns the number of rows.
 
-    They go through an Arrow file beside it, which `datasets` maps into memory.
+    The batches go through an Arrow file next to it, which `datasets` maps into memory.
     """
     datasets, num_rows = import_datasets(), 0
     stream = folder.with_suffix(".arrow")
@@ -104,7 +104,7 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
     if not num_kept:
         raise PairwrightError(f"{table.path}: the condition holds for none of {num_rows:,} rows; nothing was written")
     with claim_folder(output, "table.json", work="filtered table"):
-        # An empty table is taken: it may be left from a run that failed before it wrote anything.
+        # An empty table is accepted: a failed run may have left it.
         if (output / MARKER).exists() and Table(output, create=False).count():
             raise PairwrightError(f"{output} is a table already: choose another folder")
         target = Table(output)

@@ -4,8 +4,8 @@
 
 A label is the path of the file relative to the imported folder or the root of the glob; for a single file, its name.
 If labels of one import collide, parent folders are prepended until they are unique, so that equal rows of two files
-are two runs. A file keeps its label permanently, however its path is spelled later, so that importing it again adds
-nothing. A moved or copied folder gets the same labels, so that its records are not imported twice.
+are two runs. A file keeps its label permanently, even if its path is spelled differently later, so that importing it
+again adds nothing. A moved or copied folder gets the same labels, so that its records are not imported twice.
 """
 
 import os
@@ -26,8 +26,8 @@ from typing import NamedTuple
 from pairwright.paths import is_address
 from pairwright.store.table_marker import read_marker, write_marker
 
-_FIELD = "files"  # of the marker
-_MAPS = "maps"  # of the marker: field maps by file
+_FIELD = "files"  # key of the marker
+_MAPS = "maps"  # key of the marker: field maps by file
 
 
 class Labels(NamedTuple):
@@ -52,11 +52,11 @@ def label_files(names: Mapping[Place, str], table: "Table") -> Labels:
         known = _labels_of_rows(table)
     keys = {file: key_of(str(file)) for file in names}
     new = {file: _text(name) for file, name in names.items() if keys[file] not in known}
-    taken = {known[key] for key in keys.values() if key in known}  # by files that are read again beside them
-    # Each round puts one more folder before the names that are not unique; whole paths are, so the loop ends.
+    taken = {known[key] for key in keys.values() if key in known}  # labels of known files in this import
+    # Each round prepends one more folder to duplicate names; whole paths are unique, so the loop ends.
     while repeated := taken.intersection(new.values()) | {name for name, n in Counter(new.values()).items() if n > 1}:
         new = {file: _longer(name, keys[file]) if name in repeated else name for file, name in new.items()}
-    # Label -> the file that has it and still exists; one that is gone may be the new file before it was moved.
+    # Label -> existing file that has it; a missing file may be the new file before it was moved.
     holders = {label: key for key, label in known.items() if is_address(key) or os.path.exists(key)} if new else {}
     known |= {keys[file]: name for file, name in new.items()}
     if new or (is_unlabelled and known):
@@ -75,7 +75,7 @@ def read_labels(folder: Place) -> dict[str, str] | None:
 
 
 def copy_labels(source: Place, target: Place) -> None:
-    """Copy the labels of a table to another table that has rows of it."""
+    """Copy the labels of a table to another table that has some of its rows."""
     labels = read_labels(source)
     if labels:
         _write(target, labels)
@@ -90,7 +90,7 @@ def read_maps(folder: Place) -> dict[str, str]:
 
 
 def write_maps(folder: Place, maps: Mapping[str, str]) -> None:
-    """Add the field maps of files to those that a table has."""
+    """Add field maps of files to those of a table."""
     write_marker(folder, {**read_marker(folder), _MAPS: {**read_maps(folder), **maps}})
 
 
@@ -114,7 +114,7 @@ def _text(path: str) -> str:
 
 
 def _longer(name: str, key: str) -> str:
-    """Prepend one more parent folder to a name; returns the whole key if there is none left."""
+    """Prepend one more parent folder to a name; returns the whole key if no parent is left."""
     parts = key.strip("/").split("/")
     num_parts = name.count("/") + 2
     return "/".join(parts[-num_parts:]) if num_parts < len(parts) else key

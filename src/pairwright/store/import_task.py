@@ -1,4 +1,4 @@
-"""One task of an import: read files, or a range of lines, into a hidden part and a hidden file of rejections.
+"""One import task: reads files, or a range of lines, into a hidden part and a hidden file of rejections.
 
 Runs in a worker process or in the main process, with the same result; does not import store/table.py.
 """
@@ -35,7 +35,7 @@ ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 4 * 2**20
 _BYTES_OF_ROW, _BYTES_OF_PARTS = 500, 2000  # besides the text of its messages
 _PREFERENCE = Kind.PREFERENCE
-_NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
+_NUM_NAMED = 100  # records whose numbers are listed if no record has the requested reward
 _COUNTED = {
     "messages": ("num_prompt_messages", "num_completion_messages"),
     "tool_calls": ("num_tool_calls",),
@@ -47,7 +47,7 @@ WriteBatch = Callable[[pa.RecordBatch], None]
 
 
 class ImportTask(msgspec.Struct, frozen=True):
-    """What to read: a whole file, or the lines that begin at bytes [start, stop); the first has the number `line`."""
+    """A whole file, or the lines that begin at bytes [start, stop); `line` is the number of the first line."""
 
     path: Place
     layout: Layout
@@ -60,7 +60,7 @@ class ImportTask(msgspec.Struct, frozen=True):
     start: int = 0
     stop: int | None = None
     line: int = 1
-    label: str = ""  # of the file, in the ids of its records
+    label: str = ""  # identifies the file in record ids
 
 
 class ImportResult(msgspec.Struct):
@@ -68,24 +68,24 @@ class ImportResult(msgspec.Struct):
 
     part: Place | None = None
     quarantine: Place | None = None
-    num_rows: list[int] = msgspec.field(default_factory=list)  # of each task, in their order in the part
-    digests: bytes = b""  # of the ids of the rows, in their order: 16 bytes each
-    uids: list[str] = msgspec.field(default_factory=list)  # only if the tasks ask for them
+    num_rows: list[int] = msgspec.field(default_factory=list)  # of each task, in order
+    digests: bytes = b""  # of the row ids, in order: 16 bytes each
+    uids: list[str] = msgspec.field(default_factory=list)  # only if requested by the tasks
     counts: dict[str, Counter[str]] = msgspec.field(default_factory=lambda: defaultdict(Counter))  # by format
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
     secrets: list[tuple[str, int | None, str, str]] = msgspec.field(default_factory=list)
     scores_used: set[str] = msgspec.field(default_factory=set)
-    has_reward: bool = False  # some record has the reward that was asked for
-    reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
+    has_reward: bool = False  # some record has the requested reward
+    reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # numbers that records have instead
     unchosen: Counter[str] = msgspec.field(default_factory=Counter)  # names of scores of unscored records
-    num_unchosen: int = 0  # records that `unchosen` counts
-    score_keys: str | None = None  # what a file of scores could say of the first record
-    examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
-    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is not JSON in UTF-8
+    num_unchosen: int = 0  # records counted in `unchosen`
+    score_keys: str | None = None  # keys that a score file could use for the first record
+    examples: dict[str, str] = msgspec.field(default_factory=dict)  # reason -> first rejection
+    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is not valid UTF-8 JSON
     not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
     def add_counts(self, other: "ImportResult") -> None:
-        """Add what another result counts; its part, its ids and its file of rejections stay with it."""
+        """Add the counts of another result, but not its part, ids and file of rejections."""
         for name, counts in other.counts.items():
             self.counts[name].update(counts)
         for name in ("reasons", "repairs", "not_read", "unchosen", "scores_used"):
@@ -94,7 +94,7 @@ class ImportResult(msgspec.Struct):
         self.secrets += other.secrets
 
     def reject(self, rejected: Rejected, format_name: str, write: Write) -> None:
-        """Count a rejection, and write its line of the quarantine."""
+        """Count a rejection and write its quarantine line."""
         self.counts[format_name]["quarantined"] += 1
         reason = general_reason(rejected.reason)
         self.reasons[reason] += 1
@@ -106,8 +106,8 @@ class ImportResult(msgspec.Struct):
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
     """Read the records of tasks into one hidden part in the folder of their table; the table itself is unchanged.
 
-    Small files go together: a part of its own for each would cost more than reading it. On failure the temporary files
-    are removed.
+    Small files share a part, since a part per file would cost more than reading it. On failure the temporary files are
+    removed.
     """
     target, result = tasks[0].folder, ImportResult()
     with local_workspace(target) as folder, _no_garbage_collection():
@@ -130,7 +130,7 @@ def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Decoded JSON has no cycles, and looking for them takes half of the time."""
+    """Pause garbage collection: decoded JSON has no cycles, and searching for them takes half of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -143,7 +143,7 @@ def _no_garbage_collection() -> Iterator[None]:
 def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch, write_rejected: Write) -> None:
     """Read the records of tasks and write them as batches, each of one format and bounded by bytes and rows."""
     batch: list[Experience] = []
-    cells: dict[int, Cells] = {}  # of the completions of the batch, by the ids of their tuples
+    cells: dict[int, Cells] = {}  # of the batch's completions, by id of the tuple
     num_bytes = 0
     for before, task in zip([tasks[0], *tasks], tasks, strict=False):
         if batch and before.layout.format != task.layout.format:
@@ -158,7 +158,7 @@ def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch
             if num_bytes >= BYTES_PER_BATCH or len(batch) >= ROWS_PER_BATCH:
                 write(_batch(batch, cells, task, result))
                 batch, num_bytes = [], 0
-        # A range of a large file may be empty lines; a whole file that gives nothing is never passed over.
+        # A range of a large file may have only empty lines, but a whole file without records is always reported.
         if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
             nothing = Rejected(str(task.path), None, "no record in it", task.layout.format)
             result.reject(nothing, task.layout.format, write_rejected)
@@ -167,7 +167,7 @@ def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch
 
 
 def _size_of(exp: Experience, cells: Cells | None) -> int:
-    """Return about how many bytes a row takes; `cells` are those of its completion, where they are known."""
+    """Estimate the bytes of a row; `cells` are those of its completion, if known."""
     size = _BYTES_OF_ROW if cells is None else _BYTES_OF_ROW + len(cells.text)
     for message in exp.prompt if cells is not None else (*exp.prompt, *exp.completion):
         size += len(message.content) if type(message.content) is str else _BYTES_OF_PARTS if message.content else 0
@@ -177,7 +177,7 @@ def _size_of(exp: Experience, cells: Cells | None) -> int:
 def _batch(rows: list[Experience], cells: dict[int, Cells], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Convert experiences to one record batch, and add their ids and counts to the result."""
     counts = result.counts[task.layout.format]
-    for exp in rows:  # counts that the columns do not have
+    for exp in rows:  # counts that are not in the columns
         if exp.kind is _PREFERENCE:
             counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
         elif not exp.is_scored:
@@ -228,8 +228,7 @@ def _read_records(
             result.counts[task.layout.format]["part_of_another_file"] += 1
             continue
         if record.tokens is not None and record.source and (record.source.file, record.source.line) in redacted:
-            # Remove recorded token ids and arrays from an experience that was redacted, since they still encode the
-            # secret.
+            # Drop recorded ids and arrays of a redacted experience: they still encode the secret.
             cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
             for name in ("chosen", "rejected"):
                 side = getattr(record, name)
@@ -272,7 +271,7 @@ def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experienc
         return exported_units(path)
     if layout.shape == "binary":
         return binary_units(path, layout, label)
-    # Lines decoded by type have no fields for the user's names, and cannot be redacted.
+    # Lines decoded by type lack fields that options may name, and cannot be redacted.
     by_type = not task.redact and task.options == Options()
     return file_units(path, layout, label, repairs, options=task.options, by_type=by_type)
 
@@ -282,7 +281,7 @@ def _redacted(
 ) -> Iterator[Unit | Experience | Rejected]:
     """Yield units with secrets redacted; adds (file, line) of units that had secrets to `redacted`."""
     for unit in units:
-        if isinstance(unit, Experience):  # a binary payload of records, whose secrets nobody has looked for
+        if isinstance(unit, Experience):  # from a binary payload, not yet searched for secrets
             file = unit.source.file if unit.source is not None else "a payload"
             yield Rejected(file, None, "--redact: a binary payload cannot be redacted; import it without, or as JSON")
             continue
@@ -295,7 +294,7 @@ def _redacted(
             try:
                 clean, findings = redact(value)
             except RecursionError:
-                # Its text goes nowhere: a secret in it would be written to the quarantine.
+                # Without its text, since a secret in it would be written to the quarantine.
                 yield Rejected(origin.file, origin.line, "nested too deep to redact")
                 continue
             unit, where = (origin, clean), (origin.file, origin.line)
@@ -304,13 +303,13 @@ def _redacted(
         yield unit
 
 
-# Where in a file something was refused: `trace 'a1', call 'b2'`, `turn 4`, `simulations[3]`.
+# Location of a refusal inside a file: `trace 'a1', call 'b2'`, `turn 4`, `simulations[3]`.
 _WHERE = re.compile(r"(?:\w+ )?(?:'[^']*'|\d+)(?:, (?:\w+ )?(?:'[^']*'|\d+))*|\w*\[\d+\]")
 _INDEX = re.compile(r"\[\d+\]")
 
 
 def general_reason(reason: str) -> str:
-    """Return the general part of a reason, without its place and the details of the record, for counting.
+    """Return the general part of a reason, without location and record details, for counting.
 
     >>> general_reason("trace 'a1', call 'b2': the model gave no output: rate limit")
     'the model gave no output'

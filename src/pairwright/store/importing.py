@@ -34,9 +34,9 @@ from pairwright.store.import_task import ImportResult, ImportTask, run_tasks
 from pairwright.store.parts import put_hidden_part
 from pairwright.store.table import Table
 
-# Size of the pieces that a large JSON Lines file is cut into, one task each.
+# Size of the ranges of a large JSON Lines file, one task each.
 RANGE_BYTES = 16 * 2**20
-_BYTES_OF_A_FILE = 8 * 2**10  # a small file counts as so many bytes
+_BYTES_OF_A_FILE = 8 * 2**10  # a small file counts as this many bytes
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
@@ -52,12 +52,12 @@ class ImportSummary(msgspec.Struct):
     num_scores: int = 0
     num_scores_used: int = 0
     num_replaced: int = 0
-    examples: dict[str, str] = {}  # by reason: the first rejection, with its place
-    scores_to_choose: list[str] = []  # of unscored records: names for `--reward`
-    repairs: dict[str, int] = {}  # of text that is not JSON in UTF-8, by name
-    not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
-    maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
-    same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
+    examples: dict[str, str] = {}  # reason -> first rejection, with its location
+    scores_to_choose: list[str] = []  # names for `--reward`, from unscored records
+    repairs: dict[str, int] = {}  # of text that is not valid UTF-8 JSON, by name
+    not_read: dict[str, int] = {}  # field too large for info -> number of records that have it
+    maps: dict[str, str] = {}  # files read with the field map of an earlier import
+    same_as: dict[str, str] = {}  # files whose records already exist, from another file with the same label
 
     def total(self, name: str) -> int:
         return sum(counts.get(name, 0) for counts in self.formats.values())
@@ -113,7 +113,7 @@ def import_files(
         ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
         for rejected in [*refused, *unreadable]:
             ingest.reject(rejected)
-        # Files that no reader takes have no task: their bytes count as done from the start.
+        # Files without a reader have no task: their bytes count as done from the start.
         total = done = sum(sizes.values())
         done -= sum(task.size for task in tasks)
         groups = list(_group_tasks(tasks))
@@ -126,24 +126,24 @@ def import_files(
         ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
         summary = ingest.summary()
         summary.maps = {str(task.path): task.options.map.text for task in tasks if task.options.map and not options.map}
-        # Remembered for the next import of these files, once they have been read with it.
+        # Stored for the next import of these files, once the map has read records.
         if options.map and summary.total("experiences"):
             write_maps(table.path, {key_of(str(task.path)): options.map.text for task in tasks})
         summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
         if known_scores is not None:
             summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.total.scores_used)
-        # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
+        # Stale rows are deleted last: a crash before leaves old rows, never a gap.
         if update:
             summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
-        table.compact()  # many small imports do not become many small parts
+        table.compact()  # merges the small parts of many small imports
         return summary
 
 
 def _delete_stale(table: Table, tasks: list[ImportTask], uids: set[str]) -> int:
-    """Delete rows of the files of these tasks whose ids the files no longer give; returns how many."""
-    import polars as pl  # not needed otherwise, and it takes a while to load
+    """Delete rows of the tasks' files whose ids the files no longer have; returns their number."""
+    import polars as pl  # slow to load, needed only here
 
-    keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
+    keys = {key_of(str(task.path)) for task in tasks}  # rows of files that are now unreadable are kept
     sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
     read = sorted(file for file in sources - {None} if key_of(file) in keys)
     stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(uids)).not_()
@@ -170,11 +170,11 @@ def _plan(
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
     for (file, size), layout in zip(sizes.items(), _layouts(maps, format_name, common), strict=True):
-        # Most files have no map of their own: they share one object of options.
+        # Files without a separate map share one options object.
         options = common if maps[file] is common.map else msgspec.structs.replace(common, map=maps[file])
         if isinstance(layout, Rejected):
             unreadable.append(layout)
-        # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
+        # Splitting does not pay below two ranges; compressed files cannot be read from the middle.
         elif layout.splits and size > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
                 task = ImportTask(file, layout, folder, options, stop - start, start=start, stop=stop, line=line)
@@ -198,7 +198,7 @@ def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
     group: list[ImportTask] = []
     num_bytes = 0
     for task in tasks:
-        # Opening a file and telling its format costs as much as reading a few kB.
+        # Opening a file and detecting its format costs as much as reading a few kB.
         size = max(task.size, _BYTES_OF_A_FILE)
         if group and num_bytes + size > RANGE_BYTES:
             yield group
@@ -221,13 +221,13 @@ class _Ingest:
 
     def __init__(self, table: Table, *, wants_reward: bool = False, wants_scores: bool = False) -> None:
         self.table = table
-        self._waits = {"reward": wants_reward, "scores": wants_scores}  # until some record has what was asked for
+        self._waits = {"reward": wants_reward, "scores": wants_scores}  # until some record has the requested value
         self._pending: list[tuple[list[ImportTask], ImportResult]] = []
         self.seen: set[str] = set()
-        self.again: set[str] = set()  # files with records that were there already
+        self.again: set[str] = set()  # files with records that already exist
         self.total = ImportResult()
         self._rejections: list[bytes | Place] = []
-        # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
+        # Ids as 16-byte digests in a sorted array: less memory than a set of texts, with vectorized lookup.
         there = (uid.encode() for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist())
         self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
@@ -243,7 +243,7 @@ class _Ingest:
     def finish(self, reward: str | None, scores: Scores | None) -> None:
         """Publish held results; if no record has the requested reward or score, delete them and raise SourceError."""
         results = [result for _, result in self._pending]
-        # Parts are hidden files until they are revealed: deleting them leaves the table as it was.
+        # Parts are hidden files until published: deleting them leaves the table unchanged.
         if any(self._waits.values()) and any(result.part is not None for result in results):
             for result in results:
                 for hidden in (result.part, result.quarantine):
@@ -268,7 +268,7 @@ class _Ingest:
         """Publish the part of a result, without rows that are already in the table, and add its counts."""
         self.total.add_counts(result)
         for task in tasks:
-            # A file that was cut into ranges counts once, with its first range.
+            # A file split into ranges is counted once, with its first range.
             self.total.counts[task.layout.format]["files"] += task.start == 0
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)
@@ -295,7 +295,7 @@ class _Ingest:
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
-        # Slow path: an id repeats within the part, or came in an earlier part of this import. The first one is kept.
+        # Slow path: an id repeats within the part or an earlier part of this import. The first row is kept.
         if len(unique) < len(rows) or not self._added.isdisjoint(unique):
             for number, digest in enumerate(rows):
                 is_new[number] &= digest not in self._added
@@ -304,7 +304,7 @@ class _Ingest:
         num_old = int((~is_new).sum())
         if num_old < len(digests):
             if num_old:
-                # The part is written again without its old rows; one without old rows is renamed as it is.
+                # Rewrite the part without its old rows; a part without old rows is only renamed.
                 rows = read_parquet(part).filter(is_new)
                 part.unlink()
                 part, _ = put_hidden_part(self.table.path, rows.to_batches())
@@ -349,7 +349,7 @@ class _Ingest:
 
 
 def _no_reward(name: str, names: Counter[str]) -> str:
-    """Return the error message for a reward that no record has, with the names that records have."""
+    """Return the error message for a reward that no record has, with the names that exist."""
     near = difflib.get_close_matches(name, names, n=1)
     listing = ", ".join(list(names)[:_NUM_NAMES]) + (", ..." if len(names) > _NUM_NAMES else "")
     return (
@@ -364,7 +364,7 @@ def _contains(sorted_digests: Array, digests: Array) -> Array:
     """Mask of digests that are in `sorted_digests`."""
     if not len(sorted_digests):
         return np.zeros(len(digests), bool)
-    # The insertion point is where an equal digest would stand; past the end, any wrong neighbour will do.
+    # The insertion point is the index of an equal digest; past the end, compare with the last one.
     places = np.minimum(np.searchsorted(sorted_digests, digests), len(sorted_digests) - 1)
     return np.asarray(sorted_digests[places] == digests)
 
@@ -409,30 +409,30 @@ def import_traces(
 ) -> Table:
     """Read agent traces into an experience table. Importing a file again adds nothing.
 
-    Records that cannot be read are in `quarantine.jsonl` beside the table, each with its reason.
+    Unreadable records are written to `quarantine.jsonl` in the table's folder, each with its reason.
 
     Args:
         paths: A file, folder, glob or address, or a list of them.
-        output: Folder of the table; it is made, or added to.
-        format: Name of a format of docs/reference/sources/index.md; "auto" tells by content.
+        output: Folder of the table; it is created, or appended to.
+        format: Name of a format of docs/reference/sources/index.md; "auto" detects it from the content.
         reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
-        scores: CSV or JSON Lines file of rewards, by id or by task and run; beside an id, a task may stand.
-        map: For data of your own, which field is what: "prompt=a.text,completion=b.text,reward=c.score".
-        task: What names the task: "prompt", a field's name or path, several with commas, "file", "row//4".
-        run: What names the run: a field's name or path, or "row%4"; text is turned into a number.
-        step: What names the step: a field's name or path with an integer.
+        scores: CSV or JSON Lines file of rewards, by id (optionally with a task) or by task and run.
+        map: Fields of your own data: "prompt=a.text,completion=b.text,reward=c.score".
+        task: Source of the task: "prompt", a field's name or path, several with commas, "file", "row//4".
+        run: Source of the run: a field's name or path, or "row%4"; text is converted to a number.
+        step: Source of the step: the name or path of an integer field.
         step_name: NAT only: name of the TTC step whose candidates to read.
-        compaction_prompt: Codex only: file with the request that compactions sent; each summary becomes a step.
+        compaction_prompt: Codex only: file with the prompt of compactions; each summary becomes a step.
         redact: Replace API keys, tokens and private keys.
-        update: Replace what these files gave before.
-        workers: Processes; by default one a core where it pays.
-        progress: True prints progress to stderr; a function is called with bytes done and in all.
+        update: Replace earlier rows of these files.
+        workers: Number of processes; by default one per core for large imports.
+        progress: True prints progress to stderr; a function is called with bytes done and in total.
 
     Returns:
-        The table, with everything that is in it.
+        The table, including earlier rows.
 
     Raises:
-        SourceError: No file is there, or no record in them could be read.
+        SourceError: No file was found, or no record could be read.
 
     >>> import pairwright as pw
     >>> table = pw.import_traces("traces/*.jsonl", "runs/first/experience")

@@ -22,7 +22,7 @@ SUFFIX = ".journal"
 
 def new_segment_id() -> str:
     """Return a unique segment id that sorts by creation time."""
-    # 20 digits of nanoseconds since the epoch: equal widths make the order of texts the order of time.
+    # 20 digits of nanoseconds since the epoch: with a fixed width, ids sort by time.
     return f"{time.time_ns():020d}-{os.getpid():08d}-{os.urandom(4).hex()}"
 
 
@@ -38,7 +38,7 @@ class JournalWriter:
         self._fd = os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         hidden.rename(self.path)
-        # A new name is durable only when its folder is synced, too.
+        # A new name is durable only after its folder is synced.
         sync(folder)
 
     def write(self, pieces: Sequence[Buffer], *, durable: bool) -> None:
@@ -46,14 +46,14 @@ class JournalWriter:
         size = sum(map(len, pieces))
         try:
             written = os.writev(self._fd, pieces)
-            if written < size:  # a short write: the rest in one piece
+            if written < size:  # a short write: write the rest as one piece
                 rest = memoryview(b"".join(pieces))[written:]
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             if durable:
                 os.fdatasync(self._fd)
         except OSError as error:
-            # Cut back to the last whole payload: what follows must not be appended to a torn one.
+            # Truncate to the last complete payload, so that later appends do not follow a torn one.
             os.ftruncate(self._fd, self.size)
             raise TableError(f"{self.path}: {error.strerror}; nothing of this append was kept") from error
         self.size += size
@@ -71,7 +71,7 @@ def try_lock(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        # flock is released by the kernel when its owner dies, however that happens.
+        # The kernel releases flock when its owner dies for any reason.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
@@ -96,14 +96,14 @@ def read_journal(data: bytes, name: str) -> Iterator[list[Experience]]:
 
 
 def _is_torn_end(rest: memoryview, error: CodecError) -> bool:
-    """Return whether `rest` is what a crash leaves: a truncated payload, unwritten blocks of the last one, or zeros."""
+    """Return whether a crash left `rest`: a truncated payload, unwritten blocks of the last payload, or zeros."""
     if isinstance(error, TruncatedBytes):
         return True
-    # Some file systems leave zeros where a file grew and its data never arrived.
+    # Some file systems leave zeros where a file grew but its data was never written.
     if isinstance(error, ForeignBytes):
         return not any(rest)
     try:
-        # A wrong checksum is a torn end only in the last payload; before it, data were damaged later.
+        # A wrong checksum is a torn end only in the last payload; elsewhere, the data was damaged.
         return payload_size(rest) == len(rest)
     except CodecError:
         return False

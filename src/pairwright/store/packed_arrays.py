@@ -11,8 +11,8 @@ from pairwright.records.arrays import INTEGERS, Array, dtype_name, dtype_named
 
 Path = tuple[str, ...]
 Buffer = bytes | memoryview
-Field = tuple[Path, list[int], list[Array]]  # a field, the numbers of the records that have it, and their arrays
-Entry = tuple[Path, int, Array]  # (field, number of the record, array)
+Field = tuple[Path, list[int], list[Array]]  # (field, record numbers, arrays)
+Entry = tuple[Path, int, Array]  # (field, record number, array)
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
     """Yield the arrays of packed columns; raises CorruptBytes unless the headers describe exactly these bytes."""
     offset = 0
     for column in columns:
-        # 4 bytes for the record number and 4 for the length of each array
+        # 4 bytes each for the record number and the length of an array
         size = 8 * column.num_arrays + _size_on_disk(column)
         if min(column.num_arrays, column.num_values, column.width) < 0 or offset + size > len(data):
             raise CorruptBytes(f"array column {'.'.join(column.path)}: needs {size} bytes at {offset}, of {len(data)}")
@@ -90,23 +90,23 @@ def _unpack_column(column: Packed, data: memoryview) -> Iterator[Entry]:
 
 
 def _num_values(shape: tuple[int, ...]) -> int:
-    # -1 equals no length, so a shape with too many or negative dimensions is refused by the comparison.
+    # -1 never equals a length, so shapes with too many or negative dimensions are refused.
     return math.prod(shape) if len(shape) <= 32 and min(shape, default=0) >= 0 else -1
 
 
 def _narrow(values: Array) -> tuple[int, list[Buffer]]:
     """Return the bytes per value and the buffers of an array, without high bytes that are zero in every value.
 
-    Three bytes per value are stored as the low two of all values, then the high one of all values, which takes only a
-    few whole-array operations.
+    With three bytes per value, the low two bytes of all values are stored first, then the high bytes, which takes only
+    a few whole-array operations.
     """
     name = dtype_name(values)
     if name == "bool":
-        # One bit a value, most significant bit first, as `np.unpackbits` reads it.
+        # One bit per value, most significant bit first, as in `np.unpackbits`.
         return 0, [np.packbits(values).data]
     size = values.dtype.itemsize
     if name in INTEGERS and values.size:
-        bits = int(np.bitwise_or.reduce(values))  # as many bits as the largest value; negative if any value is
+        bits = int(np.bitwise_or.reduce(values))  # as wide as the largest value; negative if any value is
         # Negative integers have their high bits set and keep their full width.
         width = max(1, (bits.bit_length() + 7) // 8) if bits >= 0 else size
         if width < size:
@@ -127,7 +127,7 @@ def _widen(column: Packed, data: memoryview) -> Array:
         return np.frombuffer(data, dtype)
     if column.dtype not in INTEGERS or not 0 < column.width < dtype.itemsize:
         raise CorruptBytes(f"array column {'.'.join(column.path)}: {column.width} bytes a value of {column.dtype}")
-    # Put the bytes of each value together again: OR in the parts, from the lowest bits up.
+    # Reassemble each value: OR its parts, from the lowest bits up.
     values, offset = np.zeros(column.num_values, dtype), 0
     for part, shift in _parts(column.width):
         stored = np.frombuffer(data, part, column.num_values, offset=offset)
@@ -138,7 +138,7 @@ def _widen(column: Packed, data: memoryview) -> Array:
 
 def _parts(width: int) -> Iterator[tuple[str, int]]:
     """Yield the unsigned dtypes that add up to `width` bytes, each with its bit shift."""
-    # The binary digits of `width` say which dtypes it takes: 3 bytes are a u2 (bits 0-15) and a u1 (bits 16-23).
+    # The binary digits of `width` select the dtypes: 3 bytes are a u2 (bits 0-15) and a u1 (bits 16-23).
     shift = 0
     for size in (4, 2, 1):
         if width & size:

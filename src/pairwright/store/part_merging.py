@@ -1,12 +1,12 @@
-"""Merging: many small imports or appends do not stay many small files.
+"""Merging of the small parts of many small imports or appends.
 
-A merged part takes the place of consecutive parts, and its rows have their order. Each step is atomic:
+A merged part replaces consecutive parts and keeps the order of their rows. Each step is atomic:
 
     <id>.merged      names the parts that <id>.parquet replaces; has no effect until that part exists
-    <id>.parquet     appears: from here on readers ignore the parts that it replaces
-    the old parts, then <id>.merged, are deleted; after a crash the next merge does it
+    <id>.parquet     appears: from now on readers ignore the parts that it replaces
+    the old parts, then <id>.merged, are deleted; after a crash, by the next merge
 
-A command that is reading the table in another process may find that a part is gone, and says so.
+A process that reads the table meanwhile may find a part missing and reports it.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from pairwright.store.columns import SCHEMA
 from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
 
 MERGED = ".merged"
-MIN_PARTS = 64  # so many small parts in a row are merged
+MIN_PARTS = 64  # minimum number of consecutive small parts to merge
 SMALL_BYTES = 2**20
 _LOCK = ".merge.lock"
 _PARQUET = ".parquet"
@@ -38,7 +38,7 @@ def replaced_parts(folder: Place, names: Sequence[str]) -> set[str]:
         if name.endswith(MERGED) and name.removesuffix(MERGED) + _PARQUET in names:
             try:
                 replaced.update(msgspec.json.decode((folder / name).read_bytes(), type=list[str]))
-            except FileNotFoundError:  # deleted since the folder was listed, after the parts that it names
+            except FileNotFoundError:  # deleted since the listing, after the parts that it names
                 continue
             except msgspec.MsgspecError as error:
                 raise TableError(f"{folder / name}: cannot be read: {error}") from error
@@ -47,7 +47,7 @@ def replaced_parts(folder: Place, names: Sequence[str]) -> set[str]:
 
 @contextmanager
 def lock_parts(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of those who replace parts; yields whether it was free (always true with `wait`)."""
+    """Hold the lock for replacing parts; yields whether it was acquired (always true with `wait`)."""
     fd = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
         try:
@@ -63,7 +63,7 @@ def lock_parts(folder: Path, *, wait: bool) -> Iterator[bool]:
 def merge_small_parts(folder: Path) -> int:
     """Merge runs of small parts; returns how many parts were replaced. Does nothing while another process merges."""
     names = sorted(path.name for path in folder.iterdir())
-    # The usual case costs one listing: nothing to clean up, and not enough parts to merge.
+    # Usual case, at the cost of one listing: nothing to clean up, and too few parts to merge.
     if not any(name.endswith(MERGED) for name in names) and len(names) < MIN_PARTS:
         return 0
     with lock_parts(folder, wait=False) as is_free:
@@ -74,23 +74,23 @@ def merge_small_parts(folder: Path) -> int:
 
 
 def _clean_up(folder: Path) -> None:
-    """Finish what a killed merge left: delete the parts that were replaced, or forget a merge that never happened."""
+    """Clean up after a killed merge: delete replaced parts, or discard an unfinished merge."""
     for note in folder.glob(f"*{MERGED}"):
         if note.with_suffix(_PARQUET).exists():
             for name in replaced_parts(folder, [note.name, note.with_suffix(_PARQUET).name]):
-                # Only parts of this folder, whatever the file says.
+                # Only parts of this folder, regardless of the file's content.
                 (folder / Path(name).name).with_suffix(_PARQUET).unlink(missing_ok=True)
         note.unlink()
 
 
 def _small_runs(folder: Path) -> list[list[Path]]:
-    """Runs of at least `MIN_PARTS` consecutive small parts, in the order of their rows."""
+    """Return runs of at least `MIN_PARTS` consecutive small parts, in row order."""
     runs: list[list[Path]] = [[]]
     segments = [path for path in sorted(folder.iterdir()) if path.suffix in (_PARQUET, ".journal")]
     for path in segments:
         if path.suffix == _PARQUET and path.stat().st_size < SMALL_BYTES:
             runs[-1].append(path)
-        else:  # a large part or a journal stays where it is, and so does the order of rows
+        else:  # a large part or a journal ends a run, to keep the order of rows
             runs.append([])
     return [run for run in runs if len(run) >= MIN_PARTS]
 

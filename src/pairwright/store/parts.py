@@ -15,7 +15,7 @@ from pairwright.store.columns import DICTIONARY_NAMES, SCHEMA
 
 ROWS_PER_GROUP = 8192
 BYTES_PER_GROUP = 32 * 2**20
-# Minimum and maximum a row group, for columns that queries filter by; for long texts they would only take space.
+# Columns with minimum and maximum per row group, used by filters; for long texts, statistics would waste space.
 _STATISTICS = ["uid", "tid", "run", "step", "reward", "source"]
 Folder = TypeVar("Folder", Path, Place)
 
@@ -63,7 +63,7 @@ def open_part(hidden: Path) -> Iterator[PartWriter]:
             yield writer
             writer.end_group()
         sync(hidden)
-    # BaseException: also on Ctrl-C no hidden file is left.
+    # BaseException, so that Ctrl-C leaves no hidden file either.
     except BaseException as error:
         hidden.unlink(missing_ok=True)
         if isinstance(error, OSError):

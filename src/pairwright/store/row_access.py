@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pairwright.errors import PairwrightError
 
-if TYPE_CHECKING:  # loaded when a data frame is asked for
+if TYPE_CHECKING:  # loaded when a data frame is requested
     import pandas
     import polars as pl
 
@@ -62,24 +62,24 @@ class RowAccess(ABC, Generic[R]):
             raise TypeError(f"expected a number or a slice, got {key!r}; conditions are for filter('...')")
         num_rows = len(self)
         try:
-            # `range` gives negative positions and bounds their usual meaning.
+            # `range` handles negative positions and bounds.
             position = range(num_rows)[key]
         except IndexError:
             raise IndexError(f"{key}: there are {num_rows:,} rows") from None
         return self._take(range(position, position + 1))[0]
 
     def _take(self, positions: range) -> list[R]:
-        """Read the records at these positions; chunks outside of them are not read."""
+        """Read the records at these positions; other chunks are not read."""
         if not positions:
             return []
-        # A range may run backwards: rows are read in ascending order, and picked by position at the end.
+        # A range may be descending: rows are read in ascending order and picked by position at the end.
         low, high = min(positions[0], positions[-1]), max(positions[0], positions[-1])
-        records: list[R] = []  # those from `low` to `high`
+        records: list[R] = []  # from `low` to `high`
         start = 0
         for num_rows, read in self._chunks():
-            if start + num_rows > low:  # pieces before the first position are not read
+            if start + num_rows > low:  # skip chunks before the first position
                 for batch in read():
-                    # The part of the batch that lies in [low, high], in positions of the batch.
+                    # Rows of the batch in [low, high], relative to the batch.
                     first, last = max(low - start, 0), min(high + 1 - start, batch.num_rows)
                     if first < last:
                         records += self._decode(batch.slice(first, last - first))

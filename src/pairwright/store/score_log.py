@@ -1,10 +1,10 @@
-"""Scores beside the experiences: what a scorer said of each, which never replaces a recorded reward.
+"""Scores of experiences by scorers, stored next to the table; they never replace a recorded reward.
 
     DIR/scores/NAME.jsonl    one line for each experience and criterion of the scorer NAME, appended
 
 A line is a `ScoreRow`. The criterion `score` is the scorer's overall score. The last line of an experience and
-criterion counts; lines with another `hash` than the last line are of an older version of the scorer and do not count.
-A line without a number is a failure, which the next run of the scorer repeats.
+criterion counts; lines whose `hash` differs from that of the last line belong to an older version of the scorer and are
+ignored. A line without a number is a failure, which the next run of the scorer retries.
 """
 
 import io
@@ -33,10 +33,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 class ScoreRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One score of one experience.
 
-    score    None for a failure, whose cause is the reason
-    cost     what the judge's tokens cost, in the currency of its prices
+    score    None for a failure; `reason` is then its cause
+    cost     cost of the judge's tokens, in the currency of its prices
     hash     of the scorer: its code, or its rubric and model
-    group    relative scores: hash of the experiences that were compared
+    group    relative scores: hash of the compared experiences
     """
 
     uid: str
@@ -49,7 +49,7 @@ class ScoreRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def check_scorer_name(name: str) -> str:
-    """Return the name of a scorer, which names its file; a criterion may follow it after a dot elsewhere."""
+    """Check and return the name of a scorer, which is also the name of its file."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"scorer: got the name {name!r}, expected letters, digits, _ and -: it names a file")
     return name
@@ -66,26 +66,26 @@ class ScoreLog:
         repair_tail(self.path, header=_HEADER)
 
     def append(self, rows: Sequence[ScoreRow]) -> None:
-        """Add rows; on return they are on the disk."""
+        """Append rows; durable on return."""
         if rows:
             lines = [msgspec.json.encode(row) for row in rows]
             append_lines(self.path, lines, header=_HEADER)
 
     def rows(self) -> Iterator[ScoreRow]:
-        """All rows in the order of the file, older versions and failures included."""
+        """Yield all rows in file order, including older versions and failures."""
         if self.path.exists():
             yield from _decode(self.path.read_bytes(), self.path)
 
 
 def calibration_path(folder: Place, name: str) -> Place:
-    """Where the calibration of a scorer is."""
+    """Return the path of a scorer's calibration."""
     return folder / FOLDER / f"{check_scorer_name(name)}.calibration.json"
 
 
 def read_slope(folder: Place, name: str) -> tuple[float, int]:
-    """The calibrated slope of `SCORER` or `SCORER.CRITERION`, and from how many pairs it is.
+    """Return the calibrated slope of `SCORER` or `SCORER.CRITERION`, and the number of pairs it is based on.
 
-    The side with the higher score is the better one with the probability 1 / (1 + exp(-slope · gap)).
+    The side with the higher score is better with probability 1 / (1 + exp(-slope · gap)).
     """
     scorer, _, criterion = name.partition(".")
     path = calibration_path(folder, scorer)
@@ -99,7 +99,7 @@ def read_slope(folder: Place, name: str) -> tuple[float, int]:
 
 
 def proposed_runs(folder: Place) -> list[str]:
-    """Ids of the runs that calibrations of the table's scorers propose to label next, in their order."""
+    """Return the ids of the runs that calibrations of the table's scorers propose to label next, in order."""
     uids: dict[str, None] = {}
     for name in list_scorers(folder):
         path = calibration_path(folder, name)
@@ -109,7 +109,7 @@ def proposed_runs(folder: Place) -> list[str]:
 
 
 def stored_scores(folder: Place, uid: str | None = None) -> dict[str, dict[str, float]]:
-    """All stored scores by id: `judge` for the overall score, `judge.helpful` for a criterion; of one run if named."""
+    """Return all stored scores by id (or those of `uid`): `judge` is the overall score, `judge.helpful` a criterion."""
     found: dict[str, dict[str, float]] = {}
     for name in list_scorers(folder):
         rows = read_score_log(folder, name).select("uid", "criterion", "score")
@@ -119,14 +119,14 @@ def stored_scores(folder: Place, uid: str | None = None) -> dict[str, dict[str, 
 
 
 def list_scorers(folder: Place) -> list[str]:
-    """The names of the scorers of a table."""
+    """Return the names of a table's scorers."""
     scores = folder / FOLDER
     names = list_names(scores) if scores.is_dir() else []
     return sorted(name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl") and "." not in name[:-6])
 
 
 def read_score_log(folder: Place, name: str) -> "pl.DataFrame":
-    """The scores of a scorer that count: uid, criterion, score, reason, cost, hash, group; failures are left out."""
+    """Return a scorer's valid scores (uid, criterion, score, reason, cost, hash, group), without failures."""
     path = folder / FOLDER / f"{check_scorer_name(name)}.jsonl"
     if not path.exists():
         known = ", ".join(list_scorers(folder)) or "none"
@@ -139,7 +139,7 @@ def read_score_log(folder: Place, name: str) -> "pl.DataFrame":
 
 @lru_cache(maxsize=4)
 def _read(path: str, size: int | None) -> "pl.DataFrame":
-    """Read a file; its size is part of the key of the cache, since the file only grows."""
+    """Read a file, cached by path and size, since the file only grows."""
     import polars as pl
 
     content = place(path).read_bytes()
@@ -156,7 +156,7 @@ def _read(path: str, size: int | None) -> "pl.DataFrame":
 
 
 def read_one_score(folder: Place, name: str) -> "pl.DataFrame":
-    """Columns uid and score: the overall score of `NAME`, or a criterion of it as `NAME.CRITERION`."""
+    """Return columns uid and score: the overall score of `NAME`, or a criterion as `NAME.CRITERION`."""
     import polars as pl
 
     scorer, _, criterion = name.partition(".")
@@ -178,7 +178,7 @@ def _decode(content: bytes, path: Place) -> Iterator[ScoreRow]:
 
 
 def mean_scores(frame: "pl.DataFrame") -> dict[str, float]:
-    """The mean score of each criterion."""
-    # fsum: the mean does not depend on the order of addition
+    """Return the mean score of each criterion."""
+    # fsum makes the mean independent of the order of addition.
     groups = frame.group_by("criterion").agg("score").sort("criterion").iter_rows()
     return {criterion: math.fsum(scores) / len(scores) for criterion, scores in groups}

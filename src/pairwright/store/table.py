@@ -3,11 +3,11 @@
     DIR/table.json               marker with the version of the table
     DIR/<id>.parquet             a part: rows with the columns of store/columns.py
     DIR/<id>.journal             appends that are not in a part yet (store/journal.py)
-    DIR/<id>.merged              while small parts are merged: what <id>.parquet replaces (store/part_merging.py)
+    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (part_merging.py)
 
 An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
-deleted; if both exist, the part counts. So after a crash every acknowledged record is present exactly once, readers
-never see partial writes, and any number of processes can append. Ids sort by time, so rows are in order of appending.
+deleted; if both exist, the part is used. After a crash, every acknowledged record is present exactly once; readers
+never see partial writes, and any number of processes can append. Ids sort by time, so rows are in append order.
 """
 
 import os
@@ -34,26 +34,26 @@ from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.score_log import read_one_score
 from pairwright.store.table_marker import check_table
 
-if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of it
+if TYPE_CHECKING:  # loaded by queries; not needed for writing and importing
     import datasets
     import polars as pl
 
     from pairwright import HubSummary, Pairs, ScoreSummary
 
 _NARROW = frozenset(NARROW_NAMES)
-# Rows a batch for narrow columns, which are small: more than for whole rows.
+# Rows per batch of narrow columns, which are smaller than whole rows.
 _NARROW_ROWS = 8 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
 
 
 class Table(RowAccess[Experience]):
-    """Experiences in a folder: a sequence of `Experience`, read when asked for.
+    """Experiences in a folder: a sequence of `Experience`, read on access.
 
     Args:
         path: The folder, or an address such as s3://bucket/runs/first/experience.
-        create: Make the folder where it does not exist; with False that is an error.
-        journal_bytes: How many bytes of appends go to one journal.
-        only: One of `segments()`: read that one alone.
+        create: Create a missing folder; with False, a missing folder is an error.
+        journal_bytes: Maximum size of a journal in bytes.
+        only: Read only this segment, one of `segments()`.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
     >>> import pairwright as pw
@@ -77,44 +77,44 @@ class Table(RowAccess[Experience]):
     ) -> None:
         self.path: Place = place(path)
         self._only = only
-        self._where: str | None = None  # the condition of a view that `filter` made
-        self._score: str | None = None  # the stored score that is the reward of a view that `with_score` made
+        self._where: str | None = None  # the condition of a view made by `filter`
+        self._score: str | None = None  # the stored score used as reward by a view of `with_score`
         self._journal_bytes = journal_bytes
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
-        self._num_rows: dict[str, int] = {}  # of remote parts whose footers were read
+        self._num_rows: dict[str, int] = {}  # cached from the footers of remote parts
         if only is None:
             check_table(self.path, create=create)
 
     def append(self, experiences: Iterable[Experience], *, durable: bool = True) -> int:
-        """Add experiences; on return they survive `kill -9` and loss of power. Returns how many were added."""
+        """Append experiences; on return they survive `kill -9` and power loss. Returns their number."""
         rows = list(experiences)
         if not rows:
             return 0
-        # Not compressed: appends should be quick, and a journal soon becomes a compressed part.
+        # Not compressed: appends must be fast, and a journal soon becomes a compressed part.
         pieces = payload_pieces(rows, compress=False)
         with self._lock:
             if self._journal is not None and self._journal.pid != os.getpid():
-                self._close_journal()  # a forked child writes a journal of its own; the parent keeps its lock
+                self._close_journal()  # a forked child starts its own journal; the parent keeps its lock
             if self._journal is None:
                 self._journal = JournalWriter(self.folder)
             self._journal.write(pieces, durable=durable)
             if self._journal.size >= self._journal_bytes:
-                self._close_journal()  # the next append begins another; `close` turns them into parts
+                self._close_journal()  # the next append begins a new one; `close` converts them to parts
         return len(rows)
 
     def write_part(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Add rows in bulk as one new part, which appears whole or not at all. Returns how many were added."""
+        """Add rows in bulk as one new part, atomically. Returns the number of rows."""
         return self._write_part(new_segment_id(), batches)
 
     def add_hidden_part(self, hidden: Place) -> None:
-        """Add a part that was written under a hidden name in this folder, by this process or another."""
+        """Publish a part that this or another process wrote under a hidden name in this folder."""
         publish(hidden, self.path / f"{new_segment_id()}.parquet")
 
     def filter(self, where: str) -> "Table":
-        """The rows for which a SQL condition on the columns holds, e.g. "reward > 0.5 AND task != 'x'"; a view.
+        """Return a view of the rows that satisfy a SQL condition, e.g. "reward > 0.5 AND task != 'x'".
 
-        Appending to it appends to the table.
+        Appending to the view appends to the table.
         """
         from pairwright.store.conditions import parse_where
 
@@ -124,10 +124,10 @@ class Table(RowAccess[Experience]):
         return view
 
     def with_score(self, name: str | None) -> "Table":
-        """A view in which a stored score is the reward; a run without that score is unscored there.
+        """Return a view with a stored score as reward; runs without that score are unscored.
 
         Args:
-            name: A scorer, for its overall score, or a criterion of it as "judge.helpful"; None: the recorded reward.
+            name: A scorer, for its overall score, or a criterion such as "judge.helpful"; None: the recorded reward.
         """
         if name is not None:
             read_one_score(self.path, name)  # raises if there is no such score
@@ -136,8 +136,8 @@ class Table(RowAccess[Experience]):
         return view
 
     def score(self, scorer: Any, **options: Any) -> "ScoreSummary":
-        """Score the runs: `pairwright.score`, which has the arguments. `with_score` and `pairs(score=...)` use it."""
-        import pairwright  # scorers lie downstream of the table; the package loads them when they are asked for
+        """Score the runs for `with_score` and `pairs(score=...)`; for the arguments see `pairwright.score`."""
+        import pairwright  # scorers are downstream of the table: loaded on first use
 
         return pairwright.score(self, scorer, **options)
 
@@ -149,17 +149,17 @@ class Table(RowAccess[Experience]):
 
     @property
     def where(self) -> str | None:
-        """The condition of a view that `filter` made; None for the whole table."""
+        """The condition of a view made by `filter`; None for the whole table."""
         return self._where
 
     @property
     def score_name(self) -> str | None:
-        """The stored score that is the reward of a view that `with_score` made; None: the recorded reward."""
+        """The stored score used as reward by a view of `with_score`; None: the recorded reward."""
         return self._score
 
     def pairs(self, output: str | os.PathLike[str] | None = None, **options: Any) -> "Pairs":
-        """Preference pairs of these experiences: `pairwright.make_pairs`, which has the arguments."""
-        import pairwright  # pairs lie downstream of the table; the package loads them when they are asked for
+        """Build preference pairs of these experiences; for the arguments see `pairwright.make_pairs`."""
+        import pairwright  # pairs are downstream of the table: loaded on first use
 
         return pairwright.make_pairs(self, output, **options)
 
@@ -172,7 +172,7 @@ class Table(RowAccess[Experience]):
         """
         if self.where is not None:
             raise TableError("push: a filtered table; write its rows first: pairwright experience filter DIR -o OUT")
-        import pairwright  # export/ lies downstream; the package loads it when it is asked for
+        import pairwright  # export/ is downstream of the table: loaded on first use
 
         return pairwright.push(self.path, repo, **options)
 
@@ -180,22 +180,22 @@ class Table(RowAccess[Experience]):
         return pa.Table.from_batches(self.scan(), schema=SCHEMA)
 
     def to_hf(self) -> "datasets.Dataset":
-        """All rows as a Hugging Face dataset; `pairwright.from_dataset` turns it back into experiences."""
+        """Return all rows as a Hugging Face dataset; `pairwright.from_dataset` converts it back to experiences."""
         return import_datasets().Dataset(self.to_arrow())
 
     def records(self, where: "pl.Expr | None" = None) -> Iterator[Experience]:
-        """The experiences, streamed, a few thousand at a time."""
+        """Yield the experiences, reading a few thousand at a time."""
         for batch in self.scan(where=where):
             yield from from_batch(batch)
 
     def scan(self, where: "pl.Expr | None" = None, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows as record batches, in memory bounded by a batch. `where` is a Polars expression over the columns."""
+        """Yield rows as record batches, with one batch in memory. `where` is a Polars expression over the columns."""
         where = self._with_filter(where)
         wanted = list(SCHEMA.names if columns is None else columns)
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
             raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
-        if _NARROW.issuperset(wanted) and not is_address(self.path):  # small columns: Polars, on all cores
+        if _NARROW.issuperset(wanted) and not is_address(self.path):  # small columns: read by Polars on all cores
             if not self._segments():
                 return
             frame = self._whole() if where is None else self._whole().filter(where)
@@ -203,7 +203,7 @@ class Table(RowAccess[Experience]):
             for frame_batch in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
                 yield from frame_batch.to_arrow().cast(schema).to_batches()
             return
-        # Columns of the condition are read as well, and dropped again below.
+        # Columns of the condition are read, too, and dropped below.
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
         for batch in self._batches(needed) if self._score is None else self._scored_batches(needed):
             if where is not None:
@@ -219,7 +219,7 @@ class Table(RowAccess[Experience]):
         return self._whole() if where is None else self._whole().filter(where)
 
     def _with_filter(self, where: "pl.Expr | None") -> "pl.Expr | None":
-        """Combine a condition with that of the view."""
+        """Combine a condition with the view's condition."""
         if self._where is None:
             return where
         from pairwright.store.conditions import parse_where
@@ -259,7 +259,7 @@ class Table(RowAccess[Experience]):
         return scored.with_columns(reward_unscored=pl.lit(None, pl.String)).drop("stored")
 
     def _scored_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Record batches with the stored score as reward."""
+        """Yield record batches with the stored score as reward."""
         import polars as pl
 
         own = [name for name in ("uid", "reward", "reward_unscored") if name not in columns]
@@ -274,11 +274,11 @@ class Table(RowAccess[Experience]):
             yield batch.select(columns)
 
     def segments(self) -> list[str]:
-        """The ids of the parts and journals there are; their rows one after the other are the table's."""
+        """Return the ids of all parts and journals; the table is the concatenation of their rows."""
         return [segment.stem for segment in self._segments()]
 
     def count(self, where: "pl.Expr | None" = None) -> int:
-        """How many rows there are, or how many of them `where` holds for."""
+        """Return the number of rows, or of those that satisfy `where`."""
         if where is None and self._where is None and is_address(self.path):
             return self._count_parts(self._segments())
         import polars as pl
@@ -287,18 +287,18 @@ class Table(RowAccess[Experience]):
         return int(frame.select(pl.len()).collect().item())
 
     def part(self, name: str) -> "Table":
-        """One of the segments as a table."""
+        """Return one of the segments as a table."""
         part = Table(self.path, create=False, only=name)
         # The cache of footers is shared, so that parts of one table read each footer once.
         part._num_rows, part._where, part._score = self._num_rows, self._where, self._score
         return part
 
     def parts(self) -> list[Place]:
-        """The Parquet files."""
+        """Return the Parquet files."""
         return [segment for segment in self._segments() if segment.suffix == ".parquet"]
 
     def head(self, num_rows: int = 5, where: "pl.Expr | None" = None) -> list[Experience]:
-        """The first experiences."""
+        """Return the first experiences."""
         records: list[Experience] = []
         for batch in self.scan(where=where):
             records += from_batch(batch.slice(0, num_rows - len(records)))
@@ -307,7 +307,7 @@ class Table(RowAccess[Experience]):
         return records
 
     def group_by(self, by: Literal["task", "run", "step"]) -> "pl.LazyFrame":
-        """One row a group: its key, the ids and rewards of its experiences, and how many there are."""
+        """Return one row per group: its key, the ids and rewards of its experiences, and their number."""
         if by not in _GROUP_COLUMNS:
             raise TableError(f"group_by: got {by!r}, expected 'task', 'run' or 'step'")
         import polars as pl
@@ -320,14 +320,14 @@ class Table(RowAccess[Experience]):
         )
 
     def delete(self, where: "pl.Expr") -> int:
-        """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
+        """Delete the rows that satisfy `where`, replacing each part with one rename. Returns their number."""
         if self._score is not None:
             raise TableError("delete: a view with a stored score as its reward; delete from the table itself")
         own = self._with_filter(None)
         where = where if own is None else own & where
         self.compact()
         folder = local_path(self.path)
-        # Parts that are rewritten must not be merged meanwhile.
+        # Rewritten parts must not be merged meanwhile.
         with nullcontext() if folder is None else lock_parts(folder, wait=True):
             return sum(self._delete_from(part, where, footer.num_rows) for part, footer in self._parts_with_footers())
 
@@ -336,20 +336,20 @@ class Table(RowAccess[Experience]):
         return list(zip(parts, footers_of(parts), strict=True))
 
     def _delete_from(self, part: Place, where: "pl.Expr", num_rows: int) -> int:
-        # A condition that is null does not hold: such rows stay.
+        # Rows for which the condition is null are kept.
         remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
         if remaining.num_rows < num_rows:
             self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
         return num_rows - int(remaining.num_rows)
 
     def compact(self) -> int:
-        """Turn journals whose writer is gone, and this table's own, into parts, and merge parts if many are small.
+        """Convert this table's journals, and those whose writer is gone, to parts; merge parts if many are small.
 
-        Returns how many journals became parts.
+        Returns the number of converted journals.
         """
         with self._lock:
             self._close_journal()
-        folder = local_path(self.path)  # there are no appends at an address
+        folder = local_path(self.path)  # remote tables have no appends
         if folder is None:
             return 0
         num_journals = sum(map(self._compact, sorted(folder.glob(f"*{SUFFIX}"))))
@@ -357,12 +357,12 @@ class Table(RowAccess[Experience]):
         return num_journals
 
     def close(self) -> None:
-        """Finish: what was appended becomes parts. Without it nothing is lost, but scans of journals are slower."""
+        """Convert appends to parts. Without it nothing is lost, but scans of journals are slower."""
         self.compact()
 
     @property
     def folder(self) -> Path:
-        """The folder of a table of this machine, the only kind that can be appended to."""
+        """The folder of a local table, the only kind that can be appended to."""
         folder = local_path(self.path)
         if folder is None:
             raise TableError(
@@ -390,7 +390,7 @@ class Table(RowAccess[Experience]):
             self._journal = None
 
     def _compact(self, path: Path) -> bool:
-        """Turn a journal into a part, unless its writer is still running; returns whether the journal is gone."""
+        """Convert a journal to a part, unless its writer is still running; returns whether the journal is gone."""
         fd = try_lock(path)
         if fd is None:
             return False
@@ -409,7 +409,7 @@ class Table(RowAccess[Experience]):
     def _write_part(self, segment_id: str, batches: Iterable[pa.RecordBatch]) -> int:
         part = self.path / f"{segment_id}.parquet"
         hidden, num_rows = put_hidden_part(self.path, batches)
-        # An existing part is replaced even by no rows (`delete` may empty it); a new part without rows is not kept.
+        # An existing part is replaced even if no rows remain (`delete`); a new part without rows is not kept.
         if num_rows or part.exists():
             publish(hidden, part)
             self._num_rows.pop(part.name, None)
@@ -429,7 +429,7 @@ class Table(RowAccess[Experience]):
         names = list_names(self.path)
         while not is_address(self.path) and names != (again := list_names(self.path)):
             names = again
-        # Between the rename and the unlink both forms are there: the part counts.
+        # Between rename and unlink both files exist: the part is used.
         done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
         replaced = replaced_parts(self.path, names)
         return [
@@ -465,7 +465,7 @@ class Table(RowAccess[Experience]):
     def _journal_batches(self, journal: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
             data = journal.read_bytes()
-        except FileNotFoundError:  # it has become a part since the folder was listed
+        except FileNotFoundError:  # became a part since the listing
             part = journal.with_suffix(".parquet")
             if part.exists():
                 yield from self._part_batches(part, columns)

@@ -37,7 +37,7 @@ def check_table(folder: Place, *, create: bool) -> None:
             )
         if any(not name.startswith(".") for name in names):
             raise TableError(f"{folder}: not empty and not an experience table: choose another folder")
-        # The time is what templates that print a date are given for records without one of their own.
+        # This time is passed to templates that print a date, for records without a date.
         now = datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat()
         write_marker(folder, {"format": "pairwright-experience", "version": _VERSION, "created": now})
     version = read_marker(folder).get("version")

@@ -9,7 +9,7 @@ from pairwright.store.table import Table
 
 def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
     """Return counts of experiences, tasks, runs, rewards, lengths and sources; reads only narrow columns."""
-    # Only narrow columns are named below, so Polars does not read the content columns from the files.
+    # Only narrow columns are used below, so Polars does not read the content columns.
     frame = table.lazy() if where is None else table.lazy().filter(where)
     scored = pl.col("reward").is_not_null()
     numbers = frame.select(
@@ -41,6 +41,6 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
 
 
 def _num_comparable_groups(scored: pl.LazyFrame) -> int:
-    """Count groups (same task, step and prompt) with at least two different rewards, which can give pairs."""
+    """Count comparable groups: same task, step and prompt, with at least two different rewards."""
     groups = scored.group_by("tid", "step", "prompt_hash").agg(pl.col("reward").n_unique().alias("rewards"))
     return int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())

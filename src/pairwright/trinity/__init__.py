@@ -1,10 +1,10 @@
-"""Trinity's experiences, for code that was written for `trinity.common.experience`: change the import, keep the rest.
+"""Trinity's experiences, for code written for `trinity.common.experience`: only the import changes.
 
     from pairwright.trinity import EID, CustomField, Experience, Experiences, gather_token_ids, group_by, ...
 
-Names, keyword names, defaults, `to_dict`, uid strings and mutability are Trinity's, of 0.5 (`Experiences`) and 0.6.
-What differs: lengths are checked, payloads are read without running anything in them, a round trip keeps the type and
-the dtypes, and `to_record` and `from_record` lead to our own records and back; see docs/how-to/from-trinity.md.
+Names, keyword names, defaults, `to_dict`, uid strings and mutability are those of Trinity 0.5 (`Experiences`) and 0.6.
+Differences: lengths are checked, payloads are read without executing code, a round trip keeps the type and the dtypes,
+and `to_record` and `from_record` convert to our own records and back; see docs/how-to/from-trinity.md.
 """
 
 from pairwright.trinity.trinity_batch import (

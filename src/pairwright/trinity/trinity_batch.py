@@ -1,7 +1,7 @@
-"""Trinity's batches: experiences as rectangular tensors, with the prompts padded on the left and the responses on the
-right, and experiences by task, run or step. A length that does not fit is an error, not another shape.
+"""Trinity's batches: experiences as rectangular tensors, with prompts padded on the left and responses on the right;
+grouping by task, run or step; and Hugging Face datasets of experiences. A length mismatch is an error.
 
-Shapes: B experiences, P the longest prompt, R the longest response. At the end: Hugging Face datasets of experiences.
+Shapes: B experiences, P the longest prompt, R the longest response.
 """
 
 import json
@@ -33,7 +33,7 @@ _KEYS: dict[str, Callable[[EID], tuple[str, tuple[Any, ...]]]] = {
 
 @dataclass
 class Experiences:
-    """A batch. Fields that not all experiences have are None; custom fields are attributes under their own names.
+    """A batch. Fields that some experiences lack are None; custom fields are attributes under their own names.
 
     tokens, attention_masks                                         (B, P + R)
     action_masks, logprobs, token_level_rewards, advantages,
@@ -83,7 +83,7 @@ class Experiences:
                 return None
             return gather_response_attrs(experiences, name, response)
 
-        # A mean over a batch in which some rewards are missing would be wrong without a word.
+        # A mean over a batch with missing rewards would be silently wrong.
         rewards = [exp.reward for exp in experiences]
         if None in rewards and rewards.count(None) < len(rewards):
             raise RecordError("reward", None, "a reward on all experiences of a batch, or on none")
@@ -110,7 +110,7 @@ class Experiences:
 
 
 def empty_experiences(custom_fields: list[CustomField] | None = None) -> Experiences:
-    """A batch of no experiences."""
+    """Return an empty batch."""
     floats, masks = torch.empty(0), torch.empty(0, dtype=torch.bool)
     batch = Experiences(
         eids=[],
@@ -134,8 +134,8 @@ def empty_experiences(custom_fields: list[CustomField] | None = None) -> Experie
 def gather_token_ids(
     experiences: Sequence[Experience], max_prompt_length: int, max_response_length: int, pad_token_id: int
 ) -> Tensor:
-    """Token ids (B, P + R): every response begins in column P."""
-    # Ids of several types may meet in a batch; the wider one holds all.
+    """Return token ids (B, P + R): every response begins in column P."""
+    # A batch may have ids of several dtypes; the widest is used.
     dtype = _promote([exp.tokens.dtype for exp in experiences])
     rows = torch.full((len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype)
     for row, exp in zip(rows, experiences, strict=True):
@@ -147,7 +147,7 @@ def gather_token_ids(
 def gather_attention_masks(
     experiences: Sequence[Experience], max_prompt_length: int, max_response_length: int
 ) -> Tensor:
-    """True at every token (B, P + R)."""
+    """Return a mask (B, P + R) that is True at every token."""
     masks = torch.zeros((len(experiences), max_prompt_length + max_response_length), dtype=torch.bool)
     for row, exp in zip(masks, experiences, strict=True):
         start = _start_of(exp, max_prompt_length, max_response_length)
@@ -156,14 +156,14 @@ def gather_attention_masks(
 
 
 def gather_action_masks(experiences: Sequence[Experience], max_response_length: int) -> Tensor:
-    """True at every token that the model generated (B, R)."""
+    """Return a mask (B, R) that is True at every generated token."""
     return gather_response_attrs(experiences, "action_mask", max_response_length)
 
 
 def gather_response_attrs(
     experiences: Sequence[Experience], attr_name: str, max_response_length: int, pad_value: float = 0
 ) -> Tensor:
-    """Any tensor over the response (B, R, ...), padded on the right."""
+    """Return a field over the response as one tensor (B, R, ...), padded on the right."""
     values = [getattr(exp, attr_name) for exp in experiences]
     for exp, value in zip(experiences, values, strict=True):
         exp.check()
@@ -171,16 +171,16 @@ def gather_response_attrs(
             raise RecordError(attr_name, None, f"a tensor on every experience; {exp.eid.uid} has none")
         if len(value) > max_response_length:
             raise RecordError("max_response_length", max_response_length, f"at least {len(value)}")
-    # Values of a token may have dimensions of their own, such as the top k log-probabilities.
+    # Values per token may have further dimensions, such as the top k log-probabilities.
     shape = (len(values), max_response_length, *values[0].shape[1:])
     rows = torch.full(shape, pad_value, dtype=_promote([value.dtype for value in values]))
     for number, value in enumerate(values):
-        rows[number, : len(value)] = value  # by index: a row taken out could not get values that require a gradient
+        rows[number, : len(value)] = value  # by index: assignment to a row view fails for values that require gradients
     return rows
 
 
 def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Tensor]]:
-    """For each key of the first experience the tensor of every experience."""
+    """Return for each key of the first experience the tensors of all experiences."""
     inputs = [exp.multi_modal_inputs or {} for exp in experiences]
     for exp, values in zip(experiences, inputs, strict=True):
         if values.keys() != inputs[0].keys():
@@ -190,8 +190,8 @@ def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, li
 
 
 def group_by(experiences: Sequence[Experience], id_type: Literal["task", "run", "step"]) -> dict[str, list[Experience]]:
-    """Experiences by task (tid), run (rid) or step (sid). Two different ids that give one key are refused: the keys are
-    joined with "/", which a batch or task may have in its name."""
+    """Group experiences by task (tid), run (rid) or step (sid). Different ids with the same key are refused: keys are
+    joined with "/", which the name of a batch or task may contain."""
     if id_type not in _KEYS:
         raise ValueError(f"Unknown id_type: {id_type}")
     groups: dict[str, list[Experience]] = {}
@@ -205,7 +205,7 @@ def group_by(experiences: Sequence[Experience], id_type: Literal["task", "run", 
 
 
 def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> list[Experience]:
-    """Every preference as two single turns, chosen before rejected."""
+    """Convert every preference to two single turns, chosen before rejected."""
     turns = []
     for exp in experiences:
         for side, messages in ((exp.chosen, exp.chosen_messages), (exp.rejected, exp.rejected_messages)):
@@ -229,7 +229,7 @@ def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> li
 
 
 def _start_of(exp: Experience, max_prompt_length: int, max_response_length: int) -> int:
-    """Column of the first token; RecordError where prompt or response are longer than the batch."""
+    """Return the column of the first token; raises RecordError if prompt or response are longer than the batch."""
     for name, most, length in (
         ("max_prompt_length", max_prompt_length, exp.prompt_length),
         ("max_response_length", max_response_length, len(exp.tokens) - exp.prompt_length),
@@ -240,7 +240,7 @@ def _start_of(exp: Experience, max_prompt_length: int, max_response_length: int)
 
 
 def _promote(dtypes: list[torch.dtype]) -> torch.dtype:
-    """The dtype that holds the values of all."""
+    """Return the dtype that can represent the values of all."""
     return reduce(torch.promote_types, dtypes)
 
 
@@ -252,10 +252,10 @@ _EXACT = ("reward", "info", "metrics", "tools", *_CONVERSATIONS)
 
 
 def to_hf_datasets(experiences: Sequence[Experience]) -> "datasets.Dataset":
-    """A dataset with Trinity's columns.
+    """Return a dataset with Trinity's columns.
 
-    Where rows differ, a column has their common type: text for the batch or task of an id, float for rewards, content
-    parts for the content of messages. RecordError names the rows that have no common type.
+    If rows differ, a column has their common type: text for the batch or task of an id, float for rewards, content
+    parts for the content of messages. Raises RecordError that names the rows without a common type.
 
     >>> exp = Experience(tokens=[1, 2, 3], prompt_length=1, reward=1.0)
     >>> from_hf_datasets(to_hf_datasets([exp])) == [exp]
@@ -280,7 +280,7 @@ def to_hf_datasets(experiences: Sequence[Experience]) -> "datasets.Dataset":
 
 
 def from_hf_datasets(dataset: "datasets.Dataset") -> list[Experience]:
-    """The experiences of a dataset that `to_hf_datasets`, ours or Trinity's, has made."""
+    """Return the experiences of a dataset made by `to_hf_datasets`, ours or Trinity's."""
     types = {item.name: _element_dtype(item.type) for item in dataset.data.schema if item.name in TENSORS}
     known = {item.name for item in fields(Experience)}
     experiences = []
@@ -304,7 +304,7 @@ def from_hf_datasets(dataset: "datasets.Dataset") -> list[Experience]:
 
 
 def _exact_fields(exp: Experience, number: int) -> Json:
-    """The content of the column `OURS`; RecordError names a value that JSON cannot hold, and its row."""
+    """Return the content of the column `OURS`; raises RecordError that names a non-JSON value and its row."""
     tensors = {name: value for name in TENSORS if (value := getattr(exp, name)) is not None}
     tensors |= {f"{MULTI_MODAL}{key}": value for key, value in (exp.multi_modal_inputs or {}).items()}
     where = f"row {number} ({exp.eid.uid})"
@@ -334,7 +334,7 @@ def _plain_value(exp: Experience, name: str) -> Any:
 
 
 def _with_common_type(name: str, values: list[Any]) -> list[Any]:
-    """Values of one type, where rows may legitimately differ."""
+    """Convert values to one type, for fields in which rows may differ."""
     if name == "eid":
         for key in ("batch", "task"):
             if len({type(value[key]) for value in values}) > 1:
@@ -355,12 +355,12 @@ def _with_parts(message: Json) -> Json:
 
 
 def _tensor_column(name: str, values: list[Tensor | None]) -> pa.Array:
-    """Nested lists in the dtype that holds the values of all rows."""
+    """Return tensors as nested lists, in a dtype that can represent the values of all rows."""
     present = [value for value in values if value is not None]
     if not present:
         return pa.nulls(len(values))
     dtype = _promote([value.dtype for value in present])
-    # Arrow has no bfloat16; float32 holds its values, and `dtypes` says what they were.
+    # Arrow has no bfloat16: stored as float32, and `dtypes` has the original dtype.
     kind = pa.float32() if dtype is torch.bfloat16 else pa.from_numpy_dtype(torch.empty(0, dtype=dtype).numpy().dtype)
     for _ in range(present[0].ndim):
         kind = pa.list_(kind)
@@ -368,12 +368,12 @@ def _tensor_column(name: str, values: list[Tensor | None]) -> pa.Array:
 
 
 def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """An Arrow column; RecordError names two rows whose values have no common type."""
+    """Return an Arrow column; raises RecordError that names two rows without a common type."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError) as error:
         reason = str(error).partition("\n")[0]
-    # The first row that does not fit those before it, and the first of these that it does not fit.
+    # The first row that is incompatible with earlier rows, and the first of these.
     last = bisect_left(range(len(values)), True, key=lambda number: not _fits(values[: number + 1], kind))
     first = next((number for number in range(last) if not _fits([values[number], values[last]], kind)), None)
     rows = f"row {last}" if first is None else f"rows {first} and {last}"
@@ -390,7 +390,7 @@ def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
 
 def _tensor(value: Any, dtype: torch.dtype | None, shape: list[int] | None) -> Tensor:
     tensor = torch.tensor(value, dtype=dtype)
-    return tensor if shape is None else tensor.reshape(shape)  # an empty list does not have its shape
+    return tensor if shape is None else tensor.reshape(shape)  # an empty list loses its shape
 
 
 def _element_dtype(kind: pa.DataType) -> torch.dtype | None:

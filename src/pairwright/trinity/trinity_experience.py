@@ -1,5 +1,5 @@
-"""Trinity's Experience: mutable, with torch tensors, and with lengths that are checked when it is built and when it is
-written, gathered or turned into a record. Its bytes are Trinity's; nothing in them is run.
+"""Trinity's Experience: mutable, with torch tensors. Lengths are checked when it is created, serialized, gathered or
+converted to a record. The bytes have Trinity's format; reading them executes no code.
 
 S is the length of `tokens`, R = S - prompt_length; arrays over the response have the length R.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pairwright.trinity.trinity_batch import Experiences
 
 ExperienceType = Literal["single_turn", "multi_turn", "dpo"]
-# Fields that are tensors, with the dtype that a list gets.
+# Tensor fields, with the dtype of values given as a list.
 TENSORS = {
     "tokens": torch.int32,
     "logprobs": torch.float32,
@@ -40,7 +40,7 @@ TENSORS = {
     "routed_experts": torch.uint8,
 }
 _OVER_RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "action_mask", "teacher_logprobs")
-# Fields that are not: they are written as a pickle of plain values.
+# Other fields, which are written as a pickle of plain values.
 PLAIN = (
     *("reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text"),
     *("messages", "tools", "chosen_messages", "rejected_messages"),
@@ -50,7 +50,7 @@ _TRUNCATED = "prompt_truncated"
 
 
 class InvalidExperience(RecordError, AssertionError):
-    """An experience whose fields do not fit together. Trinity asserts where it looks at all."""
+    """An experience with inconsistent fields. Also an AssertionError, which Trinity raises."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class EID:
     task: int | str = ""
     run: int = 0
     step: int = 0
-    # 96 bits; Trinity's 24 repeat themselves within some thousand experiences.
+    # 96 bits; Trinity's 24 bits collide within some thousand experiences.
     suffix: str = field(default_factory=lambda: os.urandom(12).hex())
 
     @property
@@ -75,17 +75,17 @@ class EID:
 
     @property
     def sid(self) -> str:
-        """Of what all runs of a task did at a step."""
+        """Id of a step of a task, shared by all runs."""
         return f"{self.batch}/{self.task}/{self.step}"
 
     @property
     def rid(self) -> str:
-        """Of all steps of a run."""
+        """Id of a run, shared by its steps."""
         return f"{self.batch}/{self.task}/{self.run}"
 
     @property
     def tid(self) -> str:
-        """Of all runs of a task."""
+        """Id of a task, shared by its runs."""
         return f"{self.batch}/{self.task}"
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class EID:
 
 @dataclass(frozen=True)
 class CustomField:
-    """A value of `info` that goes into the batch: from which key, under which name, as which dtype."""
+    """A value of `info` that is copied to the batch: its key, its name there, and its dtype."""
 
     source_field: str
     destination_field: str
@@ -112,22 +112,22 @@ class CustomField:
     @classmethod
     def from_dict(cls, value: Json) -> "CustomField":
         name = str(value.get("data_type")).removeprefix("torch.")
-        if name not in DTYPE_NAMES:  # a name of torch's that is not a dtype would be an attribute of the module
+        if name not in DTYPE_NAMES:  # other names would be arbitrary attributes of torch
             raise RecordError("custom_fields.data_type", name, f"one of {', '.join(DTYPE_NAMES)}")
         return cls(str(value.get("source_field")), str(value.get("destination_field")), getattr(torch, name))
 
 
 @dataclass(kw_only=True, eq=False)
 class Experience:
-    """Trinity's Experience. The type is told by the fields, as Trinity does: an `action_mask` makes it multi_turn,
-    `chosen` and `rejected` make it dpo; and it stays what it is through bytes and datasets.
+    """Trinity's Experience. As in Trinity, the fields determine the type: an `action_mask` makes it multi_turn,
+    `chosen` and `rejected` make it dpo. The type is kept through bytes and datasets.
 
     >>> exp = Experience(tokens=[10, 11, 12], prompt_length=1, logprobs=[-0.2, -0.3], reward=1.0)
     >>> exp.experience_type, exp.action_mask.tolist(), Experience.deserialize(exp.serialize()) == exp
     ('single_turn', [True, True], True)
     """
 
-    # The defaults are those of Trinity's signature; `__post_init__` puts an id and empty values in the place of None.
+    # The defaults are those of Trinity's signature; `__post_init__` replaces None by an id and empty values.
     eid: EID = None  # type: ignore[assignment]
     tokens: Tensor
     prompt_length: int = 1
@@ -178,7 +178,7 @@ class Experience:
         if self.prompt_length <= 0:
             raise InvalidExperience("prompt_length", self.prompt_length, "more than 0 in a single turn")
         if self.truncate_status == _TRUNCATED:
-            # The prompt was too long to be answered: nothing in the response is the model's.
+            # The prompt was too long to be answered: the response has no generated tokens.
             length = 0 if self.logprobs is None else len(self.logprobs)
             self.action_mask = torch.zeros(length, dtype=torch.bool)
         elif len(self.tokens) <= self.prompt_length:
@@ -187,8 +187,8 @@ class Experience:
             self.action_mask = torch.ones(len(self.tokens) - self.prompt_length, dtype=torch.bool)
 
     def check(self) -> None:
-        """Raise InvalidExperience if an array over the response has another length than the response."""
-        # A preference has two responses, and a truncated prompt has none: nothing says what lengths were meant.
+        """Raise InvalidExperience if an array over the response does not have the length of the response."""
+        # A preference has two responses and a truncated prompt has none, so the expected length is unknown.
         if self.experience_type == "dpo" or self.truncate_status == _TRUNCATED:
             return
         length = len(self.tokens) - self.prompt_length
@@ -207,7 +207,7 @@ class Experience:
     __hash__ = None  # type: ignore[assignment]
 
     def to_dict(self) -> Json:
-        """The fields for people: no tensors, and nothing that is not set."""
+        """Return the fields for display: without tensors and unset fields."""
         result: Json = {
             "eid": self.eid.to_dict(),
             "type": self.experience_type,
@@ -243,20 +243,20 @@ class Experience:
                     **{name: getattr(exp, name) for name in PLAIN},
                     "custom_fields": [item.to_dict() for item in exp.custom_fields],
                     "multi_modal_input_keys": list(modal),
-                    # Trinity reads no more than the keys above.
+                    # Trinity reads only the keys above.
                     "experience_type": exp.experience_type,
                 }
             )
             arrays |= {f"{MULTI_MODAL}{key}": value for key, value in modal.items()}
-            # Copies: safetensors refuses tensors that share memory.
+            # Cloned, since safetensors rejects tensors that share memory.
             tensors |= {f"{number}:{name}": value.detach().cpu().clone() for name, value in arrays.items()}
         metadata = dump_plain({"version": VERSION, "num_items": len(items), "items": items}, "experience")
         stored = save({name: value.contiguous() for name, value in tensors.items()})
         return HEADER.pack(MAGIC, VERSION, len(metadata), len(stored)) + metadata + stored
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensor fields that are set; not the mask of a single turn, which says nothing and would make a reader of
-        Trinity's take it for several."""
+        """Return the tensor fields that are set, without the mask of a single turn: it is redundant, and Trinity would
+        read the experience as multi_turn."""
         names = [name for name in TENSORS if name != "action_mask" or self.experience_type != "single_turn"]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -269,8 +269,8 @@ class Experience:
 
     @classmethod
     def deserialize_many(cls, data: bytes) -> "list[Experience]":
-        """The experiences of a payload of Trinity's or ours. Nothing in it is run; CodecError or RecordError says why
-        it cannot be read."""
+        """Return the experiences of a payload, Trinity's or ours, without executing code; raises CodecError or
+        RecordError if it cannot be read."""
         experiences = []
         for item in read_items(data, _from_fields):
             if isinstance(item, BadItem):
@@ -289,7 +289,7 @@ class Experience:
     # Our records.
 
     def to_record(self) -> Record:
-        """The experience as one of the table's (`pairwright.Experience`)."""
+        """Convert to a record of the experience table (`pairwright.Experience`)."""
         self.check()
         arrays = {name: as_array(value, name, dtype="float32") for name, value in self.tensors().items()}
         if (
@@ -306,7 +306,7 @@ class Experience:
 
     @classmethod
     def from_record(cls, record: Record) -> "Experience":
-        """An experience of the table with token ids as Trinity's."""
+        """Convert a record of the experience table, which must have token ids."""
         if record.tokens is None:
             expected = f"token ids on {record.eid.uid}: Trinity's experiences are made of them"
             raise RecordError("tokens", None, expected)
@@ -346,7 +346,7 @@ class Experience:
 
 
 def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
-    """An experience from the metadata and the tensors of a payload."""
+    """Build an experience from the metadata and the tensors of a payload."""
     modal = {name.removeprefix(MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(MULTI_MODAL)}
     values = {name: row[name] for name in PLAIN if row.get(name) is not None}
     if "tokens" not in arrays:
@@ -362,8 +362,7 @@ def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def restore(experience_type: Any, arguments: Json) -> Experience:
-    """An experience that was stored with its type: the mask of a single turn, which alone would make it multi_turn, is
-    kept as it was."""
+    """Build an experience with its stored type: a stored mask of a single turn does not make it multi_turn."""
     exp = Experience(**arguments)
     if experience_type == "single_turn":
         exp.experience_type = "single_turn"
@@ -371,12 +370,12 @@ def restore(experience_type: Any, arguments: Json) -> Experience:
 
 
 def _chat_messages(messages: Iterable[Message]) -> list[Json]:
-    """Messages as chat dicts, without those of which only the ids were recorded: the tensors have these."""
+    """Convert messages to chat dicts, except those with only recorded ids, which the tensors contain."""
     return [to_chat_message(message) for message in messages if not count_ids(message)]
 
 
 def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:
-    """A list in the dtype of its field, a tensor as it is, anything else as torch takes it."""
+    """Convert a list to the dtype of its field, and other values with torch's default; tensors are unchanged."""
     if value is None or isinstance(value, Tensor):
         return value
     if isinstance(value, list) or name in ("teacher_logprobs", "routed_experts"):
@@ -385,7 +384,7 @@ def _as_tensor(value: Any, name: str, dtype: torch.dtype) -> Tensor | None:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Equality of field values; NaN equals NaN."""
+    """Return whether field values are equal; NaN equals NaN."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False

@@ -1,6 +1,6 @@
-"""Every question that the page asks, by name: `experiences.rows`, `pairs.pair`, ... The server and `--export` use it.
+"""The queries of the page by name: `experiences.rows`, `pairs.pair`, ... Used by the server and by `--export`.
 
-Parameters are texts, as a URL has them; each may occur several times. They are checked here.
+Parameters are strings, as in a URL; each may occur several times. They are validated here.
 """
 
 import threading
@@ -26,7 +26,7 @@ _QUERIES: dict[Kind, Callable[[Item, Library], Any]] = {
 
 
 class Answers:
-    """Answers of the page over a library."""
+    """Answers the queries of the page over a library."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -93,11 +93,11 @@ class Answers:
         }
 
     def answer(self, question: str, asked: Parameters) -> Any:
-        """Answer a question with a value that JSON can hold."""
+        """Answer a question with a JSON value."""
         return self.questions[question](asked)
 
     def queries(self, asked: Parameters, kind: Kind) -> Any:
-        """The queries over the table that is asked about; opened once."""
+        """Return the queries over the requested table; opened once."""
         key = _text(asked, "source")
         with self._lock:
             item = self.library.get(key, kind)
@@ -106,14 +106,14 @@ class Answers:
             return self._queries[key]
 
     def _opened(self, asked: dict[str, Any], kind: Kind) -> Any:
-        """The queries over the table that a decision names."""
+        """Return the queries over the table that a decision names."""
         return self.queries({"source": [str(asked.get("source", ""))]}, kind)
 
     def _list_library(self, _: Parameters) -> dict[str, Any]:
         before = set(self.library.items)
         self.library.refresh()
         if set(self.library.items) != before:
-            with self._lock:  # what is related to what may have changed
+            with self._lock:  # relations between items may have changed
                 self._queries.clear()
         return {"version": __version__, "items": self.library.as_json()}
 
@@ -121,7 +121,7 @@ class Answers:
         return self.queries(asked, kind).list_rows(_query(asked), _number(asked, "offset", 0), _limit(asked))
 
     def _snippets(self, asked: Parameters, kind: Kind) -> Any:
-        """What stands around the text of a search in the rows of a page."""
+        """Return the text around the matches of a search in the rows of a page."""
         rows = self.queries(asked, kind).rows
         numbers = [_parse_number("row", text) for text in asked.get("row", ())]
         if len(numbers) > MAX_PAGE:
@@ -130,7 +130,7 @@ class Answers:
 
 
 def _in_queue(asked: Parameters, order: str, identity: str) -> dict[str, Any]:
-    """Whose queue it is, in which order, and the id of what is asked for, if it is named."""
+    """Return the parameters of a queue: voter, order, and the requested id, if any."""
     return {
         "source": _text(asked, "source"),
         "voter": _text(asked, "voter"),
@@ -162,7 +162,7 @@ def _number(asked: Parameters, name: str, default: int | None = None) -> int:
 
 
 def _parse_number(name: str, text: str) -> int:
-    # isdecimal also takes digits of other scripts, which int() reads as well; signs are refused.
+    # isdecimal also accepts digits of other scripts, as int() does; signs are refused.
     if not text.isdecimal() or len(text) > 15:
         raise ConfigError(f"{name}: got {text!r:.100}, expected a whole number")
     return int(text)

@@ -1,9 +1,9 @@
 """Decisions on the page: the queue of pairs to vote on and of runs to rate, votes, ratings, exclusions, agreement.
 
-Votes go to `votes.csv` and ratings to `ratings.csv` in the folder of the run (of the table, where there is no run),
+Votes go to `votes.csv` and ratings to `ratings.csv` in the folder of the run (of the table if there is no run),
 exclusions to `exclusions.csv` and votes on turns to `turn_votes.csv` in the folder of the experience table; `pairs`
-reads the first three, turn credit the last. A decision is on the disk when it is answered. Blind, neither rewards nor
-ids are sent, and which side comes first is drawn for each voter.
+reads the first three, turn credit the last. A decision is on disk before the response is sent. In blind mode, rewards
+and ids are not sent, and the order of the sides is drawn for each voter.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ from pairwright.view.pair_queries import PairQueries, pair_view
 from pairwright.view.row_queries import Numbers, Query, RowQueries, Snapshot
 
 ORDERS = ("disagreement", "gap", "random")
-_CHUNK = 256  # rows of the queue that are looked at together
+_CHUNK = 256  # rows of the queue that are read together
 _File = TypeVar("_File", VoteFile, RatingFile, ExclusionFile)
 
 
 class VoteQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    """A vote on the pair with an id; `blind` says that the order of its sides was drawn."""
+    """A vote on the pair with an id; `blind` means that the order of its sides was drawn."""
 
     source: str
     voter: str
@@ -70,7 +70,7 @@ class ExcludeQuestion(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    """A vote on one turn of an experience: ok, failed, unknown, or skip, which takes it back."""
+    """A vote on one turn of an experience: ok, failed, unknown, or skip, which revokes it."""
 
     source: str
     voter: str
@@ -80,7 +80,7 @@ class TurnQuestion(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Decisions:
-    """The decisions on what the library holds. Files are opened when they are first needed."""
+    """The decisions on the items of a library. Files are opened when they are first needed."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -100,7 +100,7 @@ class Decisions:
         return {"saved": True}
 
     def undo_vote(self, asked: dict[str, Any], pairs: PairQueries) -> dict[str, Any]:
-        """Take back the last vote of a person; answers with the id of its pair, to show it again."""
+        """Revoke the last vote of a person; returns the id of its pair, to show it again."""
         undo = _convert(asked, UndoQuestion)
         vote = self._vote_file(undo.source).undo(undo.voter)
         if vote is None:
@@ -112,7 +112,7 @@ class Decisions:
     def next_pair(
         self, pairs: PairQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
     ) -> dict[str, Any]:
-        """The next pair that a person has not voted on, or the pair with an id; and how many are left."""
+        """Return the next pair without a vote of this person, or the pair with an id; and counts of pairs and votes."""
         _check_order(order)
         votes = self._vote_file(source).votes()
         own = {vote.key for vote in votes if vote.voter == voter.strip()}
@@ -129,7 +129,7 @@ class Decisions:
         view = pair_view(pair)
         is_swapped = is_blind and _is_swapped(voter, pair.id)
         if is_blind:
-            # What would tell the sides apart is not sent at all.
+            # Data that would identify the sides is not sent.
             hidden = ("chosen_reward", "rejected_reward", "gap", "chosen_uid", "rejected_uid", "info", "weight")
             view = {name: value for name, value in view.items() if name not in hidden}
         sides = [view.pop("chosen"), view.pop("rejected")]
@@ -144,13 +144,13 @@ class Decisions:
     def _queue(
         self, rows: RowQueries, snapshot: Snapshot, votes: list[Vote], voter: str, order: str
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Row numbers of pairs in the order of a queue, each with the ids of its sides in a fixed order."""
+        """Yield row numbers of pairs in the order of a queue, each with the sorted ids of its sides."""
         numbers: Numbers
         if order == "random":
             seed = _draw(voter, rows.name)
             numbers = np.random.default_rng(seed).permutation(snapshot.num_rows)
         else:
-            # Small gaps first: there the reward is the least certain.
+            # Small gaps first: these rewards are the least certain.
             by_gap = rows.select(Query(sort="gap"), snapshot)
             assert by_gap is not None
             numbers = by_gap
@@ -164,7 +164,7 @@ class Decisions:
                 yield number, ((one, other) if one < other else (other, one))
 
     def summarize(self, pairs: PairQueries, source: str) -> dict[str, Any]:
-        """Who voted how often, and how far people agree with each other and with the reward."""
+        """Return the number of votes by person, and the agreement with each other and with the reward."""
         file = self._vote_file(source)
         votes = file.votes()
         sides = _pairs_between(pairs.rows, pairs.rows.snapshot(), votes)
@@ -202,7 +202,7 @@ class Decisions:
     def next_record(
         self, table: ExperienceQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
     ) -> dict[str, Any]:
-        """The next experience that a person has not rated, or the one with an id; and how many are left."""
+        """Return the next experience without a rating of this person, or the one with an id; and counts."""
         _check_order(order)
         ratings = self._rating_file(source).ratings()
         own = {rating.uid for rating in ratings if rating.voter == voter.strip()}
@@ -228,10 +228,10 @@ class Decisions:
     def _record_queue(
         self, table: ExperienceQueries, snapshot: Snapshot, ratings: list[Rating], voter: str, order: str
     ) -> Numbers:
-        """Row numbers of experiences in the order of a queue."""
+        """Return row numbers of experiences in the order of a queue."""
         if order == "random":
             return np.random.default_rng(_draw(voter, table.rows.name)).permutation(snapshot.num_rows)
-        # Small gaps first: there the reward is the least certain.
+        # Small gaps first: these rewards are the least certain.
         numbers = table.list_by_gap(snapshot)
         if order == "disagreement":
             # Runs that people disagree on, then those that `score --calibrate` proposes to label.
@@ -242,7 +242,7 @@ class Decisions:
         return numbers
 
     def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
-        """Who rated how often, and the agreement."""
+        """Return the number of ratings by person, and the agreement."""
         file = self._rating_file(source)
         ratings = file.ratings()
         uids = pl.Series([rating.uid for rating in ratings], dtype=pl.String).implode()
@@ -286,7 +286,7 @@ class Decisions:
         return {"saved": True}
 
     def list_exclusions(self, source: str) -> dict[str, Any]:
-        """The excluded experiences of a table."""
+        """Return the excluded experiences of a table."""
         item = self._library.get(source, "experiences")
         exclusions = self._opened(ExclusionFile, item.path).exclusions()
         rows = [
@@ -310,7 +310,7 @@ class Decisions:
 
 
 def _folder_of(item: Item) -> Path:
-    """Where decisions lie: beside the table in a run, in the table's folder where there is none."""
+    """Return the folder of decisions: the parent of the table in a run, else the table's folder."""
     return item.path.parent if item.run else item.path
 
 
@@ -322,18 +322,18 @@ def _convert(asked: dict[str, Any], question: Any) -> Any:
 
 
 def _draw(voter: str, name: str) -> int:
-    """A number that is the same whenever this person asks about this thing."""
+    """Return a pseudorandom number that depends only on the person and the name."""
     digest = hashlib.sha256(f"{len(voter)}:{voter}{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def _is_swapped(voter: str, identity: str) -> bool:
-    """Whether a person who votes blind sees the rejected side of a pair first; the page is not told."""
+    """Return whether a blind voter sees the rejected side of a pair first; not sent to the page."""
     return _draw(voter.strip(), identity) % 2 == 1
 
 
 def _pairs_between(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> pl.DataFrame:
-    """The pairs whose two sides were voted on: number, id, ids and rewards of the sides."""
+    """Return the pairs whose two sides were voted on: number, id, ids and rewards of the sides."""
     columns = ["id", "chosen_uid", "rejected_uid", "chosen_reward", "rejected_reward"]
     uids = pl.Series([uid for vote in votes for uid in vote.key], dtype=pl.String).unique().implode()
 
@@ -348,7 +348,7 @@ def _pairs_between(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> p
 
 
 def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Numbers:
-    """Row numbers of the pairs that people judge unlike each other or unlike the reward, the most disputed first."""
+    """Return row numbers of pairs on which people disagree with each other or the reward, most disputed first."""
     by_key: dict[tuple[str, str], list[str | None]] = {}
     for vote in votes:
         if not vote.is_skip:
@@ -358,7 +358,7 @@ def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Number
         _pairs_between(rows, snapshot, votes).select("number", "chosen_uid", "rejected_uid").iter_rows()
     ):
         winners = by_key.get((chosen, rejected) if chosen < rejected else (rejected, chosen), [])
-        # Two people who differ weigh more than one who differs from the reward.
+        # Disagreement between people weighs more than disagreement with the reward.
         score = 2 * (len(set(winners)) - 1) + sum(winner != chosen for winner in winners) if winners else 0
         if score > 0:
             scores.append((-score, number))
@@ -366,7 +366,7 @@ def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Number
 
 
 def _proposed(rows: RowQueries, snapshot: Snapshot, uids: list[str]) -> Numbers:
-    """Row numbers of experiences in the order of their ids."""
+    """Return the row numbers of experiences, in the order of `uids`."""
     if not uids:
         return np.empty(0, np.int64)
     wanted = pl.DataFrame({"uid": uids}).with_row_index("place")
@@ -380,9 +380,9 @@ def _proposed(rows: RowQueries, snapshot: Snapshot, uids: list[str]) -> Numbers:
 
 
 def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating]) -> Numbers:
-    """Row numbers of the experiences that people rate unlike each other or unlike the reward, the most disputed first.
+    """Return row numbers of experiences whose ratings differ from each other or the reward, most disputed first.
 
-    Ratings and rewards have scales of their own, so that ranks among the rated experiences are compared, from 0 to 1.
+    Ratings and rewards have different scales, so ranks among the rated experiences are compared, from 0 to 1.
     """
     by_uid: dict[str, list[float]] = {}
     for rating in ratings:
@@ -406,7 +406,7 @@ def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating
     )
     last = max(1, rated.height - 1)
     distance = ((pl.col("mean").rank() - pl.col("reward").rank()).abs() / last).fill_null(0.0)
-    # Two people who differ weigh more than one who differs from the reward.
+    # Disagreement between people weighs more than disagreement with the reward.
     scored = rated.select("number", score=2 * pl.col("spread") + distance).filter(pl.col("score") > 0)
     return np.asarray(scored.sort("score", "number", descending=[True, False])["number"].to_numpy(), np.int64)
 

@@ -1,4 +1,4 @@
-"""Answers of the page about experience tables: rows, facets, tasks, one record, its lineage to pairs."""
+"""Queries of the page over experience tables: rows, facets, tasks, one record, its lineage to pairs."""
 
 import threading
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ class ExperienceQueries:
         self._table = Table(item.path, create=False)
         self._by_gap: tuple[tuple[Any, ...], Numbers] | None = None
         self.rows = RowQueries(item.key, self._list_files, SCHEMA, text=TEXT_COLUMNS, read_journal=self._read_journal)
-        # Words about an experience that its pairs know; read when a query first names them.
+        # Columns derived from the pairs of an experience; loaded when a query first names them.
         if self._pairs:
             self.rows.derived = {
                 "outcome": Derived(
@@ -132,7 +132,7 @@ class ExperienceQueries:
         return pa.Table.from_batches(self._table.part(path.stem).scan(columns=list(SCHEMA.names)), schema=SCHEMA)
 
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
-        """A page of the list: rows with narrow columns, how many rows match, and how many there are."""
+        """Return a page of the list: rows with narrow columns, the number of matches, and of all rows."""
         page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
         add_beginnings(
             self.rows, page["rows"], prompt=("prompt", "prompt_text"), answer=("completion", "response_text")
@@ -140,7 +140,7 @@ class ExperienceQueries:
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        """Counts over the matching rows."""
+        """Return facet counts over the matching rows."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query(query.where, query.text), snapshot)
         facets = [*FACETS[:1], *(_OF_PAIRS if self._pairs else ()), *FACETS[1:]]
@@ -163,14 +163,14 @@ class ExperienceQueries:
         for counts in self.rows.scan(snapshot, ["errors"], count, ordered):
             for kind, number in counts.items():
                 totals[kind] = totals.get(kind, 0) + number
-        # As the column has it: JSON text, so the kind is quoted as JSON.
+        # The column is JSON text, so the kind is quoted as JSON.
         return [
             {"value": kind, "count": count, "where": f"STRPOS(errors, {quote(_kind_text(kind))}) > 0"}
             for kind, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
         ]
 
     def list_tasks(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
-        """Tasks of the matching rows: runs, rewards, errors. Sorted by a column of these, or in order of the table."""
+        """Return the tasks of the matching rows: runs, rewards, errors. Sorted by one of these, or in table order."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query(query.where, query.text), snapshot)
         ordered = None if numbers is None else pl.Series(numbers).sort().to_numpy()
@@ -191,8 +191,8 @@ class ExperienceQueries:
         first.append(pl.col("row").min())
         again.append(pl.col("row").min())
 
-        # Batch by batch, under the hash of the task: texts are read for the tasks of the page alone. Sums are merged as
-        # they come, so that what is held grows with the tasks; of runs only (task, run) is held.
+        # Batch by batch, keyed by the hash of the task; texts are read only for the tasks of the page. Sums are merged
+        # incrementally, so that memory grows with the number of tasks; for runs only (task, run) is kept.
         merged: list[pl.DataFrame] = []
         lock = threading.Lock()
 
@@ -206,7 +206,7 @@ class ExperienceQueries:
             part = keyed.group_by("key").agg(*first)
             with lock:
                 merged.append(part)
-                # when as much is new as there is: each row is merged a few times, not once for every batch
+                # merge when the new parts exceed the merged one, so that each row is merged only a few times
                 if sum(new.height for new in merged[1:]) > max(8 * BATCH_ROWS, merged[0].height):
                     merged[:] = [pl.concat(merged).group_by("key").agg(*again).select(part.columns)]
             return keyed.select("key", "run").unique()
@@ -238,7 +238,7 @@ class ExperienceQueries:
         }
 
     def list_by_gap(self, snapshot: Snapshot) -> Numbers:
-        """All row numbers, by how near a reward is to that of another run of its task; runs without one come last."""
+        """Return all row numbers by the smallest reward gap to another run of the task; rows without one come last."""
         if self._by_gap is None or self._by_gap[0] != snapshot.signature:
             frames = self.rows.scan(
                 snapshot,
@@ -258,7 +258,7 @@ class ExperienceQueries:
         return self._by_gap[1]
 
     def read_record(self, uid: str, near: int | None) -> dict[str, Any]:
-        """One experience with its texts, and the other experiences of its task."""
+        """Return one experience with its texts, and the other experiences of its task."""
         exp, number = self._read(uid, near)
         snapshot = self.rows.snapshot()
         others = self.rows.select(Query((f"tid = {quote(exp.eid.tid)}",)), snapshot)
@@ -267,7 +267,7 @@ class ExperienceQueries:
         columns = ["uid", "run", "step", "reward", "num_errors"]
         siblings = self.rows.take(listed, columns, snapshot)
         view = experience_view(exp)
-        # Stored scores are beside the components of the recorded reward.
+        # Stored scores are shown with the components of the recorded reward.
         view["components"] = {
             **view["components"],
             **plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {})),
@@ -281,7 +281,7 @@ class ExperienceQueries:
         }
 
     def _read_credit(self, exp: Experience) -> list[dict[str, Any]]:
-        """What is known of the generated turns of a run; a preference has none of its own."""
+        """Return the credit of the generated turns of a run; empty for a preference."""
         if exp.kind is Kind.PREFERENCE:
             return []
         votes = read_turn_votes(self._item.path).get(exp.eid.uid)
@@ -289,7 +289,7 @@ class ExperienceQueries:
         return [{"turn": one.turn, "verdict": one.verdict, "value": one.value, "source": one.source} for one in credits]
 
     def read_task(self, task: str, limit: int) -> list[dict[str, Any]]:
-        """The experiences of a task, by run and step."""
+        """Return the experiences of a task, by run and step."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query((f"task = {quote(task)}",)), snapshot)
         assert numbers is not None
@@ -297,12 +297,12 @@ class ExperienceQueries:
         return [experience_view(exp) for exp in sorted(records, key=lambda exp: (exp.eid.run, exp.eid.step))]
 
     def read_raw(self, uid: str, near: int | None) -> dict[str, Any]:
-        """One experience as the JSON that `pairwright export` of an experience table writes, indented."""
+        """Return one experience as indented JSON, as `pairwright export` of an experience table writes it."""
         exp, _ = self._read(uid, near)
         return {"text": msgspec.json.format(encode(experience_to_json(exp)), indent=2).decode()}
 
     def read_lineage(self, uid: str) -> list[dict[str, Any]]:
-        """What became of an experience: for every pairs table, its outcome and its pairs."""
+        """Return the outcome and the pairs of an experience in every pairs table."""
         results = []
         for item in self._library.pairs_of_table(self._item):
             own = (pl.col("chosen_uid") == uid) | (pl.col("rejected_uid") == uid)
@@ -327,7 +327,7 @@ class ExperienceQueries:
 
 
 def _count_runs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Distinct runs of each key. By sorting: a hash table of all (key, run) takes several times the memory."""
+    """Count the distinct runs of each key, by sorting: a hash table of all (key, run) needs much more memory."""
     keys, runs = rows["key"].to_numpy(), rows["run"].to_numpy()
     order = np.lexsort((runs, keys))
     keys, runs = keys[order], runs[order]
@@ -342,7 +342,7 @@ def _kind_text(kind: str) -> str:
 
 
 def experience_view(exp: Experience) -> dict[str, Any]:
-    """An experience as the page shows it."""
+    """Convert an experience for the page."""
     source = exp.source
     return {
         "uid": exp.eid.uid,
@@ -382,7 +382,7 @@ def _side_view(side: Side | None) -> dict[str, Any] | None:
 def add_beginnings(
     rows: RowQueries, page: list[dict[str, Any]], *, prompt: tuple[str, ...], answer: tuple[str, ...]
 ) -> None:
-    """Add how the prompt and the answer of each row begin; of several columns the first that is not empty counts."""
+    """Add the beginnings of prompt and answer to each row, from the first column that is not empty."""
     snapshot = rows.snapshot()
     texts = rows.take([row["row"] for row in page], [*prompt, *answer], snapshot) if page else []
     for row, cells in zip(page, texts, strict=True):
@@ -391,7 +391,7 @@ def add_beginnings(
 
 
 def _beginning(cell: str | None, place: int) -> str:
-    """How a cell of text, or one message of a cell of messages, begins."""
+    """Return the beginning of a text cell, or of the message at `place` in a cell of messages."""
     text = cell or ""
     if text.startswith("["):
         messages = messages_of(text)
@@ -401,7 +401,7 @@ def _beginning(cell: str | None, place: int) -> str:
 
 
 def messages_view(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
-    """Messages as the page shows them: text, calls, and the types of parts that are not text."""
+    """Yield messages for the page: text, calls, and the types of non-text parts."""
     for message in messages:
         content = message.content
         parts = content if isinstance(content, list) else []
@@ -418,12 +418,12 @@ def messages_view(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A JSON value without NaN and infinities, which become their names."""
+    """Return a JSON value in which NaN and infinities are replaced by their names."""
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    # A script reads numbers as 64-bit floats: larger integers are sent as text.
+    # JavaScript numbers are 64-bit floats: larger integers are sent as text.
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
         return str(value)
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -10,7 +10,7 @@ import polars as pl
 from pairwright.view.row_queries import Numbers, RowQueries, Snapshot
 
 MAX_VALUES = 8
-MAX_DISTINCT = 10  # numbers with at most so many values are listed, not binned
+MAX_DISTINCT = 10  # numbers with at most this many distinct values are listed, not binned
 NUM_BINS = 20
 
 
@@ -43,7 +43,7 @@ def count_facets(
 
 
 def quote(value: str) -> str:
-    """A text as a SQL literal.
+    """Quote text as a SQL literal.
 
     >>> quote("it's")
     "'it''s'"
@@ -53,7 +53,7 @@ def quote(value: str) -> str:
 
 def _count_batch(column: pl.Series, facet: FacetColumn) -> Any:
     if facet.kind == "number":
-        # Values with their counts: most columns of numbers have few distinct ones.
+        # Values with their counts: most number columns have few distinct values.
         return np.unique(column.drop_nulls().cast(pl.Float64).to_numpy(), return_counts=True)
     if facet.kind == "words":
         column = column.drop_nulls().str.split(" ").explode()
@@ -66,7 +66,7 @@ def _values(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
         return None
     counts = pl.concat(parts).group_by("value").agg(pl.col("count").sum())
     counts = counts.sort(["count", "value"], descending=[True, False])
-    # A column that has one value for all rows tells nothing; a word may be missing elsewhere.
+    # A single value for all rows is not informative; a single word is, since rows may lack it.
     if not counts.height or (counts.height == 1 and facet.kind != "words"):
         return None
     values = [
@@ -95,7 +95,7 @@ def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
             for value, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True)
         ]
         return {"name": facet.name, "label": facet.label, "values": rows, "others": 0}
-    # Outliers would flatten the histogram: the last bin has all that lies beyond the 99th percentile.
+    # Outliers would flatten the histogram: the last bin has all values beyond the 99th percentile.
     usual = _quantile(values, counts, 0.99)
     top = usual if usual > low and high > 2 * usual - low else high
     edges = np.linspace(low, top, NUM_BINS + 1)
@@ -113,7 +113,7 @@ def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
 
 
 def _merge_counts(parts: list[Any]) -> tuple[Any, Any]:
-    """Distinct values in ascending order, and how often each occurs, from those of the batches."""
+    """Merge the counts of batches: returns the distinct values in ascending order, and their counts."""
     if not parts:
         return np.empty(0), np.empty(0, np.int64)
     values, place = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
@@ -123,8 +123,8 @@ def _merge_counts(parts: list[Any]) -> tuple[Any, Any]:
 
 
 def _quantile(values: Any, counts: Any, share: float) -> float:
-    """The quantile of values that occur `counts` times each, between two neighbours on the straight line."""
-    last = np.cumsum(counts)  # one more than the place of a value's last occurrence
+    """Return the quantile of values that occur `counts` times each, with linear interpolation."""
+    last = np.cumsum(counts)  # one more than the position of a value's last occurrence
     place = share * (last[-1] - 1)
     below = int(np.floor(place))
     low, high = (float(values[np.searchsorted(last, at, side="right")]) for at in (below, int(np.ceil(place))))

@@ -1,7 +1,6 @@
-"""What the page shows: the runs, experience tables, pairs, tokens and evaluations in the folders that were named.
+"""The items of the page: runs, experience tables, pairs, tokens and evaluations in the given folders.
 
-Each has a key made of folder names, such as `first/round-1/pairs`, so that links stay valid when the page is started
-again.
+The key of an item consists of folder names, such as `first/round-1/pairs`, so that links stay valid after a restart.
 """
 
 import filecmp
@@ -21,12 +20,12 @@ from pairwright.store.table_marker import MARKER
 from pairwright.tokens.stage.cache import ITEMS
 
 Kind = Literal["run", "experiences", "pairs", "tokens", "evaluation"]
-MAX_RUNS = 500  # that are opened of one folder of runs
+MAX_RUNS = 500  # maximum runs per folder
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to look at; `run` is the key of the run that it belongs to, or empty."""
+    """An item of the page; `run` is the key of its run, or empty."""
 
     key: str
     kind: Kind
@@ -38,8 +37,8 @@ class Library:
     """The items of the page, by key.
 
     Args:
-        paths: Folders of runs, tables, pairs or tokens, or folders that hold some.
-        tokenizer: The model folder for painted tokens; by default that of the run.
+        paths: Folders of runs, tables, pairs or tokens, or their parent folders.
+        tokenizer: The model folder for coloured tokens; by default that of the run.
     """
 
     def __init__(self, paths: Sequence[Path], *, tokenizer: Path | None = None) -> None:
@@ -55,7 +54,7 @@ class Library:
             )
 
     def refresh(self) -> None:
-        """List the folders again: runs grow while they are looked at."""
+        """List the folders again, since runs grow."""
         items: dict[str, Item] = {}
         for path in self.paths:
             if not path.exists():
@@ -71,7 +70,7 @@ class Library:
         self.items = items
 
     def get(self, key: str, kind: Kind) -> Item:
-        """The item with a key; raises PairwrightError if there is none of this kind."""
+        """Return the item with a key; raises PairwrightError if there is none of this kind."""
         item = self.items.get(key)
         if item is None or item.kind != kind:
             keys = [known.key for known in self.items.values() if known.kind == kind]
@@ -82,12 +81,12 @@ class Library:
         return [item for item in self.items.values() if item.kind == kind]
 
     def tables_of_pairs(self, pairs: Item) -> list[Item]:
-        """The experience tables that pairs were built from, as far as they are here."""
+        """Return the experience tables in the library that pairs were built from."""
         folders = {Path(str(table.path)).resolve() for table in source_tables(pairs.path)}
         return [item for item in self.of_kind("experiences") if item.path in folders]
 
     def pairs_of_table(self, table: Item) -> list[Item]:
-        """The pairs that were built from an experience table, as far as they are here."""
+        """Return the pairs in the library that were built from an experience table."""
         return [item for item in self.of_kind("pairs") if table in self.tables_of_pairs(item)]
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -95,7 +94,7 @@ class Library:
 
 
 def _list_items(path: Path) -> Iterator[Item]:
-    """The items of a folder: it is one itself, a run, or a folder of runs."""
+    """Yield the items of a folder, which is an item, a run, or a folder of runs."""
     own = _kind_of(path)
     if own is not None:
         yield Item(path.name, own, path)
@@ -128,7 +127,7 @@ def _items_of_run(path: Path) -> Iterator[Item]:
             table = folder / "evaluation" / side / "experience"
             if _kind_of(table) == "experiences":
                 yield Item(f"{prefix}/evaluation/{side}", "experiences", table, path.name)
-        # The run repeats the evaluation of its last round: it is listed once, there.
+        # The run folder has a copy of the last round's evaluation, which is listed only in its round.
         copies = [
             child / EVALUATION_NAME for _, child in rounds if folder == path and (child / EVALUATION_NAME).is_file()
         ]
@@ -149,7 +148,7 @@ def _kind_of(path: Path) -> Kind | None:
 
 
 def _open(path: Path) -> RunFolder | None:
-    """The run in a folder, or None if the folder is not a run."""
+    """Return the run in a folder, or None if the folder is not a run."""
     try:
         return open_run(path)
     except PairwrightError:

@@ -1,4 +1,4 @@
-"""Answers of the page about pairs tables: rows, facets, one pair, and what lint says about each pair."""
+"""Queries of the page over pairs tables: rows, facets, one pair, and lint findings of each pair."""
 
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +45,7 @@ FACETS = (
     FacetColumn("split", "split"),
 )
 _CONTENT = ("prompt", "chosen", "rejected")
-MAX_LINTED_TEXTS = 200_000  # pairs whose texts are linted; above, only what columns tell
+MAX_LINTED_TEXTS = 200_000  # larger tables are linted by narrow columns only
 NARROW_FINDINGS = ("not-rising", "tied", "duplicates", "across-groups", "split-prompts", "split-tasks")
 TEXT_FINDINGS = ("empty", "white-space", "contradictions", "near-duplicates")
 
@@ -86,13 +86,13 @@ class PairQueries:
         return UidMap(frames)
 
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
-        """A page of the list."""
+        """Return a page of the list."""
         page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
         add_beginnings(self.rows, page["rows"], prompt=("prompt",), answer=("chosen",))
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        """Counts over the matching pairs."""
+        """Return facet counts over the matching pairs."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query(query.where, query.text), snapshot)
         facets = [*FACETS, FacetColumn("lint", "lint", "words")]
@@ -101,7 +101,7 @@ class PairQueries:
         return count_facets(self.rows, snapshot, numbers, facets)
 
     def read_pair(self, query: Query, *, position: int | None = None, identity: str = "") -> dict[str, Any]:
-        """The pair at a position of the list, or the one with an id and its position, if it is in the list."""
+        """Return the pair at a position of the list, or the one with an id and its position in the list, if any."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(query, snapshot)
         num_matches = snapshot.num_rows if numbers is None else len(numbers)
@@ -125,14 +125,14 @@ class PairQueries:
         }
 
     def read_raw(self, identity: str) -> dict[str, Any]:
-        """One pair as indented JSON."""
+        """Return one pair as indented JSON."""
         import msgspec
 
         snapshot = self.rows.snapshot()
         (pair,) = pairs_of_batch(self.rows.batch_at(self.rows.find("id", identity, snapshot), snapshot))
         return {"text": msgspec.json.format(msgspec.json.encode(pair), indent=2).decode()}
 
-    # Lint: a bit of `flags` for each finding; texts are looked at once for each state of the file
+    # Lint: one bit of `flags` per finding; texts are read once per version of the file
 
     def _prepare_lint(self) -> None:
         snapshot = self.rows.snapshot()
@@ -141,7 +141,7 @@ class PairQueries:
         flags = _narrow_flags(self._file, tie_tolerance(self._item.path))
         if snapshot.num_rows <= MAX_LINTED_TEXTS:
             flags |= _text_flags(self.rows, snapshot) << len(NARROW_FINDINGS)
-        # Texts of the combinations that occur, and for each pair the number of its combination.
+        # The distinct combinations of findings as text, and for each pair the index of its combination.
         kinds, codes = np.unique(flags, return_inverse=True)
         self._lint = (snapshot.signature, [_names_text(int(kind)) for kind in kinds], codes.astype(np.uint16))
 
@@ -151,7 +151,7 @@ class PairQueries:
         return pl.Series(texts, dtype=pl.String)[codes[numbers].astype(np.int64)]
 
     def _lint_names(self, number: int, snapshot: Snapshot) -> list[str]:
-        # A single pair does not wait for the lint of all: the facets ask for it.
+        # A single pair does not wait for the lint of all pairs, which the facets trigger.
         if self._lint is None or self._lint[0] != snapshot.signature:
             return []
         return (self._lint[1][self._lint[2][number]] or "").split()
@@ -168,7 +168,7 @@ def _names_text(flags: int) -> str | None:
 
 
 def _narrow_flags(file: Path, tolerance: float) -> np.ndarray[Any, Any]:
-    """The findings that columns tell, a bit each, in the order of NARROW_FINDINGS."""
+    """Return the findings from narrow columns, one bit each, in the order of NARROW_FINDINGS."""
     names = ["id", "tid", "prompt_hash", "split", "chosen_reward", "rejected_reward", "across_groups"]
     frame = pl.read_parquet(file, columns=names, glob=False)
     rewards = [frame[f"{side}_reward"].to_numpy() for side in ("chosen", "rejected")]
@@ -187,7 +187,7 @@ def _narrow_flags(file: Path, tolerance: float) -> np.ndarray[Any, Any]:
 
 
 def _text_flags(rows: RowQueries, snapshot: Snapshot) -> np.ndarray[Any, Any]:
-    """The findings that need the texts, a bit each, in the order of TEXT_FINDINGS; as `pairs lint` has them."""
+    """Return the findings that need texts, one bit each, in the order of TEXT_FINDINGS; the same as `pairs lint`."""
     flags = np.zeros(snapshot.num_rows, np.uint16)
     preferences: list[tuple[str, str, str]] = [("", "", "")] * snapshot.num_rows
     signatures: list[Signature | None] = [None] * min(MAX_SIGNED, snapshot.num_rows)
@@ -214,7 +214,7 @@ def _text_flags(rows: RowQueries, snapshot: Snapshot) -> np.ndarray[Any, Any]:
 
 
 def pair_view(pair: Pair) -> dict[str, Any]:
-    """A pair as the page shows it; `same` is the number of turns that both sides begin with."""
+    """Convert a pair for the page; `same` is the number of common first turns of both sides."""
     return {
         "id": pair.id,
         "task": str(pair.chosen_eid.task),

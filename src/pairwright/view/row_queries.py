@@ -1,8 +1,8 @@
 """Queries over rows in Parquet files and journals: filter, search, sort, and read rows by their number.
 
 A row number is the position of a row in the table. A query reads the columns that it names, one batch of a row group at
-a time, and gives row numbers (8 bytes a row); texts are read for the rows that a page shows. So memory is bounded by a
-few batches and a few selections, whatever the size of the table.
+a time, and returns row numbers (8 bytes per row); texts are read only for the rows of a page. So memory is bounded by a
+few batches and a few selections, regardless of the size of the table.
 """
 
 import json
@@ -29,10 +29,10 @@ from pairwright.store.conditions import parse_where
 R = TypeVar("R")
 Numbers = npt.NDArray[np.int64]
 BATCH_ROWS = 8192
-NEIGHBOURS = 256  # whole rows that are read together
+NEIGHBOURS = 256  # complete rows that are read together
 MAX_RECENT_BYTES = 16 * 2**20
-_RECENT = 4  # batches of whole rows that are kept
-_READ_BYTES = 2**20  # of a compressed column at a time; by default a whole column of a row group is read
+_RECENT = 4  # cached batches of complete rows
+_READ_BYTES = 2**20  # of a compressed column at a time; the default is a whole column of a row group
 MAX_PAGE = 500
 MAX_TEXT = 1000  # characters of a search
 SNIPPET = 60  # characters of text on either side of a match
@@ -42,20 +42,20 @@ _SELECTIONS = 8  # results that are cached for each table
 _THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
-# Set when nobody waits for the answer of the request in work any more; scans look at it between batches.
+# Set when the client of the current request has disconnected; scans check it between batches.
 abandoned: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
 
 
 class Abandoned(PairwrightError):
-    """A scan that was ended because its client has gone."""
+    """Raised to end a scan whose client has disconnected."""
 
 
 @dataclass(frozen=True)
 class Derived:
     """A column that is computed from others: its type, the columns it needs, and the function.
 
-    The function gets a frame with these columns and the numbers of its rows. `prepare` is called once before a scan, on
-    the thread of the query: what the function looks up is loaded there.
+    The function gets a frame with these columns and its row numbers. `prepare` is called once before a scan, on the
+    thread of the query, to load data that the function needs.
     """
 
     type: pa.DataType
@@ -66,7 +66,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class Query:
-    """Rows for which all conditions hold and that contain a text, in an order ("-name" is descending)."""
+    """Selects rows that satisfy all conditions and contain a text, sorted by a column ("-name" is descending)."""
 
     where: tuple[str, ...] = ()
     text: str = ""
@@ -102,9 +102,9 @@ class RowQueries:
 
     Args:
         name: The table, for error messages.
-        list_files: Returns its files in the order of the rows; called again for every query, as tables grow.
+        list_files: Returns its files in row order; called for every query, since tables grow.
         schema: Its columns.
-        text: The columns that a search looks at, which hold JSON text.
+        text: The columns that are searched, which contain JSON text.
         read_journal: Reads a file that is not Parquet.
     """
 
@@ -123,7 +123,7 @@ class RowQueries:
         self._list_files = list_files
         self._text = tuple(text)
         self._read_journal = read_journal
-        self._lock = threading.RLock()  # one scan at a time: memory stays that of one
+        self._lock = threading.RLock()  # one scan at a time, to bound memory
         self._footers: dict[tuple[str, int, int], Any] = {}
         self._selections: OrderedDict[tuple[Any, ...], Numbers] = OrderedDict()
         self._recent: OrderedDict[tuple[Path, int, int], pa.RecordBatch] = OrderedDict()
@@ -134,7 +134,7 @@ class RowQueries:
         return pa.schema([*self.schema, *((name, column.type) for name, column in self.derived.items())])
 
     def snapshot(self) -> Snapshot:
-        """List the row groups of the table as it is now; footers are read once for each file."""
+        """List the current row groups of the table; footers are read once per file."""
         with self._lock:
             pieces: list[Piece] = []
             signature, footers, start = [], {}, 0
@@ -160,7 +160,7 @@ class RowQueries:
             return Snapshot([piece for piece in pieces if piece.num_rows], tuple(signature), starts)
 
     def _read_sizes(self, path: Path) -> Any:
-        """Rows of each row group; of a journal, the rows themselves."""
+        """Return the number of rows of each row group; for a journal, the rows themselves."""
         if path.suffix != ".parquet" and self._read_journal is not None:
             return self._read_journal(path)
         try:
@@ -176,16 +176,16 @@ class RowQueries:
         function: Callable[[pl.DataFrame, int], R],
         numbers: Numbers | None = None,
     ) -> list[R]:
-        """Apply a function to the rows, batch by batch on a few threads; results in the order of the rows.
+        """Apply a function to the rows, batch by batch on a few threads; returns results in row order.
 
         Args:
             snapshot: The table.
-            columns: The columns to read, derived ones among them.
+            columns: The columns to read, including derived ones.
             function: Gets a frame and the number of its first row.
-            numbers: Read these rows alone (ascending); the frame then has only them.
+            numbers: Read only these rows (ascending); the frame then has only them.
         """
         wanted = self._needed(columns)
-        is_abandoned = abandoned.get()  # here: the threads below have a context of their own
+        is_abandoned = abandoned.get()  # read here: the threads below have their own context
 
         def check() -> None:
             if is_abandoned is not None and is_abandoned.is_set():
@@ -217,7 +217,7 @@ class RowQueries:
                 pa.default_memory_pool().release_unused()
 
     def select(self, query: Query, snapshot: Snapshot) -> Numbers | None:
-        """Row numbers of a query in its order; None stands for all rows in the order of the table."""
+        """Return the row numbers of a query in its order; None means all rows in table order."""
         if not (query.where or query.text or query.sort):
             return None
         key = (snapshot.signature, query)
@@ -244,7 +244,7 @@ class RowQueries:
         def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
             rows = frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("\0row") + start)
             rows = rows.filter(*conditions) if conditions else rows
-            # A row number, and the value to sort by under a name that no column has.
+            # The row number and the sort key, under names that no column has.
             return rows.select("\0row", *([pl.col(name).alias("\0key")] if name else []))
 
         frames = self.scan(snapshot, columns, keep)
@@ -252,7 +252,7 @@ class RowQueries:
         numbers = np.asarray(rows["\0row"].to_numpy(), np.int64)
         if not name or not frames:
             return numbers
-        # The numbers are not sorted with their keys: half the memory. Equal keys stay in the order of the table.
+        # Only keys are sorted, not (number, key): half the memory. Equal keys stay in table order.
         keys = rows["\0key"]
         del frames, rows
         order = pl.DataFrame({"key": keys}).select(
@@ -270,10 +270,10 @@ class RowQueries:
         return parse_where(clause, self.columns, option="where")
 
     def _contains(self, text: str) -> pl.Expr:
-        """A condition: one of the text columns contains a text, upper and lower case alike."""
+        """Return the condition that a text column contains a text, ignoring case."""
         if len(text) > MAX_TEXT:
             raise ConfigError(f"search: at most {MAX_TEXT:,} characters, got {len(text):,}")
-        # Columns are JSON, so the text is looked for as JSON writes it: quotes and line breaks are escaped there.
+        # Columns are JSON, so the text is searched in its JSON form, with escaped quotes and line breaks.
         pattern = "(?i)" + pl.escape_regex(json.dumps(text, ensure_ascii=False)[1:-1])
         parts = [pl.col(name).str.contains(pattern).fill_null(False) for name in self._text]
         return pl.any_horizontal(parts)
@@ -299,7 +299,7 @@ class RowQueries:
                 part = ordered[low:high]
                 here = part[(part >= first) & (part < first + batch.num_rows)] - first
                 if len(here):
-                    # Taken before the derived columns: these are then computed for few rows.
+                    # Selected first, so that derived columns are computed for few rows.
                     frames.append(self._with_derived(pl.DataFrame(batch)[here], columns, here + first).select(columns))
                 first += batch.num_rows
                 if first > part[-1]:
@@ -309,7 +309,7 @@ class RowQueries:
         return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
 
     def read_page(self, query: Query, offset: int, limit: int, columns: Sequence[str]) -> dict[str, Any]:
-        """A page of a list: rows with some columns, how many rows match, and how many there are."""
+        """Return a page of a list: rows with some columns, the number of matches, and of all rows."""
         snapshot = self.snapshot()
         numbers = self.select(query, snapshot)
         num_matches = snapshot.num_rows if numbers is None else len(numbers)
@@ -325,17 +325,17 @@ class RowQueries:
         }
 
     def snippets(self, numbers: Sequence[int], text: str, snapshot: Snapshot) -> list[dict[str, str] | None]:
-        """What stands around a text in each of some rows; None for a row that does not contain it."""
+        """Return the surroundings of a text in each of these rows; None for a row that does not contain it."""
         self._contains(text)  # raises for a text that is too long
         rows = self.take(numbers, self._text, snapshot)
         return [next(filter(None, (_snippet(value, name, text) for name, value in row.items())), None) for row in rows]
 
     def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
-        """Read one whole row as a record batch."""
+        """Read one complete row as a record batch."""
         piece = next((piece for piece in snapshot.pieces if 0 <= number - piece.start < piece.num_rows), None)
         if piece is None:
             raise TableError(f"{self.name}: no row {number:,}; there are {snapshot.num_rows:,}")
-        # Neighbours are read next, when someone steps through a list: the last few batches are kept.
+        # A user who steps through a list reads neighbours next: the last few batches are cached.
         for (path, group, first), batch in list(self._recent.items()):
             if (path, group) == (piece.path, piece.group) and first <= number < first + batch.num_rows:
                 return batch.slice(number - first, 1)
@@ -351,7 +351,7 @@ class RowQueries:
         raise TableError(f"{self.name}: row {number:,} is gone: open the list again")
 
     def find(self, column: str, value: str, snapshot: Snapshot, near: int | None = None) -> int:
-        """The number of the row whose column has a value; `near` is tried first. Raises TableError if none has."""
+        """Return the number of the row with this value in a column, trying `near` first; raises TableError if none."""
         if near is not None and 0 <= near < snapshot.num_rows:
             (row,) = self.take([near], [column], snapshot)
             if row[column] == value:
@@ -363,7 +363,7 @@ class RowQueries:
         return number
 
     def _needed(self, columns: Sequence[str]) -> list[str]:
-        """The columns of the files that are needed for these columns."""
+        """Return the file columns that are needed for these columns, and prepare derived ones."""
         lists = [self.derived[name].needs if name in self.derived else (name,) for name in columns]
         unknown = [name for names in lists for name in names if name not in self.schema.names]
         if unknown:
@@ -371,7 +371,7 @@ class RowQueries:
         for name in columns:
             if name in self.derived:
                 self.derived[name].prepare()
-        # A query without columns still counts rows: the first column is small.
+        # A query without columns still counts rows: use the first column, which is small.
         return list(dict.fromkeys(name for names in lists for name in names)) or [self.schema.names[0]]
 
     def _with_derived(self, frame: pl.DataFrame, columns: Sequence[str], numbers: Numbers) -> pl.DataFrame:
@@ -379,7 +379,7 @@ class RowQueries:
         return frame.with_columns(extra) if extra else frame
 
     def _batches(self, piece: Piece, columns: Sequence[str], num_rows: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Read a piece in batches. Columns that an older file does not have are null."""
+        """Read a piece in batches. Columns that an older file lacks are null."""
         num_rows = num_rows or BATCH_ROWS
         if piece.rows is not None:
             yield from piece.rows.select(columns).to_batches(max_chunksize=num_rows)
@@ -403,7 +403,7 @@ def _complete(batch: pa.RecordBatch, columns: Sequence[str], schema: pa.Schema) 
 
 
 def _snippet(value: str | None, column: str, text: str) -> dict[str, str] | None:
-    """The surroundings of a text in a cell: in one of its strings, or else in the JSON as it is stored."""
+    """Return the surroundings of a text in a cell: in one of its strings, or else in the stored JSON."""
     if value is None:
         return None
     try:
@@ -422,7 +422,7 @@ def _snippet(value: str | None, column: str, text: str) -> dict[str, str] | None
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The strings in a JSON value, without the keys of its objects."""
+    """Yield the strings in a JSON value, except object keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):

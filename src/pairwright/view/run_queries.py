@@ -1,4 +1,4 @@
-"""Answers of the page about runs and evaluations: outcome, funnel, training curves, tasks before and after."""
+"""Queries of the page over runs and evaluations: outcome, funnel, training curves, tasks before and after."""
 
 import csv
 import itertools
@@ -17,7 +17,7 @@ from pairwright.view.experience_queries import ExperienceQueries, plain
 from pairwright.view.facets import quote
 from pairwright.view.library import Item, Library
 
-MAX_TASKS = 100_000  # of an evaluation that are listed
+MAX_TASKS = 100_000  # maximum listed tasks of an evaluation
 MAX_RUNS_OF_TASK = 20
 _OUTCOMES = {"loss": 0, "draw": 1, "win": 2}  # regressions first
 
@@ -30,11 +30,11 @@ class RunQueries:
         self._sides: dict[Path, ExperienceQueries] = {}  # tables of evaluations, by folder
 
     def list_runs(self) -> list[dict[str, Any]]:
-        """Every run with its outcome, gate and counts."""
+        """Return every run with its outcome, gate and counts."""
         return [self._summarize(item) for item in self._library.of_kind("run")]
 
     def read_run(self, key: str) -> dict[str, Any]:
-        """One run: its summary, metrics, funnels, curves and stages."""
+        """Return one run: its summary, metrics, funnels, curves and stages."""
         item = self._library.get(key, "run")
         run = _open(item)
         evaluation = None if run is None or run.evaluation is None else read_evaluation(run.evaluation)
@@ -117,7 +117,7 @@ class RunQueries:
         return funnels
 
     def list_tasks(self, key: str, metric: str, offset: int, limit: int, text: str) -> dict[str, Any]:
-        """The tasks of an evaluation by one metric, regressions first."""
+        """Return the tasks of an evaluation by one metric, regressions first."""
         item = self._library.get(key, "evaluation")
         evaluation = read_evaluation(item.path)
         names = [entry["name"] for entry in evaluation.get("metrics") or []]
@@ -153,7 +153,7 @@ class RunQueries:
         }
 
     def read_task(self, key: str, task: str) -> dict[str, Any]:
-        """What both models did at one task."""
+        """Return the runs of both models on one task."""
         item = self._library.get(key, "evaluation")
         sides: dict[str, Any] = {}
         for side in SIDES:
@@ -189,7 +189,7 @@ def _metrics(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _curves(run: RunFolder) -> list[dict[str, Any]]:
-    """Every metric of the training as points, downsampled to means of neighbours."""
+    """Return every training metric as points, downsampled to means of neighbours."""
     rows, _ = metric_rows(run)
     curves = []
     for name in metric_names(rows):

@@ -1,7 +1,7 @@
-"""`view --export DIR`: a selection as one page that opens from a disk, without a server and without network requests.
+"""`view --export DIR`: a selection as one page that opens from disk, without a server and network requests.
 
-The page is the same script over answers that were asked beforehand; they lie in it as JSON that no browser runs. Its
-policy names the script and the style by their hashes, so nothing else runs.
+The page has the same script and precomputed answers, embedded as inert JSON. Its content security policy allows only
+this script and style, by their hashes.
 """
 
 import base64
@@ -25,7 +25,7 @@ from pairwright.view.view_server import BUILT
 
 @dataclass(frozen=True)
 class Selection:
-    """What goes into a copy: of every table the first `limit` rows that hold the condition and contain the text."""
+    """Content of a copy: the first `limit` rows of every table that satisfy the condition and contain the text."""
 
     where: str | None = None
     text: str = ""
@@ -41,12 +41,12 @@ class _Copy:
 
 @dataclass(frozen=True)
 class Exported:
-    """The page that was written, its size, and how many rows of each table are in it, of how many."""
+    """The written page, its size, and for each table the number of exported and of matching rows."""
 
     page: Path
     num_bytes: int
     rows: dict[str, tuple[int, int]]
-    whole: list[str]  # tables that do not have the columns of the condition
+    whole: list[str]  # tables without the columns of the condition, exported unfiltered
 
 
 def export_view(
@@ -55,10 +55,10 @@ def export_view(
     """Write the page `output/index.html`.
 
     Args:
-        answers: Over what is exported.
-        output: The folder; it is made.
+        answers: Queries over the exported library.
+        output: The folder, which is created.
         selection: Which rows.
-        show: Called with the number of tables that are done, and of all.
+        show: Called with the number of tables done and in total.
     """
     items = list(answers.library.items.values())
     copy = _Copy(title=", ".join(path.name for path in answers.library.paths))
@@ -86,7 +86,7 @@ def _add_item(
     counts: dict[str, tuple[int, int]],
     whole: list[str],
 ) -> None:
-    """Ask everything about one table that the page may ask."""
+    """Precompute all answers about one table that the page may request."""
     source = item.key
     if item.kind == "run":
         _ask(answers, copy, "runs.run", source=source)
@@ -106,7 +106,7 @@ def _add_item(
             except ConfigError as error:
                 if "no column" not in str(error):
                     raise
-                whole.append(source)  # the condition is about another kind of table
+                whole.append(source)  # the condition is for another kind of table
     rows = _list(answers, copy, f"{item.kind}.rows", selection.limit, counts, **narrowed)
     for row in rows:
         if item.kind == "experiences":
@@ -126,7 +126,7 @@ def _ask(answers: Answers, copy: _Copy, question: str, **asked: str) -> None:
 def _list(
     answers: Answers, copy: _Copy, question: str, limit: int, counts: dict[str, tuple[int, int]], **asked: str
 ) -> list[dict[str, Any]]:
-    """Ask for the first rows of a list, page by page, and keep them under the name of the list."""
+    """Read the first rows of a list, page by page, and store them under the name of the list."""
     parameters = {name: [value] for name, value in asked.items()}
     rows: list[dict[str, Any]] = []
     while True:
@@ -141,7 +141,7 @@ def _list(
 
 
 def _query_text(asked: dict[str, str]) -> str:
-    """Parameters as the page's URLSearchParams writes them, in the order of their names."""
+    """Format parameters like the page's URLSearchParams, sorted by name."""
     return "&".join(f"{_escape(name)}={_escape(asked[name])}" for name in sorted(asked))
 
 
@@ -157,7 +157,7 @@ def _page(copy: _Copy) -> bytes:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    # In a JSON string "<" may be written as an escape: then no text of a record can end the element.
+    # "<" is escaped in JSON strings, so that no record text can end the element.
     data = msgspec.json.encode({"title": copy.title, "answers": copy.answers, "lists": copy.lists})
     text = data.decode().replace("<", "\\u003c")
     return (

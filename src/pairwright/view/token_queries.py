@@ -1,4 +1,4 @@
-"""Answers of the page about encoded sequences: the list of items and refusals, and the tokens of one sequence."""
+"""Queries of the page over encoded sequences: the list of items and refusals, and the tokens of one sequence."""
 
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from pairwright.view.library import Item, Library
 from pairwright.view.row_queries import Derived, Query, RowQueries, Snapshot
 
 LISTED = ("id", "side", "number", "prompt_length", "num_tokens", "num_trained", "refusal")
-MAX_TOKENS = 50_000  # of a sequence that are sent
+MAX_TOKENS = 50_000  # maximum tokens of a sequence that are sent
 FACETS = (
     FacetColumn("side", "side"),
     FacetColumn("refusal", "refused"),
@@ -59,7 +59,7 @@ class TokenQueries:
         return numbers
 
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
-        """A page of the list: sequences of the last run and its refusals; and the counts of the manifest."""
+        """Return a page of the list: sequences and refusals of the last run, and the counts of the manifest."""
         snapshot = self.rows.snapshot()
         numbers = self._select(query, snapshot)
         total = len(self._select(Query(), snapshot)) if query.where else len(numbers)
@@ -87,7 +87,7 @@ class TokenQueries:
         return count_facets(self.rows, snapshot, self._select(Query(query.where), snapshot), FACETS)
 
     def read_sequence(self, row: int) -> dict[str, Any]:
-        """The tokens of one sequence: ids, texts where the tokenizer is here, paint, mask, log-probabilities."""
+        """Return the tokens of one sequence: ids, texts (if the tokenizer is found), paint, mask, log-probabilities."""
         snapshot = self.rows.snapshot()
         (cells,) = self.rows.take([row], SCHEMA.names, snapshot)
         if cells["refusal"] is not None:
@@ -117,7 +117,7 @@ class TokenQueries:
         }
 
     def _task(self, identity: str) -> str:
-        """The task of a pair in the table beside the folder, or of an experience; "" if it is not known."""
+        """Return the task of a pair (from the pairs table beside the folder) or of an experience; "" if unknown."""
         if identity.startswith("["):
             return str(EID.parse(identity).task)
         return self._tasks.get(identity, "")
@@ -135,7 +135,7 @@ class TokenQueries:
 
     @cached_property
     def _tokenizer(self) -> ChatTokenizer | None:
-        """The tokenizer that the folder was made with: known by its hash, looked for in the run's folders."""
+        """The tokenizer of this folder, found by its hash in the run's folders; None if it is not there."""
         wanted = self._manifest.get("tokenizer")
         for folder in self._tokenizer_folders():
             if folder == self._library.tokenizer or folder_hash(folder) == wanted:
@@ -144,7 +144,7 @@ class TokenQueries:
 
     def _tokenizer_folders(self) -> list[Path]:
         folders = [self._library.tokenizer] if self._library.tokenizer is not None else []
-        # tokens/ lies in a round or in the run itself; the models are found from there.
+        # tokens/ is in a round or in the run itself; models are searched from there.
         for folder in self._item.path.parents[:2]:
             try:
                 folders += open_run(folder).tokenizers
@@ -161,7 +161,7 @@ class TokenQueries:
 
 
 def read_report(text: str | None) -> dict[str, Any]:
-    """The report of a sequence without what is empty."""
+    """Return the report of a sequence without empty entries."""
     import msgspec
 
     report = msgspec.json.decode(text) if text else {}

@@ -1,6 +1,6 @@
-"""Small lookup tables from the id of an experience to a word: what became of it in pairs, its split, its source.
+"""Compact lookup tables from experience ids to a word: the outcome in pairs, the split, the source.
 
-An id is kept as a 64-bit hash and a word as a 16-bit code: ten bytes an experience.
+An id is stored as a 64-bit hash and a word as a 16-bit code: ten bytes per experience.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _CHUNK = 65_536  # rows that are read together
 
 
 class UidMap:
-    """Ids and their words. Ids that are not in it have null."""
+    """Ids and their words. Unknown ids have null."""
 
     def __init__(self, frames: Iterable[pl.DataFrame]) -> None:
         hashes: list[npt.NDArray[np.uint64]] = []
@@ -36,19 +36,19 @@ class UidMap:
         self._codes = np.concatenate(codes)[order] if codes else np.empty(0, np.uint16)
 
     def look_up(self, uids: pl.Series) -> pl.Series:
-        """The words of ids, in their order."""
+        """Return the words of ids, in their order."""
         names = pl.Series([*self._words, None], dtype=pl.String)
         if not len(self._hashes):
             return pl.Series([None] * len(uids), dtype=pl.String)
         wanted = uids.hash().to_numpy()
         places = np.minimum(np.searchsorted(self._hashes, wanted), len(self._hashes) - 1)
-        # The last name is null, for ids that are not in the map.
+        # The last name is null, for unknown ids.
         codes = np.where(self._hashes[places] == wanted, self._codes[places].astype(np.int64), len(names) - 1)
         return names[codes]
 
 
 def outcome_map(pairs: Path) -> UidMap:
-    """What became of each experience in a build: chosen, rejected, both, or the reason why it is in no pair."""
+    """Return the outcome of each experience in a build: chosen, rejected, both, or why it has no pair."""
     path = pairs / OUTCOMES_NAME
     if not path.is_file():
         return UidMap([])
@@ -67,7 +67,7 @@ def outcome_map(pairs: Path) -> UidMap:
 
 
 def split_map(pairs: Path) -> UidMap:
-    """The split of the pairs that an experience is in."""
+    """Return the split of each experience's pairs."""
     frame = pl.scan_parquet(pairs / PAIRS_NAME, glob=False)
     sides = [frame.select(pl.col(f"{side}_uid").alias("uid"), pl.col("split").alias("word")) for side in _SIDES]
     return UidMap(batch for side in sides for batch in side.collect_batches(chunk_size=_CHUNK))

@@ -1,13 +1,13 @@
-"""The server of the page: Starlette on loopback, behind a token that is in the link it prints.
+"""The server of the page: Starlette on loopback, protected by a token in the printed link.
 
-    GET  /                       the page; with ?token=... it sets a cookie and leads to the page without the token
+    GET  /                       the page; with ?token=... it sets a cookie and redirects to the page without the token
     GET  /built/NAME             its script and style
     GET  /api/QUESTION?...       answers as JSON (view/answers.py)
     POST /api/QUESTION           decisions, as JSON
 
-Every answer needs the token, as a cookie or as `Authorization: Bearer`. Requests that name another host, or that come
-from another page, are refused. A question ends when its client has gone; a decision does not. The page loads nothing
-from elsewhere, and its policy allows no inline script.
+Every request needs the token, as a cookie or as `Authorization: Bearer`. Requests for another host name or from another
+page are refused. A question is cancelled when its client disconnects; a decision is not. The page loads nothing from
+other hosts, and its policy allows no inline script.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ logger = logging.getLogger("pairwright.view")
 
 
 class ViewServer:
-    """The application, and the rules of who may ask.
+    """The application and its access rules.
 
     Args:
-        answers: What is asked.
-        token: What a request must show.
-        host: The address that is listened on; loopback also refuses other host names.
-        port: The port that is listened on. Browsers send cookies to all ports of a host, so name and value of the
-            cookie depend on it: another server that receives the cookie learns nothing that is valid elsewhere.
+        answers: The queries and decisions.
+        token: The token that requests need.
+        host: The listening address; on loopback, other host names are refused.
+        port: The listening port. Browsers send cookies to all ports of a host, so name and value of the cookie depend
+            on it: another server that receives the cookie cannot use it.
     """
 
     def __init__(self, answers: Answers, *, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -80,7 +80,7 @@ class ViewServer:
         shown = request.query_params.get("token")
         if shown is not None and self._is_token(shown):
             response: Response = RedirectResponse("/", 303, headers=HEADERS)
-            # Strict: other sites cannot make the browser send it. No script reads it.
+            # Strict: other sites cannot make the browser send it. Scripts cannot read it.
             response.set_cookie(self._cookie, self._cookie_value, httponly=True, samesite="strict", path="/")
             return response
         if not self._is_allowed(request):
@@ -104,13 +104,13 @@ class ViewServer:
         if question not in known:
             return _error(404, f"no question {question!r:.100}")
         try:
-            # On a thread: a search of a large table must not stop the page.
+            # On a thread: a search of a large table must not block the server.
             if is_post:
                 return _json(await run_in_threadpool(known[question], await _read_body(request)))
             asked = {name: request.query_params.getlist(name) for name in request.query_params}
             return _json(await _while_connected(request, lambda: known[question](asked)))
         except Abandoned:
-            return Response(status_code=499)  # nginx's code for a client that went away; nobody reads it
+            return Response(status_code=499)  # nginx's status for a disconnected client; nobody receives it
         except PairwrightError as error:
             return _error(400, str(error))
         except Exception:
@@ -119,7 +119,7 @@ class ViewServer:
 
     def _refuse(self, request: Request, *, needs_token: bool) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        # Beyond loopback any host name may lead here. The page itself is the only origin.
+        # Beyond loopback any host name is allowed. The only allowed origin is the page itself.
         if (self._is_local and is_foreign(host, None)) or origin not in (None, f"http://{host}"):
             return _error(403, "requests from other pages and under other host names are refused")
         if needs_token and not self._is_allowed(request):
@@ -137,7 +137,7 @@ class ViewServer:
 
 
 async def _while_connected(request: Request, function: Callable[[], Any]) -> Any:
-    """Run a function on a thread; when the client goes, its scans end before their next batch."""
+    """Run a function on a thread; if the client disconnects, its scans end before the next batch."""
     is_abandoned = threading.Event()
     abandoned.set(is_abandoned)  # the thread gets a copy of this request's context
     work = asyncio.ensure_future(run_in_threadpool(function))
@@ -157,7 +157,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _read_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request; raises PairwrightError if it is too large or none."""
+    """Return the JSON object of a request; raises PairwrightError if it is too large or invalid."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise PairwrightError("expected a JSON object with content-type application/json")
     body = b""
@@ -180,7 +180,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def serve_view(answers: Answers, *, host: str, port: int, token: str, announce: Callable[[str], None]) -> None:
-    """Serve the page until a signal ends it; `announce` gets its link."""
+    """Serve the page until a signal stops it; `announce` is called with its link."""
     listener = listen(host, port)
     url = url_of(listener)
     number = int(listener.getsockname()[1])

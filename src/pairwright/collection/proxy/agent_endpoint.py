@@ -1,8 +1,8 @@
-"""The endpoint on loopback that agents of a collection talk to: OpenAI's API in front of the collection's policy.
+"""The loopback endpoint for agents of a collection: OpenAI's API in front of the collection's policy.
 
     POST /run/KEY/v1/chat/completions, /run/KEY/v1/responses     whole or streamed      GET /run/KEY/v1/models
 
-Each run has a KEY of its own, which is also its API key and ends with the run. The server has a thread of its own, so
+Each run has its own KEY, which is also its API key and expires with the run. The server runs in a separate thread, so
 that agents with blocking clients do not stop it; the policy answers in the event loop of the collection.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_BUSY_SECONDS = 30.0  # without a sign of life of the collection's event loop
+_BUSY_SECONDS = 30.0  # maximum wait for the collection's event loop
 _BLOCKED = (
     "the workflow blocks the event loop that has to answer it: make it a plain `def` function, which gets a thread of "
     "its own, or call the model with an async client (task.client)"
@@ -36,7 +36,7 @@ _BLOCKED = (
 
 
 class AgentEndpoint:
-    """A server of one collection; it starts when the first run asks for its address."""
+    """The server of one collection; it starts when the first run requests its address."""
 
     def __init__(self, name: str | int) -> None:
         self._name = str(name)
@@ -54,11 +54,11 @@ class AgentEndpoint:
         return key
 
     def release(self, key: str) -> None:
-        """Close it: later requests are refused."""
+        """Close the endpoint of a run: later requests are refused."""
         self._runs.pop(key, None)
 
     def url(self, key: str) -> str:
-        """The base URL of a run. Starts the server at first; may be called from any thread."""
+        """Return the base URL of a run. The first call starts the server; thread-safe."""
         with self._lock:
             if self._thread is None:
                 self._start()
@@ -114,7 +114,7 @@ class AgentEndpoint:
         except BadRequest as error:
             return _refuse(400, str(error))
         except PolicyError as error:
-            # the policy has repeated its requests already: the client must not
+            # the policy has already retried, so the client must not
             return _refuse(400 if error.kind == "refused" else 503, str(error))
         except PairwrightError as error:
             return _refuse(500, str(error))
@@ -132,7 +132,7 @@ class AgentEndpoint:
         return StreamingResponse(events, media_type="text/event-stream") if asked.get("stream") else JSONResponse(reply)
 
     async def _in_collection(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in the collection's event loop, unless a workflow blocks that."""
+        """Run a coroutine in the collection's event loop; raises PairwrightError if a workflow blocks the loop."""
         alive = asyncio.Event()
         here = asyncio.get_running_loop()
         self._loop.call_soon_threadsafe(lambda: here.call_soon_threadsafe(alive.set))
@@ -145,7 +145,7 @@ class AgentEndpoint:
 
 
 class RunAddress:
-    """What the task of a run offers: `base_url`, `api_key` and an SDK client."""
+    """The endpoint of a run, as its task exposes it: `base_url`, `api_key` and an SDK client."""
 
     def __init__(self, endpoint: AgentEndpoint, calls: AgentCalls) -> None:
         self._endpoint = endpoint
@@ -164,7 +164,7 @@ class RunAddress:
                 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
             except ImportError:
                 raise ConfigError("task.client needs the openai package: pip install 'pairwright[collect]'") from None
-            # plain HTTP on loopback: no certificates, no proxy of the environment; collect.task_timeout_seconds counts
+            # plain HTTP on loopback: no certificates, no proxy; collect.task_timeout_seconds is the only timeout
             http = DefaultAsyncHttpxClient(verify=False, trust_env=False, timeout=None)
             self._client = AsyncOpenAI(
                 base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=None, http_client=http
@@ -174,7 +174,7 @@ class RunAddress:
     async def close(self) -> None:
         self._endpoint.release(self.api_key)
         if self._client is not None:
-            with contextlib.suppress(RuntimeError):  # of a client that was used in another event loop
+            with contextlib.suppress(RuntimeError):  # the client was used in another event loop
                 await self._client.close()
 
 

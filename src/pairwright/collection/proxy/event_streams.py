@@ -1,4 +1,4 @@
-"""Server-sent events, assembled to the complete response."""
+"""Assemble server-sent events to the complete response."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ _FINAL = ("response.completed", "response.incomplete")
 
 
 def events(data: bytes) -> Iterator[bytes]:
-    """The data of each complete event.
+    """Yield the data of each complete event.
 
     >>> list(events(b'data: {"a":\\ndata: 1}\\n\\n: a comment\\n\\ndata: [DONE]\\n\\ndata: cut'))
     [b'{"a":\\n1}', b'[DONE]']
@@ -21,7 +21,7 @@ def events(data: bytes) -> Iterator[bytes]:
     # the last piece is an incomplete line; an event may have several data lines and ends with an empty one
     for line in data.replace(b"\r\n", b"\n").split(b"\n")[:-1]:
         if line.startswith(b"data:"):
-            # "data:" has five bytes; one space after it belongs to the format, further ones to the value
+            # "data:" has five bytes; one following space is part of the format, further ones of the value
             lines.append(line[5:].removeprefix(b" "))
         elif not line and lines:
             yield b"\n".join(lines)
@@ -58,7 +58,7 @@ def chat_response(data: bytes) -> Json | None:
 
 
 def final_response(data: bytes) -> Json | None:
-    """The final response object of a stream of the Responses API."""
+    """Return the final response object of a stream of the Responses API; None if there is none."""
     for event in events(data):
         value = _event_object(event)
         if value.get("type") in _FINAL and isinstance(value.get("response"), dict):
@@ -98,7 +98,7 @@ def _add_call(calls: dict[int, Json], piece: Any) -> None:
     function = piece.get("function")
     for key, value in (function if isinstance(function, dict) else {}).items():
         if isinstance(value, str):
-            # names and arguments come in pieces, too
+            # names and arguments also come in pieces
             call["function"][key] = call["function"].get(key, "") + value
     for key in ("id", "type"):
         if isinstance(piece.get(key), str):

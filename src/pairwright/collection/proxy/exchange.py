@@ -66,7 +66,7 @@ class Exchanges:
     def experiences(
         self, kind: str, place: Place, request: bytes, response: bytes, headers: Mapping[str, str]
     ) -> list[Experience]:
-        """The experiences of a whole exchange of `kind` "chat" or "responses"; NotRecorded says why there is none."""
+        """Return the experiences of an exchange of `kind` "chat" or "responses"; raises NotRecorded with the reason."""
         request_json = _object(request, "request")
         data = decompress(response, headers.get("content-encoding", ""))
         is_stream = headers.get("content-type", "").startswith("text/event-stream")
@@ -101,7 +101,7 @@ class Exchanges:
         if answer.get("status") not in ("completed", "incomplete"):
             raise NotRecorded(f"a response with status {answer.get('status')!r}")
         prompt = tuple(prompt_of(request, {}))
-        # the Responses API may keep history on the server: then a request has only the new items
+        # the Responses API may keep history on the server: then a request has only new items
         previous = request.get("previous_response_id")
         if previous is not None:
             if previous not in self._conversations:
@@ -130,7 +130,7 @@ class Exchanges:
         return [self._experience(where, 0, prompt, tools, messages, completion, place)]
 
     def _where(self, place: Place, prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> tuple[str, int, int]:
-        """(task, run, step): the calls of a session are its steps; without a session the prompt's hash is the task."""
+        """Return (task, run, step): calls of a session are its steps; without a session the task is the prompt hash."""
         if place.session is None and place.task is None:
             return prompt_hash(prompt, tools)[:16], place.run, place.step or 0
         task = place.task or place.session or ""
@@ -172,7 +172,7 @@ class Exchanges:
 
 
 def suffix_of(response_id: str | None, choice: int) -> str:
-    """The last part of an experience's id, by which feedback refers to it."""
+    """Return the last part of an experience's id, which feedback refers to."""
     if response_id is None:
         return EID().suffix
     return f"{response_id}#{choice}"
@@ -186,13 +186,13 @@ def decompress(data: bytes, encoding: str) -> bytes:
             return data
         if coding in ("gzip", "x-gzip", "deflate"):
             unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: detect gzip or zlib by the header
-            # at most so many bytes are produced, however small the compressed data is (a decompression bomb)
+            # limit the output, since small compressed data may expand enormously (decompression bomb)
             plain = unpacker.decompress(data, MAX_DECODED_BYTES)
             if unpacker.unconsumed_tail:
                 raise NotRecorded("too large")
             return plain
         if coding == "zstd":
-            # a window larger than 128 MB is refused: it would be allocated before the first byte is read
+            # refuse windows above 128 MB, which would be allocated before the first byte is read
             with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(data) as reader:
                 plain = reader.read(MAX_DECODED_BYTES + 1)
             if len(plain) > MAX_DECODED_BYTES:

@@ -2,9 +2,9 @@
 
     feedback.jsonl    in the table's folder: one line per feedback, durable before it is acknowledged
 
-A response that is recorded later gets its reward from here at once. For rows that exist already, `apply` appends the
-row with its reward and then deletes the old one, so that a crash in between loses nothing and the next `apply`
-completes it. The last feedback about a response or session counts.
+A response that is recorded later gets its reward immediately. For existing rows, `apply` appends the row with its
+reward and then deletes the old one, so that a crash in between loses nothing and the next `apply` completes it. The
+last feedback on a response or session counts.
 """
 
 import threading
@@ -21,7 +21,7 @@ from pairwright.records.messages import Json
 from pairwright.store.table import Table
 
 FILE = "feedback.jsonl"
-_ROWS = 1000  # most rows of one replacement in the table
+_ROWS = 1000  # maximum rows per replacement in the table
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,7 +61,7 @@ class FeedbackLog:
         return len(self._lines)
 
     def add(self, items: Iterable[Feedback]) -> None:
-        """Store feedback; on return it is durable."""
+        """Store feedback durably."""
         listed = list(items)
         with self._lock:
             append_synced(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in listed))
@@ -70,7 +70,7 @@ class FeedbackLog:
                 self._index(item)
 
     def add_reward(self, experience: Experience) -> Experience:
-        """The experience with the reward of earlier feedback, if there is any."""
+        """Return the experience with the reward of earlier feedback, if there is any."""
         response_id = experience.eid.suffix.rpartition("#")[0]
         # the last feedback counts
         for item in reversed(self._by_response.get(response_id, ())):
@@ -79,7 +79,7 @@ class FeedbackLog:
         return experience
 
     def apply(self) -> int:
-        """Write rewards to the table; returns the number of rows changed. Nothing may append to the table meanwhile."""
+        """Write rewards to the table; returns the number of changed rows. No other writer may append meanwhile."""
         with self._lock:
             lines = list(self._lines)
         if not lines:
@@ -94,7 +94,7 @@ class FeedbackLog:
         return changed
 
     def _match_rows(self, lines: list[Feedback]) -> dict[str, Feedback]:
-        """The feedback for each row, by uid; feedback by response id overrides feedback by session."""
+        """Return the feedback for each row by uid; feedback by response id overrides feedback by session."""
         # a uid is the JSON array [batch, task, run, step, suffix]; the suffix is "<response id>#<choice>"
         frame = self._table.lazy().select(
             "uid", "reward", "task", pl.col("uid").str.json_path_match("$[4]").alias("suffix")
@@ -123,7 +123,7 @@ class FeedbackLog:
         rewards = {uid: item.reward for uid, item in wanted.items()}
         is_selected = pl.col("uid").is_in(list(rewards))
         new_reward = pl.col("uid").replace_strict(rewards, default=None, return_dtype=pl.Float64)
-        # a row may exist twice, with the old and the new reward, if a crash came before the delete below
+        # after a crash before the delete below, a row exists with both the old and the new reward
         rows = (
             self._table.lazy()
             .filter(is_selected)
@@ -142,7 +142,7 @@ class FeedbackLog:
         return len(missing)
 
     def _forget(self, applied: list[Feedback]) -> None:
-        """Drop applied feedback; feedback about responses that are not recorded yet stays."""
+        """Drop applied feedback; keeps feedback on responses that are not recorded yet."""
         present = self._table.lazy().select(
             response=pl.col("uid").str.json_path_match("$[4]").str.replace(r"#\d+$", "")
         )

@@ -1,4 +1,4 @@
-"""Completions of a policy as OpenAI's answers: chat completions and the Responses API, whole or as events."""
+"""Convert completions of a policy to OpenAI responses: chat completions and Responses API, whole or as events."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from pairwright.records.messages import Json, Message, to_chat_message
 
 
 def chat_reply(completions: Sequence[Completion], *, name: str, response_id: str, logprobs: bool) -> Json:
-    """The body of a chat completion with one choice for each completion."""
+    """Return the body of a chat completion with one choice per completion."""
     choices = [
         {
             "index": number,
@@ -31,7 +31,7 @@ def chat_reply(completions: Sequence[Completion], *, name: str, response_id: str
 
 
 def chat_events(reply: Json, *, with_usage: bool) -> Iterator[bytes]:
-    """The same answer as a stream: the policy answers whole turns, so each choice comes in one piece."""
+    """Yield a chat completion as a stream; the policy returns whole turns, so each choice is one chunk."""
     head = {key: reply[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in reply["choices"]:
         delta = {key: value for key, value in choice["message"].items() if value is not None}
@@ -47,7 +47,7 @@ def chat_events(reply: Json, *, with_usage: bool) -> Iterator[bytes]:
 
 
 def response_reply(completion: Completion, request: Json, *, name: str, response_id: str) -> Json:
-    """The body of a response: reasoning, text and calls of a completion as output items."""
+    """Return the body of a response: reasoning, text and calls of a completion as output items."""
     message, is_cut = completion.message, completion.finish_reason == "length"
     status = "incomplete" if is_cut else "completed"
     output: list[Json] = []
@@ -84,7 +84,7 @@ def response_reply(completion: Completion, request: Json, *, name: str, response
 
 
 def response_events(reply: Json) -> Iterator[bytes]:
-    """A response as a stream: each output item when it is done, then the whole."""
+    """Yield a response as a stream: each output item, then the whole response."""
     started = {**reply, "status": "in_progress", "output": [], "usage": None}
     events: list[Json] = [{"type": "response.created", "response": started}]
     for number, item in enumerate(reply["output"]):
@@ -102,14 +102,14 @@ def _chat_message(message: Message) -> Json:
 
 
 def _finish_reason(completion: Completion) -> str:
-    """tool_calls where there are some, as clients expect it; a cut answer stays cut."""
+    """Return "tool_calls" if there are any, as clients expect, unless the answer is truncated."""
     if completion.message.tool_calls and completion.finish_reason != "length":
         return "tool_calls"
     return completion.finish_reason or "stop"
 
 
 def _logprobs(completion: Completion) -> Json | None:
-    """Log-probabilities with texts, or with ids in the form that vLLM has for them."""
+    """Return log-probabilities with token texts, or with ids in vLLM's form."""
     if completion.logprobs is None:
         return None
     texts = completion.token_texts or [f"token_id:{number}" for number in completion.token_ids or ()]

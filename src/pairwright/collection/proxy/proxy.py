@@ -2,10 +2,10 @@
 
     POST /v1/chat/completions, /v1/responses   forwarded and recorded; also below /session/NAME/
     POST /feedback                             rewards by response id or session (feedback.py)
-    GET  /pairwright/status                    counts of what was recorded, and of what was not, with reasons
+    GET  /pairwright/status                    counts of recorded exchanges, and of unrecorded ones by reason
     anything else                              forwarded
 
-The last bytes of a response are sent when its record is durable, all others as they arrive. Memory is bounded: a
+The last bytes of a response are sent once its record is durable, all others as they arrive. Memory is bounded: a
 response that is too large to record is forwarded and counted.
 """
 
@@ -45,7 +45,7 @@ _APPLY_SECONDS = 60.0  # between two rounds of writing feedback to the table
 _SESSION = re.compile(r"^/session/([^/]+)(/.*)$")
 # Endings of recorded paths, and the kind of exchange that Exchanges knows
 _RECORDED = {"/chat/completions": "chat", "/responses": "responses"}
-# hop-by-hop headers, and headers that are set again for each connection
+# hop-by-hop headers, and headers that are set per connection
 _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "trailers",
     "transfer-encoding", "upgrade", "host", "proxy-connection",
@@ -66,7 +66,7 @@ class Counts:
 class Proxy:
     """State of a proxy. A single thread does all writes to the table.
 
-    `is_local`: it listens on loopback, so feedback under another host name is refused (DNS rebinding).
+    If `is_local`, the proxy listens on loopback and refuses feedback under another host name (DNS rebinding).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Proxy:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        # the clients bound the number of connections; the proxy must not queue their requests
+        # clients limit the number of connections; the proxy must not queue their requests
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         async with httpx.AsyncClient(timeout=self._timeout, limits=limits, follow_redirects=False) as self._client:
             # feedback that arrived before a crash is applied first
@@ -125,7 +125,7 @@ class Proxy:
         try:
             body = await read_body(request)
         except ClientDisconnect:
-            # 499: the code that servers log for a client that closed the request; nobody reads it
+            # 499: the conventional status for a closed request; no client receives it
             return Response(status_code=499)
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
@@ -145,7 +145,7 @@ class Proxy:
         place = Place.of(request.headers, session)
         exchange = _Exchange(kind or "", place, body, answer.headers) if is_recorded else None
         headers = [(name, value) for name, value in answer.headers.multi_items() if name.lower() not in _HOP]
-        # raw bytes are passed on, so content-encoding and content-length of the upstream stay valid
+        # raw bytes are forwarded, so content-encoding and content-length of the upstream stay valid
         response = StreamingResponse(self._stream(answer, exchange), status_code=answer.status_code)
         response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         return response
@@ -156,7 +156,7 @@ class Proxy:
         try:
             async for chunk in answer.aiter_raw():
                 if copy is not None:
-                    # too large alone, or all buffered responses together: forward without a record
+                    # this response, or all buffered ones together, are too large: forward without a record
                     if len(copy) + len(chunk) > self._max_response_bytes or self._held > MAX_HELD_BYTES:
                         self._held -= len(copy)
                         self._not_recorded("too large")
@@ -164,7 +164,7 @@ class Proxy:
                     else:
                         copy += chunk
                         self._held += len(chunk)
-                        # record before the last chunk is sent: a client that has its answer can rely on the record
+                        # record before sending the last chunk: a client with a full answer can rely on the record
                         if exchange is not None and exchange.is_whole(copy, chunk):
                             recorded, exchange = exchange, None
                             await asyncio.shield(self._start(self._record(recorded, bytes(copy))))
@@ -210,7 +210,7 @@ class Proxy:
         self.counts.not_recorded[known] += 1
 
     async def _take_feedback(self, request: Request) -> Response:
-        # A web page in a local browser may send plain text anywhere without being asked; JSON it may not.
+        # Browsers let any web page send plain text to other origins, but not JSON.
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             return _error(415, f"feedback: got content-type {media_type[:100]!r}, expected application/json")
@@ -257,7 +257,7 @@ class _Exchange:
     headers: Mapping[str, str]
 
     def is_whole(self, response: bytearray, chunk: bytes) -> bool:
-        """Whether the response is complete with this chunk, as far as is known before the upstream closes it."""
+        """Return whether this chunk completes the response, as far as known before the upstream closes it."""
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return self.headers.get("content-length") == str(len(response))
         if self.kind == "chat":
@@ -279,7 +279,7 @@ def split_path(path: str) -> tuple[str | None, str]:
 
 
 def upstream_url(upstream: str, path: str) -> str:
-    """The upstream URL of a path; the upstream's own path (such as /v1) is not repeated.
+    """Return the upstream URL of a path; the upstream's own path (such as /v1) is not repeated.
 
     >>> upstream_url("http://host/v1", "/v1/models"), upstream_url("http://host", "/v1/models")
     ('http://host/v1/models', 'http://host/v1/models')
@@ -289,7 +289,7 @@ def upstream_url(upstream: str, path: str) -> str:
 
 
 def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
-    """The client's headers without hop-by-hop headers and without `x-pairwright-*`."""
+    """Return the client's headers without hop-by-hop headers and `x-pairwright-*`."""
     filtered = []
     for name, value in headers.raw:
         lower = name.decode("latin-1").lower()
@@ -308,7 +308,7 @@ def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
 
 
 async def read_body(request: Request) -> bytes | None:
-    """The body, or None if it is too large."""
+    """Return the body, or None if it is too large."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

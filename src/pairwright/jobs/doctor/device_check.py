@@ -1,4 +1,4 @@
-"""`pairwright doctor --device NAME`: whether a device computes what the CPU computes, on batches made here.
+"""`pairwright doctor --device NAME`: compares the results of a device with those of the CPU, on synthetic batches.
 
 A small Llama with fixed random weights is trained on the CPU in fp32 and on the device: losses and gradients of every
 layout in fp32 and bf16, gradients of every LoRA matrix, gradient checkpointing, a resumed run, greedy generation. Takes
@@ -27,14 +27,14 @@ from pairwright.training.optimizer import make_optimizer
 
 _VOCABULARY = 384
 _RATE = 1e-3
-# Largest difference from the CPU in fp32, as a share: of the loss, and of the gradient as one vector.
+# Maximum relative difference from the CPU in fp32: of the loss, and of the gradient as one vector.
 _LIMITS = {"fp32": (1e-4, 1e-3), "bf16": (0.02, 0.1)}
 _LAYOUTS = ("padded", "shared prefixes", "trees")
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One check: what was found, and whether it is within its limit."""
+    """Result of one check: the finding, and whether it is within the limit."""
 
     name: str
     passed: bool
@@ -42,7 +42,7 @@ class DeviceRow:
 
 
 def check_device(name: str) -> list[DeviceRow]:
-    """All checks of a device; an error of one is its finding.
+    """Run all checks of a device; an error in a check becomes its finding.
 
     name: cuda, mps or cpu.
     """
@@ -58,13 +58,13 @@ def check_device(name: str) -> list[DeviceRow]:
     for title, check in checks:
         try:
             rows += check(device)
-        except Exception as error:  # whatever a device raises is what the user wants to report
+        except Exception as error:  # any error of the device is part of the report
             rows.append(DeviceRow(title, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     return rows
 
 
 def describe_machine(name: str) -> str:
-    """One line for a report: device, torch, operating system."""
+    """Return one line for a report: device, torch, operating system."""
     device = torch.device(choose_device(name))
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return (
@@ -81,7 +81,7 @@ def _check_layouts(device: Any) -> Iterator[DeviceRow]:
 
 
 def _check_adapter(device: Any) -> Iterator[DeviceRow]:
-    """Every matrix of an adapter gets a gradient, and the one that the CPU gives it."""
+    """Check that every matrix of an adapter gets a gradient, and that it equals that of the CPU."""
     expected = _adapter_gradients(_with_adapter().cpu())
     found = _adapter_gradients(_with_adapter().to(device))
     without = [name for name, grad in found.items() if grad is None or not float(grad.abs().max()) > 0]
@@ -102,7 +102,7 @@ def _check_checkpointing(device: Any) -> Iterator[DeviceRow]:
 
 
 def _check_resume(device: Any) -> Iterator[DeviceRow]:
-    """Four updates at once, and two with a checkpoint after which a new model makes the other two."""
+    """Compare four updates with two updates, a checkpoint, and two updates of a new model."""
     settings = TrainConfig()
     whole, _ = _update(_model().to(device), settings, 4)
     model, optimizer = _update(_model().to(device), settings, 2)
@@ -115,7 +115,7 @@ def _check_resume(device: Any) -> Iterator[DeviceRow]:
     again, _ = _update(again, settings, 2, optimizer=resumed)
     pairs = zip(whole.parameters(), again.parameters(), strict=True)
     error = max(float((one.detach().cpu() - other.detach().cpu()).abs().max()) for one, other in pairs)
-    limit = 0.0 if device.type == "cpu" else 1e-5  # sums on a GPU may be taken in another order each time
+    limit = 0.0 if device.type == "cpu" else 1e-5  # the order of sums on a GPU may vary
     yield DeviceRow("resume", error <= limit, f"weights differ by {error:.1e} (limit {limit:g})")
 
 
@@ -148,14 +148,14 @@ def _with_adapter() -> Any:
     model = attach_adapter(_model(), TrainConfig(finetuning_type="lora"))
     with torch.no_grad():
         for number, (name, parameter) in enumerate(model.named_parameters()):
-            if ".lora_" in name:  # peft starts B with zero, where A has no gradient
+            if ".lora_" in name:  # peft initializes B with zero, so that A has no gradient
                 values = np.random.default_rng(number).normal(0, 0.02, tuple(parameter.shape))
                 parameter.copy_(torch.from_numpy(values.astype(np.float32)))
     return model
 
 
 def _batch(layout: str) -> list[Tree]:
-    """Pairs with a common prompt, or runs that part from each other at several places."""
+    """Return pairs with a common prompt, or for trees, runs with several divergence points."""
     if layout != "trees":
         sides = [(_ids(30, seed=number), _ids(17, seed=number + 50)) for number in range(4)]
         return [
@@ -172,7 +172,7 @@ def _ids(number: int, *, seed: int) -> Any:
 
 
 def _loss(policy: Policy, layout: str) -> Any:
-    """The log-likelihood of each branch, raised and lowered in turns as in a preference loss."""
+    """Return a preference-like loss: log-likelihoods of branches are alternately raised and lowered."""
     scored = policy.score(_batch(layout))
     sums_S, counts_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
     signs_S = torch.ones_like(sums_S)
@@ -219,7 +219,7 @@ def _share(difference: Any, whole: Any) -> float:
 
 
 def _tokenizer() -> Any:
-    """As many tokens as the model has embeddings; none ends an answer."""
+    """Return a tokenizer with one token per embedding and no end token."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

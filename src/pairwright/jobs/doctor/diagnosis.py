@@ -19,7 +19,7 @@ from pairwright.sources.files import expand_paths
 
 # Checks, in the order of the pipeline
 
-# By backend: the packages it imports, and the extra of pairwright that brings each.
+# backend -> package -> the pairwright extra that installs it
 _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
     "nemo-customizer": {"httpx": "customizer", "huggingface_hub": "customizer"},
@@ -107,7 +107,7 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
     if patient.pairs is None or backend.name not in targets:
         return
     target, share = targets[backend.name]
-    # Exported into a temporary folder: the same code as the job's, so the same refusals.
+    # Exported to a temporary folder with the code of the job, so the refusals are the same.
     with tempfile.TemporaryDirectory(prefix="pairwright-doctor-") as folder:
         try:
             dataset = write_dataset(
@@ -175,7 +175,7 @@ def check_model(patient: Patient) -> Iterator[Finding]:
 
 
 def check_device(patient: Patient) -> Iterator[Finding]:
-    """Say which device is trained on, and why."""
+    """Report the training device and why it was chosen."""
     if patient.config.backend.name != "local" or find_spec("torch") is None:
         return
     from pairwright.generate.devices import check_precision, choose_device, find_device
@@ -209,7 +209,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     message += f"; {_gigabytes(memory)} {where}"
     if needed.memory_bytes <= memory:
         yield fine("memory", message)
-    elif is_sharded:  # by how many machines is known to whoever starts them
+    elif is_sharded:  # the number of machines is not known here
         num_machines = math.ceil(needed.memory_bytes / max(memory, 1))
         yield untold("memory", f"{message}; the shards need {num_machines} machines like this one")
     elif needed.state <= memory:
@@ -222,7 +222,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_generation(patient: Patient, size: Size, memory: int) -> Finding:
-    """The policy is the same model, loaded to answer: its cache grows with what is asked at once."""
+    """Check the memory of a local policy: the same model, and a cache that grows with concurrent requests."""
     policy = patient.config.policy
     needed = generation_needs(size, policy)
     message = f"collecting: up to {_gigabytes(needed)} for weights and cache (policy.max_batch_tokens: "
@@ -234,11 +234,11 @@ def _check_generation(patient: Patient, size: Size, memory: int) -> Finding:
 
 def check_disk(patient: Patient) -> Iterator[Finding]:
     """Compare the estimated disk space with the free space at the output folder."""
-    # The output need not exist yet: the nearest folder above it that does.
+    # The output may not exist yet: use its nearest existing parent.
     place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     size = _size_if_local(patient)
-    # 1 GiB for jobs whose model is elsewhere: exports and logs.
+    # 1 GiB for exports and logs of jobs whose model is elsewhere.
     needed = needs(size, patient.config.train).disk_bytes if size is not None else 2**30
     message = f"about {_gigabytes(needed)} for checkpoints and the result; {_gigabytes(free)} free at {place}"
     if needed > free:
@@ -258,7 +258,7 @@ def check_packages(patient: Patient) -> Iterator[Finding]:
 
 
 def check_programs(patient: Patient) -> Iterator[Finding]:
-    """Check that the programs which the backend runs are installed."""
+    """Check that the programs of the backend are installed."""
     backend = patient.config.backend
     launcher = ("sbatch", "sacct", "scancel") if backend.nemo_rl.launcher == "slurm" else ("uv",)
     wanted = {"trl": backend.trl.command[:1], "nemo-rl": launcher}

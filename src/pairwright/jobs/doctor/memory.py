@@ -1,7 +1,7 @@
 """Estimates of memory and disk space: weights from the safetensors headers, activations and caches from config.json.
 
-Estimates are upper bounds of what the settings allow (a micro-batch of `micro_batch_tokens`, a cache of
-`max_batch_tokens`), not measurements: a small data set takes less.
+Estimates are upper bounds for the settings (a micro-batch of `micro_batch_tokens`, a cache of `max_batch_tokens`), not
+measurements: a small dataset needs less.
 """
 
 import json
@@ -17,20 +17,20 @@ from safetensors import SafetensorError, safe_open
 from pairwright.config.model_config import PolicyConfig
 from pairwright.config.train_config import TrainConfig
 
-_LORA_BYTES_SHARE = 0.05  # an adapter with its gradients and optimizer, as a share of the weights: generous
-_LOGIT_ROWS = 512  # positions whose logits exist at once in training (losses/logps.py)
-_CACHE_BATCHES = 8  # the cache of an engine holds so many times `max_batch_tokens` (generate/generator.py)
+_LORA_BYTES_SHARE = 0.05  # adapter, gradients and optimizer as a share of the weights (a generous estimate)
+_LOGIT_ROWS = 512  # positions whose logits are in memory at once during training (losses/logps.py)
+_CACHE_BATCHES = 8  # size of an engine's cache as a multiple of `max_batch_tokens` (generate/generator.py)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes in config.json that decide what a token costs."""
+    """The sizes in config.json that determine the memory per token."""
 
     hidden: int
     intermediate: int
     layers: int
     kv_size: int
-    """Values of the keys of one token in one layer; as many again are its values."""
+    """Size of one token's keys in one layer, equal to that of its values."""
     vocabulary: int
 
 
@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes. `activations` is 0 where config.json does not say what a token costs."""
+    """Needed bytes. `activations` is 0 if config.json lacks the sizes."""
 
     state: int
     activations: int
@@ -66,18 +66,18 @@ def needs(size: Size, train: TrainConfig) -> Needs:
     """Estimate memory and disk space of a training. Weights are trained in float32."""
     weights = 4 * size.num_parameters
     if train.finetuning_type == "all_weights":
-        # Optimizer state as a multiple of the float32 weights: AdamW has two moments for each of them.
+        # Optimizer state as a multiple of the float32 weights: AdamW has two moments per weight.
         moments = {"adamw": 2.0, "adamw_8bit": 0.5, "adafactor": 0.1}[train.optimizer]
-        # Weights and gradients, and the optimizer's state. The reference is scored before the first update by the same
-        # weights; a model of its own is in memory for that pass only, when there is no optimizer state yet.
+        # Weights, gradients and optimizer state. The reference is scored before the first update with the same weights;
+        # a separate reference model is in memory only then, when there is no optimizer state yet.
         state = weights * (2 + moments)
         checkpoint = weights * (1 + moments)
     else:
-        # 4-bit weights and their scales, with some room, as a share of the float32 size.
+        # 4-bit weights, their scales and some margin, as a share of the float32 size.
         share = 0.25 if train.quantization == "nf4" else 1.0
         state = weights * (share + _LORA_BYTES_SHARE)
         checkpoint = weights * _LORA_BYTES_SHARE
-    if train.precision == "bf16":  # autocast keeps a copy of the weights in bfloat16 through the pass
+    if train.precision == "bf16":  # autocast keeps a bfloat16 copy of the weights during the pass
         state += weights / 2
     result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
     # The best `keep_top_k` checkpoints, and the last one.
@@ -86,16 +86,16 @@ def needs(size: Size, train: TrainConfig) -> Needs:
 
 
 def _activations(shape: Shape | None, train: TrainConfig) -> int:
-    """What the backward pass of one micro-batch needs."""
+    """Return the bytes of activations for the backward pass of one micro-batch."""
     if shape is None:
         return 0
-    # Values that a layer keeps for a token. Width of the model: its input, two norms (input and output in float32),
-    # queries, attention's output, the projections' outputs; feed-forward: gate, up, their product, its input.
+    # Values that a layer keeps per token. Model width: its input, two norms (input and output in float32), queries,
+    # attention output, projection outputs; feed-forward: gate, up, their product, its input.
     per_layer = 14 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_size
     num_bytes = 3 if train.precision == "bf16" else 4  # half of the values stay in float32
     layers = shape.layers
     if train.gradient_checkpointing:
-        # The input of each layer, and everything of the one that is computed again.
+        # The input of each layer, and all values of the one layer that is recomputed.
         per_token = 4 * shape.hidden * layers + num_bytes * per_layer
     else:
         per_token = num_bytes * per_layer * layers
@@ -104,7 +104,7 @@ def _activations(shape: Shape | None, train: TrainConfig) -> int:
 
 
 def generation_needs(size: Size, policy: PolicyConfig) -> int:
-    """Weights and cache of a local model that answers, in bytes, where its cache is as full as it may be."""
+    """Return the bytes of weights and full cache of a local policy."""
     num_bytes = 2 if policy.dtype in ("bfloat16", "float16") else 4
     weights = num_bytes * size.num_parameters
     if size.shape is None:
@@ -116,7 +116,7 @@ def generation_needs(size: Size, policy: PolicyConfig) -> int:
 def memory_available(*, shared: bool = False) -> tuple[int, str]:
     """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine.
 
-    `shared`: the model is sharded over all GPUs, so their memory is summed.
+    If `shared`, the model is sharded over all GPUs, so their memory is summed.
     """
     gpus = _gpu_memory()
     if gpus and shared:
@@ -162,7 +162,7 @@ def count_parameters(folder: Path) -> Counter[str]:
 
 
 def _read_shape(folder: Path) -> Shape | None:
-    """The sizes in config.json, by the names of Llama's and of GPT-2's relatives; None where one is missing."""
+    """Read the sizes in config.json, under the names of Llama-like or GPT-2-like models; None if one is missing."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

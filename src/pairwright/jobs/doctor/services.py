@@ -10,7 +10,7 @@ from pairwright.generate.llama_server import is_gguf
 from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
 from pairwright.jobs.job import ServiceError, Unreachable
 
-# Of each request: the doctor answers fast rather than waits.
+# Timeout of each request: the doctor should respond quickly.
 _SECONDS = 10
 
 
@@ -24,7 +24,7 @@ def check_policy(patient: Patient) -> Iterator[Finding]:
 
 def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
     """Check a policy: a local model folder, or an OpenAI-compatible endpoint."""
-    # Without an address, the policy is a model folder that is loaded here.
+    # Without an address, the policy is a local model folder.
     if policy.base_url is None:
         folder = Path(policy.model or "")
         if folder.is_dir() or is_gguf(folder):
@@ -108,7 +108,7 @@ def check_service(patient: Patient) -> Iterator[Finding]:
             )
             return
         yield fine("service", f"{api.host}: answers and accepts us")
-        # A service that lists nothing says nothing about what it can tune.
+        # An empty list does not mean that the service cannot tune the model.
         if wanted and listed and wanted not in listed:
             yield wrong(
                 "service",
@@ -167,5 +167,5 @@ def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding
 
 
 def _is_unknown(answer: object) -> bool:
-    """Whether the repository is unknown: hubs answer 401 with RepoNotFound, which does not mean a bad token."""
+    """Return whether the repository is unknown: hubs respond with 401 and RepoNotFound even if the token is valid."""
     return "RepoNotFound" in str(getattr(answer, "headers", {}).get("x-error-code", ""))

@@ -25,11 +25,11 @@ from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.stage.items import Item, Source
 from pairwright.tokens.stage.stage import encode_items
 
-# Records of each table that are encoded: enough to see what a template does.
+# Records per table that are encoded, enough to test a template.
 _SAMPLE = 256
 _WAY_OUT = "train a model whose chat template has tool calls, or accept it: tokens.allow_dropped: true"
 _TOKENS_ALONE = "tokens.allow_images: true trains on the tokens alone"
-# Refusals with a way out of their own; each of them is an error, not a warning.
+# Refusals with specific advice; each of them is an error, not a warning.
 _REASONS = {"dropped": _WAY_OUT, "multimodal": _TOKENS_ALONE, "multi_modal_inputs": _TOKENS_ALONE}
 
 
@@ -49,7 +49,7 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
         if finding is not None:
             yield finding
         else:
-            # The first records stand for all: encoding everything would take as long as the tokens stage itself.
+            # Only the first records are tested: encoding all would take as long as the tokens stage.
             yield from _check_items(str(folder), islice(_items(folder, options), _SAMPLE), options)
     if not tables:
         yield from _check_items("sources.paths", islice(_source_items(patient), _SAMPLE), options)
@@ -93,7 +93,7 @@ def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> It
     for reason, count in Counter(row["refusal"] for row in refused).items():
         example = next(row["detail"] for row in refused if row["refusal"] == reason)
         message = f"{size}, {count:,} refused as {reason}, the first one because {example}"
-        # Single refusals for other reasons are normal; a sample that is refused whole is not.
+        # A few refusals for other reasons are normal; a completely refused sample is not.
         if reason in _REASONS or count == len(sample):
             yield wrong("tokens", message, _REASONS.get(reason, "the page Tokens of the documentation has the reasons"))
         else:
@@ -124,7 +124,7 @@ def _source_items(patient: Patient) -> Iterator[Item]:
     """Yield the records of the source files."""
     sources = patient.config.sources
     for pattern in sources.paths:
-        # Relative paths count from the folder of the configuration.
+        # Paths are relative to the folder of the configuration.
         is_relative = patient.base is not None and not is_address(pattern) and not Path(pattern).is_absolute()
         try:
             files = expand_paths([str(patient.base / pattern) if patient.base and is_relative else pattern])

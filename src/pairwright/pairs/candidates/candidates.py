@@ -41,7 +41,7 @@ Indices = npt.NDArray[np.int64]
 _UNITS = 1e9
 TIE_TOLERANCE = 1e-9
 TIE_FLOOR = 1e-6
-_LIMIT = 2.0**52  # below it a whole number of units is exact, and so is a difference of two
+_LIMIT = 2.0**52  # integers below it, and their differences, are exact
 GROUP_KEYS = ("prompt_hash", "tid", "step")
 # 2**64 over the golden ratio, the multiplier of Fibonacci hashing: spreads small scope numbers over all bits.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -68,7 +68,7 @@ def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) ->
     units_high, on_grid_high = _units(higher)
     units_low, on_grid_low = _units(lower)
     on_grid = on_grid_high & on_grid_low
-    with np.errstate(over="ignore"):  # rewards of 1e308 and -1e308: the gap is infinite, and is one all the same
+    with np.errstate(over="ignore"):  # rewards of 1e308 and -1e308 overflow; the gap is capped below
         plain = np.minimum(higher - lower, np.finfo(np.float64).max)
     # Units are 0 for rewards off the grid; `where` takes the plain difference there.
     gaps: Floats = np.where(on_grid, (units_high - units_low) / _UNITS, plain)
@@ -114,7 +114,7 @@ def is_tied_expression(tolerance: float, one: str = "chosen_reward", other: str 
 def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     with np.errstate(over="ignore", invalid="ignore"):
         units = np.rint(rewards * _UNITS)
-        # On the grid where the whole number of units gives back the very same float.
+        # A reward is on the grid if its rounded number of units converts back to the same float.
         on_grid = (np.abs(units) < _LIMIT) & (units / _UNITS == rewards)
     return np.where(on_grid, units, 0.0), on_grid
 
@@ -176,9 +176,9 @@ def group_keys(options: PairOptions) -> tuple[str, ...]:
 
 
 def narrower_keys(options: PairOptions) -> tuple[str, ...]:
-    """Return the columns that make groups smaller than a prompt: the run, or what `within` names.
+    """Return the columns that split groups further: the run, or the field that `within` names.
 
-    Runs of several files are several, whatever their numbers. `within:NAME` is read by `_select_narrow`.
+    Runs of different files are different even if their numbers are equal. `_select_narrow` reads `within:NAME`.
     """
     runs = ("run", "source") if options.within_run else ()
     return (*runs, f"{_WITHIN}{options.within}") if options.within is not None else runs
@@ -218,7 +218,7 @@ class Candidates:
     def recurring(self) -> Indices:
         """Rows whose completion also occurs in another row of their scope; may contain false positives."""
         scopes = self.groups if self.scopes is None else self.scopes[self.groups]
-        # One uint64 for each row, from half of the completion hash. A collision only adds a row that need not be here.
+        # One uint64 per row, from half of the completion hash. A collision only adds a false positive.
         marks = self.completions[:, 0] ^ (scopes.astype(np.uint64) * _SPREAD)
         in_order = np.sort(marks)
         again = in_order[1:][in_order[1:] == in_order[:-1]]
@@ -240,7 +240,7 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     """Add the column `reason`: why a row cannot be a candidate; null for rows that can."""
     wants_pairs = options.strategy == "imported"
     is_pair = pl.col("kind") == "preference"
-    # In order of precedence: of several conditions that hold, `coalesce` takes the first.
+    # In order of precedence: `coalesce` takes the first condition that holds.
     checks: list[tuple[Reason, pl.Expr]] = [
         (Reason.REPEATED_RECORD, _is_repeated(rows)),
         (Reason.IS_NO_PAIR, is_pair.not_()) if wants_pairs else (Reason.IS_A_PAIR, is_pair),
@@ -337,7 +337,7 @@ def read_candidate_rows(
     Args:
         tables: Experience tables.
         first: Number of the first table.
-        where: SQL condition; adds the column `is_filtered`, True for rows for which it does not hold.
+        where: SQL condition; adds the column `is_filtered`, True for rows that do not satisfy it.
         keys: Further columns, as `narrower_keys` names them.
     """
     if not tables:
@@ -354,7 +354,7 @@ def row_batches(
     tables: Sequence[Table], *, where: str | None = None, keys: Sequence[str] = ()
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of `read_candidate_rows` in frames read from about 32 MB each."""
-    # The condition may read columns that planning does not.
+    # The condition may need columns that planning does not read.
     conditions = () if where is None else parse_where(where).meta.root_names()
     columns = tuple(dict.fromkeys((*_READ, *conditions, *(("run", "source") if keys else ()))))
     for number, table in enumerate(tables):
@@ -390,7 +390,7 @@ def _select_narrow(
     """Select the narrow columns of experiences; `first` is the row number of the first one, `excluded` has ids."""
     ids = pl.Series(list(excluded), dtype=pl.String)
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
-    # A cheap substring test on the JSON text: only what passes it is decoded, in `_fix_rare_rows`.
+    # A cheap substring test on the JSON text: `_fix_rare_rows` decodes only the rows that match.
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
     narrow = experiences.with_row_index("row").select(
         *_NARROW,
@@ -414,7 +414,7 @@ def _select_narrow(
 
 
 def key_column(key: str) -> pl.Expr:
-    """Polars expression for a column of `narrower_keys`: a field of `info` where it is not a column of the table."""
+    """Polars expression for a key of `narrower_keys`: a column of the table, or else a field of `info`."""
     name = key.removeprefix(_WITHIN)
     if key in ("run", "source"):
         return pl.col(key)

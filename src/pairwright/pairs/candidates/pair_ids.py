@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 
 Words = npt.NDArray[np.uint64]
 HEX_DIGITS = 32
-# two digits, read as one 16-bit number, for each byte; and the byte for each such number
+# Lookup tables: byte -> its two hex digits as one 16-bit number, and back.
 _DIGITS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 _BYTES = np.zeros(2**16, np.uint8)
 _BYTES[_DIGITS] = np.arange(256)
@@ -52,7 +52,7 @@ def words_of(hashes: pl.Series) -> Words:
     assert not text.null_count, "every hash is there"
     assert (np.diff(offsets) == HEX_DIGITS).all(), "every hash has 32 hex digits"
     digits = np.frombuffer(text.buffers()[2], np.uint16, len(text) * HEX_DIGITS // 2, int(offsets[0]))
-    # Big-endian words compare as their hex digits do.
+    # Big-endian words sort in the same order as their hex digits.
     return _BYTES[digits].view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
@@ -67,7 +67,7 @@ def hex_digits(words: Words) -> pl.Series:
 
 def _hash_rows(columns: Sequence[Words]) -> Words:
     """Hash each row of the columns, which have two words per row, into two words."""
-    rows = np.concatenate(columns, axis=1).astype(">u8")  # the bytes that the hex digits of the hashes stand for
+    rows = np.concatenate(columns, axis=1).astype(">u8")  # the bytes that the hex digits encode
     size, content = rows.itemsize * rows.shape[1], memoryview(rows.tobytes())
     digests = b"".join([xxh3_128_digest(content[start : start + size]) for start in range(0, len(content), size)])
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)

@@ -23,7 +23,7 @@ messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 class Chain:
     """The messages of a run as hashes; `is_generated` marks those that the model generated in this run."""
 
-    # One entry a message in each of the three tuples.
+    # Each tuple has one entry per message.
     hashes: tuple[bytes, ...]
     is_generated: tuple[bool, ...]
     characters: tuple[int, ...]
@@ -45,7 +45,7 @@ class Chain:
 def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
     """Read the chains of the experiences with these ids; returns them by id."""
     chains: dict[str, Chain] = {}
-    # By the JSON text of the tools: few differ, so each is hashed once.
+    # Keyed by the JSON text of the tools: few are distinct, and each is hashed once.
     tools_seen: dict[str | None, str] = {}
     for uid, prompt, tools, completion in conversations(tables, uids):
         if tools not in tools_seen:

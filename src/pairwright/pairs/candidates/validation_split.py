@@ -20,7 +20,7 @@ def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
     hashes = seeded_draws(seed, words_of(names))
     # Draws are uniform in [0, 2**64), so this share of the sets is held out.
     held = hashes.astype(np.float64) < validation * 2.0**64
-    if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
+    if len(names) > 1 and validation < 1:  # with two or more sets, neither split is empty
         held[np.argmin(hashes)] = True
         if held.all():
             held[np.argmax(hashes)] = False
@@ -32,7 +32,7 @@ def _sets(drafts: pl.DataFrame) -> pl.Series:
     """Return the connected component (by task and prompt) of each draft, named by its smallest prompt hash."""
     links = drafts.select("tid", "prompt_hash")
     across = drafts.filter(pl.col("across_groups"))
-    # A pair across groups ties the task of its rejected side to its prompt as well.
+    # A pair across groups also links the task of its rejected side to its prompt.
     if across.height:
         others = pl.Series("tid", [EID.parse(uid).tid for uid in across["rejected_uid"]], pl.String)
         links = pl.concat([links, across.select("prompt_hash").with_columns(others).select("tid", "prompt_hash")])

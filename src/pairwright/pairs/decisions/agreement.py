@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pairwright.pairs.decisions.vote_file import Rating, Vote
 
 T = TypeVar("T", str, float)
-# By item: what each person said.
+# item -> person -> judgement
 Judgements = dict[Hashable, dict[str, T]]
 TIE = "tie"
 NEAR = 0.1  # share of the range of all ratings within which two of them agree
@@ -28,12 +28,12 @@ def vote_agreement(votes: Iterable[Vote], rewards: Mapping[str, float | None] | 
     """Measure the agreement of votes.
 
     Args:
-        votes: The votes that stand, as `VoteFile.votes` returns them.
-        rewards: Reward by id of the experiences, to compare the votes with.
+        votes: The current votes, as `VoteFile.votes` returns them.
+        rewards: Rewards by experience id, to compare the votes with.
 
     Returns:
         `items` judged by at least two people, `agreement` and `alpha` of all, `voters` with their counts, `people`
-        (agreement and kappa of each two), `reward` if rewards were named. What nothing can be said of is None.
+        (agreement and kappa of each two), `reward` if rewards were given. Undefined values are None.
     """
     votes = [vote for vote in votes if not vote.is_skip]
     judgements: Judgements[str] = defaultdict(dict)
@@ -74,9 +74,9 @@ def _describe(
     *,
     within: float,
 ) -> dict[str, Any]:
-    # An item that one person judged says nothing about agreement.
+    # Agreement needs items that at least two people judged.
     shared = [by_voter for by_voter in judgements.values() if len(by_voter) > 1]
-    # By two people: what both said of each item that both judged.
+    # (person, person) -> the judgements of both on each shared item.
     both: dict[tuple[str, str], list[tuple[T, T]]] = defaultdict(list)
     for by_voter in shared:
         for one, other in combinations(sorted(by_voter), 2):
@@ -103,7 +103,7 @@ def krippendorff_alpha(items: Sequence[Sequence[T]], distance: Callable[[T, T], 
     """Return Krippendorff's alpha; None if fewer than two values can be compared, or all are equal.
 
     Args:
-        items: For each item the values that people gave it; items with fewer than two count for nothing.
+        items: For each item the values that people gave it; items with fewer than two are ignored.
         distance: Disagreement of two values, 0 if they are equal: 0 or 1 for classes, the squared difference for
             numbers.
 
@@ -113,20 +113,20 @@ def krippendorff_alpha(items: Sequence[Sequence[T]], distance: Callable[[T, T], 
     items = [values for values in items if len(values) > 1]
     counts = Counter(value for values in items for value in values)
     total = sum(counts.values())
-    # Over values and not over pairs of them: few values are distinct, however many votes there are.
+    # Summed over distinct values, which are few, and not over pairs of votes.
     expected = sum(counts[one] * counts[other] * distance(one, other) for one, other in combinations(sorted(counts), 2))
     if not expected:
         return None
-    # An item with n values has n (n - 1) / 2 pairs; divided by n - 1, it counts by its values.
+    # An item with n values has n (n - 1) / 2 pairs; dividing by n - 1 weights it by n.
     observed = sum(
         sum(distance(one, other) for one, other in combinations(values, 2)) / (len(values) - 1) for values in items
     )
-    # Both sums are over unordered pairs: the factor of 2 to ordered ones cancels.
+    # Both sums are over unordered pairs: the factor of 2 for ordered pairs cancels.
     return 1 - (total - 1) * observed / expected
 
 
 def _kappa(pairs: list[tuple[str, str]]) -> float | None:
-    """Return Cohen's kappa; None if both always said the same one thing."""
+    """Return Cohen's kappa; None if both people always gave the same single value."""
     observed = sum(one == other for one, other in pairs) / len(pairs)
     first, second = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
     # Agreement by chance: both draw independently from their own distribution of classes.
@@ -135,7 +135,7 @@ def _kappa(pairs: list[tuple[str, str]]) -> float | None:
 
 
 def _compare_votes(votes: Sequence[Vote], rewards: Mapping[str, float | None]) -> dict[str, Any]:
-    """Count the votes for the side with the higher reward; ties and missing rewards are counted apart."""
+    """Count the votes for the side with the higher reward; ties and missing rewards are counted separately."""
     counts = Counter(_compare_vote(vote, rewards) for vote in votes)
     num_decided = counts["agree"] + counts["disagree"]
     return {

@@ -1,6 +1,6 @@
-"""The file behind votes, ratings and exclusions: CSV with a header, appended line by line, read as it grows.
+"""The file format of votes, ratings and exclusions: CSV with a header, appended line by line, read incrementally.
 
-Every line ends with its time, so that a line without line break can be told from one that a crash cut off.
+Every line ends with its time, which distinguishes a last line without line break from one that a crash cut off.
 """
 
 import csv
@@ -17,7 +17,7 @@ from threading import Lock
 from pairwright.errors import PairwrightError, SourceError
 from pairwright.paths import Place, append_lines, repair_tail
 
-# Also the end of a whole line: no prefix of a time is a time.
+# Also proves that a line is complete: no proper prefix of a time is a time.
 _TIME = re.compile(rb"(^|,)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\r?$")
 MAX_NAME = 100
 MAX_TEXT = 2_000
@@ -45,24 +45,24 @@ class DecisionLog:
         self._columns = tuple(columns)
         self._header = ",".join(columns).encode()
         self._lines: list[Line] = []
-        self._offset = self._num_lines = 0  # of the part of the file that was read
+        self._offset = self._num_lines = 0  # of the part read so far
         self._file_id: tuple[int, int] | None = None
         self._lock = Lock()
         self.unfinished = repair_tail(path, header=self._header, is_whole=has_time).decode(errors="replace")
         """What was removed from the end of the file when it was opened: a line that was never saved."""
 
     def append(self, **cells: str) -> None:
-        """Add a line; on return it is on the disk."""
+        """Add a line durably: it is on disk when the call returns."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         text = io.StringIO()
         csv.writer(text, lineterminator="").writerow([{**cells, "time": now}[name] for name in self._columns])
         append_lines(self.path, [text.getvalue().encode()], header=self._header, is_whole=has_time)
 
     def read(self) -> list[Line]:
-        """All lines of the file, also those that other processes have added since."""
+        """Return all lines of the file, including those that other processes have added."""
         with self._lock:
             added = self._read_added()
-            # What is behind the last line break is still being written.
+            # Text after the last line break is still being written.
             whole = added[: added.rfind(b"\n") + 1]
             rows = read_csv(self.path, whole, self._num_lines + 1)
             if not self._offset and whole:
@@ -73,7 +73,7 @@ class DecisionLog:
             return list(self._lines)
 
     def _read_added(self) -> bytes:
-        """The bytes behind those that were read; all of them if the file is another one or was made shorter."""
+        """Return the bytes added since the last read; all bytes if the file was replaced or truncated."""
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -90,7 +90,7 @@ class DecisionLog:
 
 
 def has_time(line: bytes) -> bool:
-    """Whether a line ends with a time, so that nothing of it is missing."""
+    """Return whether a line is complete, i.e. ends with a time."""
     return bool(_TIME.search(line))
 
 
@@ -108,7 +108,7 @@ def read_csv(path: Place, content: bytes, first: int = 1) -> Iterator[tuple[int,
 
 
 def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
-    """Read the whole lines of a file, which may be at an address; empty if there is no file. Nothing is repaired.
+    """Read the complete lines of a local or remote file without repairing it; empty if there is no file.
 
     Raises SourceError if the file cannot be read, or a column is missing.
     """
@@ -128,18 +128,18 @@ def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a person in normal form; raises PairwrightError for one that cannot be in a file."""
+    """Return a person's name in Unicode normal form; raises PairwrightError if it is empty, too long or multi-line."""
     return _check_text(name, what="name", most=MAX_NAME)
 
 
 def check_reason(reason: str) -> str:
-    """Return the reason of a decision in normal form; raises PairwrightError if it cannot be in a file."""
+    """Return a reason in Unicode normal form; raises PairwrightError if it is empty, too long or multi-line."""
     return _check_text(reason, what="reason", most=MAX_TEXT)
 
 
 def check_uid(uid: str) -> str:
     """Return the id of an experience; raises PairwrightError for an invalid id."""
-    # Ids are JSON text, in which breaks of lines are escaped.
+    # Ids are JSON text, in which line breaks are escaped.
     if not uid or len(uid) > MAX_ID or any(letter in uid for letter in "\n\r\0"):
         raise PairwrightError(f"id: got {uid[:100]!r}, expected the uid of an experience")
     return uid

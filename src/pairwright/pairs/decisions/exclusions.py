@@ -2,8 +2,8 @@
 
     name,action,uid,reason,time      action: exclude, include
 
-The last line on an experience counts, whoever wrote it. `pairs` and training leave excluded experiences out and count
-them; the table itself does not change.
+The last line on an experience counts, regardless of its author. `pairs` and training skip and count excluded
+experiences; the table itself does not change.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ EXCLUDE, INCLUDE = "exclude", "include"
 
 @dataclass(frozen=True)
 class Exclusion:
-    """An experience that is left out, who said so, why and when."""
+    """An excluded experience: who excluded it, why and when."""
 
     uid: str
     name: str
@@ -54,38 +54,37 @@ class ExclusionFile:
         self._log = DecisionLog(self.path, COLUMNS)
 
     def exclude(self, name: str, uid: str, reason: str) -> None:
-        """Exclude an experience; on return it is on the disk.
+        """Exclude an experience; the decision is on disk when the call returns.
 
         Args:
             name: Name of the person.
             uid: Id of the experience.
-            reason: Why; it may not be empty.
+            reason: Why; must not be empty.
         """
         self._log.append(name=check_name(name), action=EXCLUDE, uid=check_uid(uid), reason=check_reason(reason))
 
     def include(self, name: str, uid: str, reason: str = "included again") -> None:
-        """Take an exclusion back."""
+        """Revoke an exclusion."""
         if uid not in self.exclusions():
             raise PairwrightError(f"{uid} is not excluded in {self.path}")
         self._log.append(name=check_name(name), action=INCLUDE, uid=check_uid(uid), reason=check_reason(reason))
 
     def exclusions(self) -> dict[str, Exclusion]:
-        """The exclusions that stand, by id, also those that other processes have added."""
+        """Return the current exclusions by id, including those that other processes have added."""
         return _replay(self.path, self._log.read())
 
 
 def read_exclusions(folder: Place) -> dict[str, Exclusion]:
-    """Read the exclusions of a table, which may be at an address; most tables have none."""
+    """Read the exclusions of a local or remote table; empty if there is no file."""
     return _replay(folder / FILE_NAME, read_lines(folder / FILE_NAME, COLUMNS))
 
 
 def check_exclusions(tables: Sequence[Table]) -> None:
-    """Raise SourceError if an excluded id is in none of the tables that it could be in: the exclusion has no effect."""
+    """Raise SourceError if an excluded id is not in its table, since the exclusion would have no effect."""
     for table in tables:
         exclusions = read_exclusions(table.path)
         if not exclusions:
             continue
-        # Only the ids are read, and only of tables that have exclusions.
         ids = pl.Series(list(exclusions), dtype=pl.String)
         present = set(table.lazy().select("uid").filter(pl.col("uid").is_in(ids.implode())).collect()["uid"])
         for uid, exclusion in exclusions.items():
@@ -103,7 +102,7 @@ def _replay(path: Place, lines: Sequence[Line]) -> dict[str, Exclusion]:
         action, uid = cells.get("action", ""), cells.get("uid", "")
         if action not in (EXCLUDE, INCLUDE) or not uid:
             raise SourceError(f"{path}:{line.number}: got action {action!r} on {uid!r}, expected exclude or include")
-        # The last line on an experience counts, whoever wrote it.
+        # The last line on an experience counts, regardless of its author.
         exclusions.pop(uid, None)
         if action == EXCLUDE:
             time, reason = cells.get("time", ""), cells.get("reason", "")

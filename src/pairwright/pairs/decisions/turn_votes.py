@@ -1,9 +1,9 @@
-"""Votes of people on single turns: `turn_votes.csv` in the folder of their experience table.
+"""Votes of people on single turns: `turn_votes.csv` in the folder of the experience table.
 
-    voter,uid,turn,verdict,time      verdict: ok, failed, unknown; skip takes a voter's vote back
+    voter,uid,turn,verdict,time      verdict: ok, failed, unknown; skip revokes the voter's vote
 
-`turn` is a position in the messages of the experience. The last word of a voter on a turn counts; the verdict of most
-voters is the turn's, and there is none where voters are even.
+`turn` is a position in the messages of the experience. The last vote of each voter on a turn counts; the majority
+decides the verdict, and a tie gives none.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ FILE_NAME = "turn_votes.csv"
 COLUMNS = ("voter", "uid", "turn", "verdict", "time")
 Verdict = Literal["ok", "failed", "unknown"]
 WORDS = ("ok", "failed", "unknown", "skip")
-TurnVotes = dict[str, dict[int, Verdict]]  # id of the experience -> turn -> what most people say
+TurnVotes = dict[str, dict[int, Verdict]]  # id of the experience -> turn -> verdict of the majority
 
 
 class TurnVoteFile:
@@ -42,25 +42,25 @@ class TurnVoteFile:
         self._log = DecisionLog(self.path, COLUMNS)
 
     def vote(self, voter: str, uid: str, turn: int, verdict: str) -> None:
-        """Save a vote; on return it is on the disk.
+        """Save a vote; it is on disk when the call returns.
 
         Args:
             voter: Name of the person.
             uid: Id of the experience.
             turn: Position of the turn in its messages.
-            verdict: ok, failed or unknown; skip takes the vote back.
+            verdict: ok, failed or unknown; skip revokes the vote.
         """
         if verdict not in WORDS or turn < 0:
             raise PairwrightError(f"got {verdict!r} on turn {turn}, expected one of {', '.join(WORDS)}")
         self._log.append(voter=check_name(voter), uid=check_uid(uid), turn=str(turn), verdict=verdict)
 
     def votes(self) -> TurnVotes:
-        """What most people say, also in votes that other processes have added."""
+        """Return the majority verdicts, including votes that other processes have added."""
         return _replay(self.path, self._log.read())
 
 
 def read_turn_votes(folder: Place) -> TurnVotes:
-    """Read the votes on turns of a table, which may be at an address; empty if there is no file."""
+    """Read the votes on turns of a local or remote table; empty if there is no file."""
     return _replay(folder / FILE_NAME, read_lines(folder / FILE_NAME, COLUMNS))
 
 
@@ -75,7 +75,7 @@ def _replay(path: Place, lines: Sequence[Line]) -> TurnVotes:
     votes: TurnVotes = {}
     for (uid, turn_number), by_voter in last.items():
         counts = Counter(verdict for verdict in by_voter.values() if verdict != "skip").most_common()
-        # A tie is not a verdict.
+        # A tie gives no verdict.
         if counts and (len(counts) == 1 or counts[0][1] > counts[1][1]):
             votes.setdefault(uid, {})[turn_number] = cast(Verdict, counts[0][0])
     return votes

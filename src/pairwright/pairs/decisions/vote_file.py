@@ -1,10 +1,10 @@
-"""Votes and ratings of several people, in files that only grow.
+"""Votes and ratings of several people, in append-only files.
 
-    votes.csv      voter,a,b,verdict,time      which of two experiences is better: a, b, tie, skip; undo takes one back
-    ratings.csv    voter,uid,rating,time       how good an experience is: a number, skip; undo takes one back
+    votes.csv      voter,a,b,verdict,time      which of two experiences is better: a, b, tie, skip; or undo
+    ratings.csv    voter,uid,rating,time       how good an experience is: a number, skip; or undo
 
-The last word of a voter on a pair (whichever side was shown first) or on an experience counts. `undo` takes back the
-last decision of a voter, so that the one before it on the same pair counts again. `pairs --votes` reads both files.
+The last decision of a voter on a pair (in either order) or on an experience counts. `undo` revokes the last decision
+of a voter, so that the previous one on the same pair counts again. `pairs --votes` reads both files.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -34,7 +34,7 @@ SKIP, UNDO = "skip", "undo"
 
 @dataclass(frozen=True)
 class Vote:
-    """One person's verdict on two experiences, `a` and `b` in the order in which they were shown."""
+    """One person's verdict on two experiences; `a` was shown first."""
 
     voter: str
     a: str
@@ -45,12 +45,12 @@ class Vote:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The two ids in a fixed order, whichever was shown first."""
+        """The two ids in sorted order."""
         return (self.a, self.b) if self.a < self.b else (self.b, self.a)
 
     @property
     def winner(self) -> str | None:
-        """The id of the better one; None for a tie and a skip."""
+        """The id of the better experience; None for a tie or a skip."""
         return {"a": self.a, "b": self.b}.get(self.verdict)
 
     @property
@@ -82,11 +82,11 @@ D = TypeVar("D", Vote, Rating)
 
 @dataclass(frozen=True)
 class Replay(Generic[D]):
-    """What the lines of a file come to.
+    """The result of applying all lines of a file in order.
 
-    decisions       the decisions that stand, in the order of the file: the last word of each voter on each key
+    decisions       the current decisions, in file order: the last one of each voter on each key
     history         all decisions that were not undone
-    num_undone      decisions that were taken back
+    num_undone      number of undone decisions
     """
 
     decisions: list[D]
@@ -95,11 +95,11 @@ class Replay(Generic[D]):
 
     @property
     def num_replaced(self) -> int:
-        """Decisions that a later one of the same voter replaced."""
+        """Number of decisions that the same voter later replaced."""
         return len(self.history) - len(self.decisions)
 
     def count(self) -> dict[str, int]:
-        """Count voters, lines and what became of them."""
+        """Count voters, and decisions by status: current, skipped, replaced, undone."""
         return {
             "voters": len({decision.voter for decision in self.decisions}),
             "decisions": len(self.decisions),
@@ -114,24 +114,24 @@ def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) ->
 
     Args:
         lines: The lines of a file.
-        parse: Makes a decision of a line; raises SourceError for an invalid line.
-        column: The column that says "undo".
+        parse: Parses a line into a decision; raises SourceError for an invalid line.
+        column: The column that contains "undo".
     """
-    # By voter and key: the decisions that were not undone, the last of which counts.
+    # (voter, key) -> decisions that were not undone; the last one counts.
     stacks: dict[tuple[str, object], list[D]] = {}
     num_undone = 0
     for line in lines:
         is_undo = line.cells.get(column) == UNDO
-        # An undo is parsed, too: it names the voter and the key whose last decision it takes back.
+        # An undo is parsed as well: it names the voter and the key whose last decision it revokes.
         decision = parse(line)
         stack = stacks.setdefault((decision.voter, decision.key), [])
         if not is_undo:
             stack.append(decision)
-        # An undo without anything to undo changes nothing: two windows of one voter may both have asked.
+        # An undo without a decision has no effect: a voter may have sent it from two windows.
         elif stack:
             stack.pop()
             num_undone += 1
-    # In the order of the file, not of the keys.
+    # In file order, not in the order of keys.
     standing = [stack[-1] for stack in stacks.values() if stack]
     history = [decision for stack in stacks.values() for decision in stack]
     return Replay(sorted(standing, key=lambda one: one.line), sorted(history, key=lambda one: one.line), num_undone)
@@ -144,7 +144,7 @@ class _DecisionFile(Generic[D]):
         path: The file, which is created with the first decision.
 
     Raises:
-        PairwrightError: The file is something else.
+        PairwrightError: The file has another format.
     """
 
     _columns: tuple[str, ...]
@@ -156,29 +156,29 @@ class _DecisionFile(Generic[D]):
 
     @property
     def unfinished(self) -> str:
-        """The unfinished line that opening removed from the end of the file; "" if there was none."""
+        """The unfinished last line that was removed when the file was opened; "" if there was none."""
         return self._log.unfinished
 
     def _parse(self, line: Line) -> D:
         raise NotImplementedError
 
     def undo(self, voter: str) -> D | None:
-        """Take back the last decision of a person and return it; None if there is none."""
+        """Revoke the last decision of a person and return it; None if there is none."""
         # Replayed each time: another process may have added decisions.
         own = [decision for decision in self.replay().history if decision.voter == check_name(voter)]
         if not own:
             return None
-        # Appended, not removed: the file only grows, which lets several processes share it.
+        # Appended, not removed: the file is append-only, so that several processes can share it.
         cells = {name: str(getattr(own[-1], name)) for name in self._columns if name != "time"}
         self._log.append(**{**cells, self._undo_column: UNDO})
         return own[-1]
 
     def voters(self) -> list[str]:
-        """Names of the people with decisions, sorted."""
+        """Return the sorted names of people with decisions."""
         return sorted({decision.voter for decision in self.replay().decisions})
 
     def replay(self) -> Replay[D]:
-        """Read the file, also what other processes have added."""
+        """Read the file, including lines that other processes have added."""
         return replay(self._log.read(), self._parse, column=self._undo_column)
 
     def _standing(self, voter: str | None) -> list[D]:
@@ -192,13 +192,13 @@ class VoteFile(_DecisionFile[Vote]):
         path: The file, which is created with the first vote.
 
     Raises:
-        PairwrightError: The file is something else than votes with voters.
+        PairwrightError: The file does not contain votes with voters.
     """
 
     _columns, _undo_column = VOTE_COLUMNS, "verdict"
 
     def vote(self, voter: str, a: str, b: str, verdict: str) -> Vote:
-        """Save a vote; on return it is on the disk.
+        """Save a vote; it is on disk when the call returns.
 
         Args:
             voter: Name of the person.
@@ -211,12 +211,12 @@ class VoteFile(_DecisionFile[Vote]):
         if a == b:
             raise PairwrightError(f"{a} is voted on against itself")
         vote = Vote(check_name(voter), check_uid(a), check_uid(b), verdict)
-        # Everything was checked before: a line that is in the file can be read back.
+        # All values were checked, so every line in the file can be read back.
         self._log.append(voter=vote.voter, a=a, b=b, verdict=verdict)
         return vote
 
     def votes(self, voter: str | None = None) -> list[Vote]:
-        """The votes that stand: the last of each person on each pair, oldest first; of one person if named."""
+        """Return the current votes, oldest first: the last of each person (or of `voter`) on each pair."""
         return self._standing(voter)
 
     def _parse(self, line: Line) -> Vote:
@@ -229,7 +229,7 @@ class RatingFile(_DecisionFile[Rating]):
     _columns, _undo_column = RATING_COLUMNS, "rating"
 
     def rate(self, voter: str, uid: str, rating: float | None) -> Rating:
-        """Save a rating, or a skip if it is None; on return it is on the disk."""
+        """Save a rating, or a skip if it is None; it is on disk when the call returns."""
         if rating is not None and not math.isfinite(rating):
             raise PairwrightError(f"rating: got {rating!r}, expected a finite number")
         own = Rating(check_name(voter), check_uid(uid), rating)
@@ -238,7 +238,7 @@ class RatingFile(_DecisionFile[Rating]):
         return own
 
     def ratings(self, voter: str | None = None) -> list[Rating]:
-        """The ratings that stand: the last of each person on each experience, oldest first; of one person if named."""
+        """Return the current ratings, oldest first: the last of each person (or of `voter`) on each experience."""
         return self._standing(voter)
 
     def _parse(self, line: Line) -> Rating:
@@ -271,7 +271,7 @@ def read_number(path: Path, number: int, text: str | None) -> float:
     try:
         rating = float(text or "")
     except ValueError:
-        rating = math.nan  # refused below, as nan and inf in the file are
+        rating = math.nan  # rejected below, like nan and inf in the file
     if not math.isfinite(rating):
         raise SourceError(f"{path}:{number}: rating: got {text!r}, expected a number")
     return rating

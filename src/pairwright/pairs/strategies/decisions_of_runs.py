@@ -38,7 +38,7 @@ def split_decisions(rows: pl.DataFrame, tables: Sequence[Table], *, first: int =
         first: Number of the first table.
     """
     several = _rows_of_several(tables, first)
-    # These rows need their text; all others are one decision as they are.
+    # These rows need their text; every other row is a single decision.
     is_several = pl.Series(np.isin(rows["row"].to_numpy(), several, assume_unique=True))
     single = rows.filter(~is_several).with_columns(
         pl.lit(None, pl.Int64).alias("at"), pl.lit(None, pl.Int64).alias("decision"), pl.lit(False).alias("is_empty")
@@ -67,7 +67,7 @@ def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Ite
     for number, table in enumerate(tables, first):
         start = number << PLACE_BITS
         for batch in table.scan(columns=_CONTENT):
-            # `wanted` is ascending: the slice that lies in this batch.
+            # `wanted` is ascending: take the slice within this batch.
             own = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
             if len(own):
                 texts = batch.take(pa.array(own - start))
@@ -83,7 +83,7 @@ def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Ite
 def _decisions(row: int, text: dict[str, Any]) -> Iterator[tuple[int, int, int, bool, str, str, int]]:
     prompt, completion = prompt_messages(text["prompt"], text["prompt_text"]), messages_of(text["completion"])
     tools = list(msgspec.json.decode(text["tools"])) if text["tools"] else []
-    # calls are numbered from the start, so that the forms of a state are the first of the whole conversation
+    # Calls are numbered from the start, so the forms of a state are a prefix of those of the conversation.
     forms = canonical_messages([*prompt, *completion])
     for decision, message in enumerate(completion):
         if message.is_generated:

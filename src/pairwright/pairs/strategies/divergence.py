@@ -21,7 +21,7 @@ from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, count_group_pairs, count_groups, group_pairs, no_drafts
 from pairwright.records.json_text import to_json
 
-# Runs of one task and step form a group, whatever their prompts.
+# Runs of one task and step form a group, even if their prompts differ.
 _KEYS = ("tid", "step")
 
 
@@ -47,7 +47,7 @@ def plan_divergence(state: PartitionState) -> pl.DataFrame:
     state.rows, candidates = assign_groups(state.rows, state.options, keys=_KEYS)
     chains = read_chains(state.tables, candidates.frame["uid"])
     runs = [chains[uid] for uid in candidates.frame["uid"]]
-    # Two runs are the same where whole conversations are, not where their completions happen to be.
+    # Two runs are identical if their whole conversations are, not only their completions.
     whole = pl.Series("completion_hash", [run.rest_hash(0) for run in runs], pl.String)
     candidates = Candidates(candidates.frame.with_columns(whole), candidates.starts)
     partings = _tree(candidates, runs, state) if state.options.tree else _pairwise(candidates, runs, state)
@@ -57,7 +57,7 @@ def plan_divergence(state: PartitionState) -> pl.DataFrame:
 
 def _pairwise(candidates: Candidates, runs: list[Chain], state: PartitionState) -> list[Parting]:
     """Compare every two runs of a group."""
-    # All of them: the cap of a group comes after the incomparable ones are gone.
+    # All pairs: the cap of a group applies after incomparable ones were dropped.
     pairs = group_pairs(candidates, state.options, largest=None)
     gave = count_groups(candidates, pairs, state.options, state.funnel)
     count_group_pairs(candidates, gave, len(pairs.chosen), state.options, state.funnel)
@@ -124,7 +124,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
         "task": chosen["task"],
         "step": chosen["step"],
         "group": [parting.group for parting in partings],
-        # Both sides share these messages, so the chosen one stands for both.
+        # Both sides share these messages, so the hash of the chosen run is used.
         "prompt_hash": [run.prefix_hash(cut) for run, cut in zip(sides["chosen"], cuts, strict=True)],
         "chosen_uid": chosen["uid"],
         "rejected_uid": rejected["uid"],
@@ -137,7 +137,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
         "info": [_info(parting, runs, options) for parting in partings],
     }
     for side, chains in sides.items():
-        # Characters and hashes of what follows the cut alone.
+        # Characters and hashes cover only the messages after the cut.
         columns[f"{side}_hash"] = [run.rest_hash(cut) for run, cut in zip(chains, cuts, strict=True)]
         columns[f"num_{side}_characters"] = [sum(run.characters[cut:]) for run, cut in zip(chains, cuts, strict=True)]
     return add_keys(pl.DataFrame(columns))
@@ -167,7 +167,7 @@ def _drop_incomparable(
     lengths = [min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings]
     high, low = drafts["chosen_reward"].to_numpy(), drafts["rejected_reward"].to_numpy()
     scale = np.array([parting.scale for parting in partings])
-    # In order of precedence: of several reasons that hold, a draft has the first.
+    # In order of precedence: a draft gets the first reason that holds.
     checks = [
         (Reason.DIFFERENT_PROMPTS, pl.Series([parting.cut == 0 for parting in partings])),
         (Reason.PREFIX, pl.Series([parting.cut >= length for parting, length in zip(partings, lengths, strict=True)])),
@@ -181,7 +181,7 @@ def _drop_incomparable(
     reason = pl.Series([None] * drafts.height, dtype=pl.String)
     for name, bad in checks:
         reason = pl.select(pl.when(reason.is_null() & bad).then(pl.lit(name.value)).otherwise(reason)).to_series()
-    # Counted also where nothing is dropped: the funnel keeps the order of the checks.
+    # Reasons without drops are counted too, so that the funnel keeps the order of the checks.
     for name, _ in checks:
         here = drafts.with_columns(reason=reason)
         state.drop(here, name, (reason == name.value).fill_null(False))

@@ -36,7 +36,7 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
                 sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=is_text, keep_empty=keep_empty))
     if not rows.height:
         return no_drafts()
-    # One dict for each draft: gap, and of both sides hash, uid, reward and characters.
+    # One dict per draft: gap, and hash, uid, reward and characters of both sides.
     facts = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
     drafts = add_keys(
         rows.select(
@@ -66,7 +66,7 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
     assert chosen is not None
     assert rejected is not None
     rewards = chosen.reward, rejected.reward
-    # A reward of one side alone, or one that is not finite, compares nothing.
+    # Rewards are comparable only if both sides have a finite one.
     if (
         rewards[0] is None
         or rewards[1] is None

@@ -26,7 +26,7 @@ from pairwright.pairs.options import PairOptions
 MAX_PLANNED = 100_000_000
 # Up to this size, all pairs of a group are enumerated at once.
 _SMALL = 32
-_COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together: what fits in the cache
+_COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together, so that they fit in the cache
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _walk_down(
         there = (j <= most[1]) & (i + j <= size)
         i, j = i[there], j[there]
         gaps = reward_gaps(rewards[i - 1], rewards[size - j], near=near)
-        # Sorts by descending gap, then i + j, then i: the order of equal gaps that the module's docstring names.
+        # Sorts by descending gap, then i + j, then i (see the module docstring).
         return list(zip((-gaps).tolist(), (i + j).tolist(), i.tolist(), j.tolist(), strict=True))
 
     best = np.arange(1, min(most[0], size - 1) + 1)
@@ -163,7 +163,7 @@ def _count_in_large_group(rewards: Floats, options: PairOptions) -> tuple[int, i
     # totals[k] is the number of rows that have one of the k lowest values.
     totals = np.concatenate([[0], np.cumsum(counts)])
     own = np.arange(len(values))
-    apart = _num_apart(values, options.tie_tolerance)  # the first so many values do not tie with the own one
+    apart = _num_apart(values, options.tie_tolerance)  # the first apart[k] values do not tie with value k
     # Equal rewards, and different values that tie.
     tied = int((counts * (counts - 1) // 2 + counts * (totals[own] - totals[apart])).sum())
     below = above = 0
@@ -199,7 +199,7 @@ def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]])
 
     `holds` must be true up to some lower value and false from there on.
     """
-    # Bisection for all values at once: `holds` is true up to some lower value, and false from there on.
+    # Bisection for all values at once.
     low, high = np.zeros(len(values), np.int64), np.arange(len(values))
     while (open_ := low < high).any():
         middle = (low + high) // 2
@@ -216,7 +216,7 @@ def _num_identical(candidates: Candidates) -> Indices:
     # By group, then hash (two words): equal completions of a group become neighbours.
     order = np.lexsort([hashes[:, 1], hashes[:, 0], groups])
     same = (groups[order][1:] == groups[order][:-1]) & (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
-    # Where a run of equal completions starts; the slice is for no rows at all.
+    # Where a run of equal completions starts; the slice handles zero rows.
     starts = np.flatnonzero(np.concatenate([[True], ~same]))[: len(groups)]
     counts = np.diff(np.append(starts, len(groups)))
     result = np.zeros(len(candidates.sizes), np.int64)
@@ -231,7 +231,7 @@ def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
     """
     rewards, groups = candidates.rewards, candidates.groups
     near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
-    # Only groups in which neighbours tie are looked at: those that tie with a reward are next to it.
+    # Rewards that tie are neighbours, so only groups with tied neighbours are counted.
     result = np.zeros(len(candidates.sizes), np.int64)
     for group in distinct(groups[:-1][near]).tolist():
         values, counts = np.unique(rewards[candidates.starts[group] : candidates.starts[group + 1]], return_counts=True)
@@ -251,7 +251,7 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
         best = np.arange(1, min(high, size - 1) + 1)
         if bound >= 0:
             best = best[best <= bound]
-        # For each i how many j there are: i + j <= size, and i·j within the bound.
+        # For each i the number of valid j: i + j <= size, and i·j within the bound.
         most = np.minimum(low, size - best)
         if bound >= 0:
             most = np.minimum(most, bound // best)
@@ -339,7 +339,7 @@ def count_group_pairs(
     stage.drop(Reason.BELOW_GAP, below)
     stage.drop(Reason.ABOVE_GAP, above)
     stage.drop(Reason.IDENTICAL, identical)
-    # What is left is what the cap of a group, or the strategy, did not take.
+    # The cap of a group, or the strategy, dropped the rest.
     rest = stage.num_in - tied - below - above - identical - num_pairs
     capped = options.strategy == "all"
     stage.drop(Reason.GROUP_CAP if capped else Reason.NOT_PICKED, rest)
@@ -355,7 +355,7 @@ def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOpt
     if not again.height:
         return 0
     again = again.sort("group", "completion_hash", "reward", descending=[False, False, True])
-    # Rows with one completion in one group as groups of their own, so that `count_gaps` applies.
+    # Treat the rows with one completion in one group as a group, so that `count_gaps` applies.
     runs = again.select(pl.struct("group", "completion_hash").rle_id()).to_series().to_numpy()
     starts = np.append(np.flatnonzero(np.diff(runs, prepend=-1)), again.height)
     sizes = np.diff(starts)
@@ -436,7 +436,7 @@ def _order(groups: Indices, pairs: RowPairs, keys: Words) -> Indices:
     order = np.lexsort([-pairs.gaps, groups])
     tied = (np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)
     places = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))
-    some = order[places]  # rows that share group and gap stand together, and stay together
+    some = order[places]  # rows with equal group and gap are contiguous, and stay so
     columns = (pairs.rejected, pairs.chosen, keys[:, 1], keys[:, 0], -pairs.gaps, groups)
     order[places] = some[np.lexsort([column[some] for column in columns])]
     return order

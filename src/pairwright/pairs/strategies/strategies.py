@@ -114,26 +114,26 @@ def best_worst_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
 
 
 def plan_stratified(state: PartitionState) -> pl.DataFrame:
-    """Return drafts of high against low candidates, within groups or with `across_groups` at any prompts."""
+    """Return drafts of high against low candidates, within groups, or at any prompts if `across_groups` is set."""
     if not state.options.across_groups:
         return in_groups(stratified_pairs)(state)
     candidates = state.candidates = candidates_of(state.rows)
     dealt = across_groups_pairs(candidates, state.options)
     state.funnel.stage("pairs", len(dealt.chosen))
     drafts = drafts_of(candidates, dealt)
-    # Across groups nothing was checked before, so all reasons are counted on drafts.
+    # Pairs across groups were not checked before, so all reasons are counted on drafts.
     checks = [(Reason.TIED, pl.col("gap") <= 0), *state.gap_checks()]
     return state.drop_where(drafts, [*checks, (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash"))])
 
 
 @dataclass(frozen=True)
 class Group:
-    """The candidates of one prompt and task, for a strategy of one's own; the best reward comes first.
+    """The candidates of one prompt and task, for a custom strategy; the best reward comes first.
 
     rewards         their rewards, descending
     uids            their ids in the experience table
     num_characters  the lengths of their completions
-    models          the models that wrote them, None where it is not known
+    models          the models that generated them, None if unknown
     """
 
     rewards: list[float]
@@ -145,8 +145,8 @@ class Group:
 def own_strategy(pick: Callable[[Group, PairOptions], Iterable[tuple[int, int]]]) -> Planner:
     """Return a strategy from a function that picks (chosen, rejected) positions of each group.
 
-    Pairs that are tied, outside of the bounds of the gap, or of identical completions are left out, as for all
-    strategies. A position that does not exist, or a chosen reward below the rejected one, is an error.
+    Pairs with tied rewards, a gap out of bounds or identical completions are left out, as in all strategies. An invalid
+    position, or a chosen reward below the rejected one, is an error.
     """
 
     def pairs_of(candidates: Candidates, options: PairOptions) -> RowPairs:
@@ -162,7 +162,7 @@ def own_strategy(pick: Callable[[Group, PairOptions], Iterable[tuple[int, int]]]
                     )
                 places.add((start + chosen, start + rejected))
         rows = np.array(sorted(places), np.int64).reshape(-1, 2)
-        # Only what the bounds and the completions allow, as `group_pairs` decides it.
+        # Only the pairs that `group_pairs` allows, by gap and completions.
         allowed = group_pairs(candidates, options, largest=None)
         keep = np.isin(_codes(allowed.chosen, allowed.rejected), _codes(rows[:, 0], rows[:, 1]))
         return allowed.select(keep)
@@ -182,7 +182,7 @@ STRATEGIES: dict[str, Planner] = {
     "teachers": plan_teachers,
     "imported": plan_imported,
 }
-# These may be split by prompt hash, as long as `across_groups` is off.
+# Rows of these strategies may be split by prompt hash unless `across_groups` is set.
 IN_GROUPS = ("all", "best-worst", "stratified")
 
 
@@ -192,5 +192,5 @@ def find_strategy(name: str) -> Planner:
 
 
 def compares_groups(name: str) -> bool:
-    """Whether a strategy needs only the rows of one group at a time; those of users do."""
+    """Return whether a strategy needs only the rows of one group at a time; custom strategies do."""
     return name in IN_GROUPS or name not in STRATEGIES

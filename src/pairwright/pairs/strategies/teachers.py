@@ -25,10 +25,10 @@ _IN_ORDER = ("tid", "step", "prompt_hash", "uid", "decision")
 def plan_teachers(state: PartitionState) -> pl.DataFrame:
     """Return the drafts of all decisions at which teachers answered."""
     options = state.options
-    unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
+    unscored = pl.col("reason") == Reason.UNSCORED.value  # the teachers judge, so no reward is needed
     state.rows = state.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
     students = state.rows.filter(pl.col("reason").is_null())
-    # The tables of teachers stand last.
+    # The tables of teachers are last.
     decisions = split_decisions(students, state.tables[: len(state.tables) - len(options.teachers)])
     without = pl.col("reason").is_null() & pl.col("row").is_in(decisions["row"].unique().implode()).not_()
     state.rows = state.rows.with_columns(
@@ -54,7 +54,7 @@ def plan_teachers(state: PartitionState) -> pl.DataFrame:
 
 def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
     """Return one row per answer and state: number of teachers that gave it, of all, and its rank (0: favourite)."""
-    # Table by table: two teachers that say the same have two voices, even where their records have one id.
+    # Table by table: two teachers with the same answer have two votes, even if their records share an id.
     first = len(tables) - len(options.teachers)
     usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     several = []
@@ -63,7 +63,7 @@ def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
         rows = split_decisions(rows, [table], first=number).filter(~pl.col("is_empty"))
         several.append(rows.with_columns(table=pl.lit(number, pl.UInt32)))
     rows = pl.concat(several).with_columns(teacher=pl.struct("table", "model_version"))
-    # A teacher that answered more than once has one voice: its best-scored answer, then the first by id.
+    # A teacher with several answers has one vote: its best-scored answer, ties by id.
     rows = rows.sort("reward", "uid", "decision", descending=[True, False, False], nulls_last=True)
     rows = rows.unique(["prompt_hash", "teacher"], keep="first", maintain_order=True)
     answers = rows.group_by("prompt_hash", "completion_hash", maintain_order=True).agg(

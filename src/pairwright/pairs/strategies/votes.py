@@ -6,8 +6,8 @@
     chosen,rejected              without voters: every row is a vote
 
 The majority of the votes on two experiences wins. In a pair from votes, rewards are the shares of votes for each side,
-and a tie is half a vote for each. The usual rules apply: equal prompts, no ties, no empty or identical sides. An id
-that is in no table is an error that names the line. What was skipped, replaced and undone is counted.
+and a tie is half a vote for each. The usual rules apply: equal prompts, no ties, no empty or identical sides. An
+unknown id is an error that names the line. Skipped, replaced and undone votes are counted.
 """
 
 import math
@@ -36,7 +36,7 @@ from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 
-# In place of the hash of a completion that is missing; such a draft is dropped as unusable.
+# The hash of a missing completion; such a draft is dropped as unusable.
 NO_HASH = "0" * 32
 Sides = tuple[str, str]
 
@@ -47,9 +47,9 @@ class Votes:
 
     ratings    mean ratings by id; None for votes on pairs
     wins       votes by (chosen id, rejected id)
-    ties       votes by two ids in order: neither is better
-    skipped    two ids in order that people saw and gave no verdict on
-    summary    for funnel.json: how many of which, and how far people agree with each other and with the reward
+    ties       tied votes by sorted pair of ids
+    skipped    sorted pairs of ids that people skipped
+    summary    for funnel.json: counts, and agreement of people with each other and with the reward
     """
 
     ratings: dict[str, float] | None = None
@@ -60,7 +60,7 @@ class Votes:
 
     @property
     def matches(self) -> list[Sides]:
-        """Each two ids with a verdict once, in order, whichever was chosen."""
+        """The sorted pairs of ids with a verdict, each once."""
         return sorted({(min(sides), max(sides)) for sides in self.wins} | set(self.ties))
 
 
@@ -103,7 +103,7 @@ def read_vote_lines(path: Path, content: bytes) -> tuple[set[str], list[Line], i
     rows = read_csv(path, content)
     header = next(rows, (1, []))[1]
     lines = [Line(number, dict(zip(header, row, strict=False))) for number, row in rows if row]
-    # Files that grow line by line have a time at the end of each; others may end without line break.
+    # Lines of append-only files end with a time; other files may end without a line break.
     end = content[content.rfind(b"\n") + 1 :]
     is_unfinished = "time" in header[-1:] and bool(lines) and bool(end) and not has_time(end)
     return set(header), lines[:-1] if is_unfinished else lines, int(is_unfinished)
@@ -139,7 +139,7 @@ def plan_votes(state: PartitionState, votes: Votes) -> pl.DataFrame:
     """Return one draft for each two experiences with pairwise votes; the majority decides which is chosen."""
     matches = votes.matches
     voted = pl.Series(sorted({uid for sides in matches for uid in sides}), dtype=pl.String)
-    # No reward is needed: the votes judge.
+    # The votes judge, so no reward is needed.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
     state.rows = state.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
@@ -163,7 +163,7 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, state: PartitionState)
             (max(own, theirs) / (own + theirs), min(own, theirs) / (own + theirs), abs(own - theirs) / (own + theirs))
         )
     columns = ("uid", "row", "tid", "task", "step", "prompt_hash", "completion_hash", "num_characters", "reason")
-    # Of several records with one id, one that can be used (null reason) comes first.
+    # Of several records with one id, a usable one (null reason) comes first.
     rows = state.rows.select(columns).sort("uid", "reason", nulls_last=False).unique("uid", keep="first")
     frame = pl.DataFrame(sides, schema=["chosen_uid", "rejected_uid"], orient="row").hstack(
         pl.DataFrame(shares, schema=["chosen_reward", "rejected_reward", "gap"], orient="row")

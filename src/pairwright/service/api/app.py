@@ -62,7 +62,7 @@ class Limits:
 
         async def watched(message: Message) -> None:
             nonlocal answered
-            # Once the body is refused, the answer that the route makes of it is dropped.
+            # Once the body is refused, the route's own response is dropped.
             if body.refusal is None or answered:
                 answered = answered or message["type"] == "http.response.start"
                 await send(message)
@@ -72,7 +72,7 @@ class Limits:
         except Refusal as refusal:
             if refusal is not body.refusal:
                 raise
-        # whatever the route made of a body that was refused, the refusal is the answer
+        # For a refused body, the refusal is the response, regardless of the route.
         if body.refusal is not None and not answered:
             await body.refusal.response(scope["path"])(scope, receive, send)
 
@@ -106,7 +106,7 @@ class _Body:
         if self._done:  # waiting for the end of the connection
             return await self._receive()
         try:
-            # The whole body has a time as well, by its size: a byte now and then does not hold a connection for ever.
+            # The whole body has a deadline by size, so that a slow trickle cannot hold a connection forever.
             rest = self._deadline + self._seen / SLOWEST_BYTES_PER_SECOND - time.monotonic()
             message = await asyncio.wait_for(self._receive(), max(0.0, min(self._timeout_seconds, rest)))
         except TimeoutError:
@@ -135,7 +135,7 @@ def _check_head(scope: Scope, limit: int) -> None:
     if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > MAX_TARGET:
         raise Refusal(414, "long_url", f"the URL is longer than {MAX_TARGET} bytes")
     claimed = headers.get("content-length", b"0")
-    # A claimed length is refused before a byte of the body is read; one that is a lie is caught while reading.
+    # A declared length above the limit is refused before reading; a wrong one is detected while reading.
     if not claimed.isdigit() or int(claimed) > limit:
         raise _too_large(limit)
     encoding = headers.get("content-encoding", b"identity").decode("latin-1").lower()
@@ -164,7 +164,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
         supervisor = Supervisor(context) if supervise else None
         app.state.supervisor = supervisor
         limits = httpx.Limits(max_connections=200)
-        # trust_env=False: model servers are on loopback, never behind a proxy of the environment.
+        # trust_env=False: model servers are on loopback, never behind a proxy.
         async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=5), limits=limits, trust_env=False) as client:
             app.state.client = client
             if supervisor is not None:
@@ -194,7 +194,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
         model_routes,
         file_routes,
         fine_tuning_routes,
-        # Last: it has a route for all other paths of the hub.
+        # Last: hub_routes has a catch-all route.
         large_files,
         model_repository_routes,
         hub_routes,
@@ -209,7 +209,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.add_exception_handler(OSError, _storage_error)
     app.add_exception_handler(Exception, _own_fault)
     app.add_middleware(Authentication, context=context)
-    # The middleware added last is the outermost: it also counts what `Limits` refuses.
+    # The middleware added last is the outermost: it also counts refusals of `Limits`.
     app.add_middleware(Limits, settings=context.settings)
     app.add_middleware(_Counted, counts=app.state.requests)
     return app
@@ -219,7 +219,7 @@ class Supervisor:
     """Background thread that brings jobs and deployments into the state of the database, until the service stops.
 
     Runs a pass on every tick, or when woken. An error in a pass (full disk, database unavailable) is logged, and the
-    next pass retries; the thread does not end before the service does.
+    next pass retries; the thread runs until the service stops.
     """
 
     def __init__(self, context: Context) -> None:
@@ -251,7 +251,7 @@ class Supervisor:
             for step in (self._queue.tick, self._deployments.tick):
                 try:
                     step()
-                except Exception:  # the boundary of the thread: whatever it was, the next pass tries again
+                except Exception:  # thread boundary: the next pass retries after any error
                     self.failed_passes += 1
                     logger.exception("a pass over jobs and deployments failed; trying again")
             self.last_pass_at = time.monotonic()
@@ -269,7 +269,7 @@ class _Counted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Unknown methods as one, so that a client cannot grow the counter without bound.
+                # Unknown methods share one key, so that clients cannot grow the counter without bound.
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self._counts[method, message["status"]] += 1
             await send(message)
@@ -314,7 +314,7 @@ async def _conflict(request: Request, error: Exception) -> Response:
 
 async def _database_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, sa.exc.OperationalError)
-    # SQLite reports a full disk in words only.
+    # SQLite reports a full disk only in the message.
     if "full" in str(error.orig).lower():
         refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
         assert refusal is not None

@@ -32,7 +32,7 @@ router = APIRouter(tags=["deployments"])
 
 @router.post("/v1/deployment/configs")
 def create_config(body: DeploymentConfigBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Say which model is to be served, under a name."""
+    """Create a named deployment config: the model to serve."""
     check_name(body.namespace, "namespace")
     name = new_id("config") if body.name is None else check_name(body.name, "name")
     caller.check(body.namespace, write=True)
@@ -46,7 +46,7 @@ def create_config(body: DeploymentConfigBody, caller: CallerIs, context: Context
 def update_config(
     namespace: Writable, name: ValidName, body: DeploymentConfigUpdate, caller: CallerIs, context: ContextIs
 ) -> Document:
-    """Change a deployment config; deployments that were made from it stay as they are."""
+    """Change a deployment config; existing deployments are not changed."""
     with context.database.writing() as connection:
         _check_config(connection, body, caller, context, is_update=True)
         changes = body.model_dump(exclude_unset=True)
@@ -61,7 +61,7 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
     check_name(body.namespace, "namespace")
     name = new_id("deployment") if body.name is None else check_name(body.name, "name")
     caller.check(body.namespace, write=True)
-    # Serialized, so that two requests cannot both see the last free place.
+    # Serialized, so that two requests cannot both take the last free place.
     with context.database.writing_one_at_a_time("deployments") as connection:
         model, fields = _served(connection, body.config, caller, context)
         document = {**body.model_dump(exclude={"name", "namespace", "config"}), **fields}
@@ -82,7 +82,7 @@ def update_deployment(
     caller: CallerIs,
     context: ContextIs,
 ) -> Document:
-    """Change a deployment; with another config its model server is replaced."""
+    """Change a deployment; a new config replaces its model server."""
     with context.database.writing_one_at_a_time("deployments") as connection:
         row = deployments.get(connection, namespace, name)
         document = msgspec.json.decode(row["document"]) | body.model_dump(exclude_unset=True, exclude={"config"})
@@ -95,7 +95,7 @@ def update_deployment(
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
             row = deployments.get(connection, namespace, name)
         else:
-            # A new row: the server of the old one is ended, since it has none any more.
+            # A new row: the server of the old one is stopped, since its row is gone.
             connection.execute(sa.delete(rows).where(rows.c.id == row["id"]))
             row = deployments.insert(
                 connection, context.settings, namespace=namespace, name=name, model=model, document=document
@@ -155,7 +155,7 @@ def _check_config(
     *,
     is_update: bool = False,
 ) -> None:
-    """Raise a 422 refusal unless a config has a model that is known, or an endpoint that is allowed."""
+    """Raise a 422 refusal unless a config has a known model or an allowed endpoint."""
     if body.external_endpoint is not None:
         check_endpoint(body.external_endpoint.host_url, context.settings)
         if not is_update and body.model is None and not body.external_endpoint.enabled_models:
@@ -192,7 +192,7 @@ def _served(
 
 
 def _model_name(model: str | Document | None) -> str | None:
-    """Return the name of a model that a request has as text or as an object."""
+    """Return the name of a model given as text or as an object."""
     if not isinstance(model, dict):
         return model
     name, namespace = model.get("name"), model.get("namespace")
@@ -200,7 +200,7 @@ def _model_name(model: str | Document | None) -> str | None:
 
 
 def _config_document(document: Document) -> Document:
-    """The document of a config for clients: the key of an endpoint is not shown."""
+    """Return the document of a config for clients, with the endpoint's key masked."""
     endpoint = document.get("external_endpoint")
     if not endpoint:
         return document

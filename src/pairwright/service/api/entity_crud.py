@@ -1,6 +1,6 @@
-"""Routes of entities that are a name in a namespace: list, read and delete, the same for every kind.
+"""List, read and delete routes, shared by all kinds of entities that have a namespace and a name.
 
-Routes with a body are written where their body is known.
+Routes with a body are in the module of their kind.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from pairwright.service.rows.names import now
 
 
 def fields_by_name(*names: str) -> dict[str, Getter]:
-    """Filters of a list by fields of its documents."""
+    """Return list filters on fields of the documents."""
     # The default binds each name; a closure would see the last one.
     return {name: lambda document, name=name: document.get(name) for name in names}  # type: ignore[misc]
 
@@ -34,7 +34,7 @@ def add_entity_routes(
 ) -> None:
     """Add the routes without a body for one kind below `path`.
 
-    `filters` are the fields that a list can be filtered by; `show` makes the document that clients see.
+    `filters` are the fields that a list can be filtered by; `show` returns the document that clients see.
     """
 
     def list_all(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:

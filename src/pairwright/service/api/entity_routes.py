@@ -33,7 +33,7 @@ def create_namespace(body: NamespaceBody, caller: CallerIs, context: ContextIs) 
     check_name(body.id, "id")
     caller.check(body.id, write=True)
     with context.database.writing() as connection:
-        # Namespaces lie in no namespace: "" takes its place in the key.
+        # Namespaces have no namespace themselves: the key has "" instead.
         return entities.insert(connection, entities.NAMESPACE, "", body.id, body.model_dump())
 
 
@@ -62,7 +62,7 @@ def update_namespace(namespace: Writable, body: NamespaceUpdate, context: Contex
 
 @router.delete("/namespaces/{namespace}")
 def delete_namespace(namespace: Writable, context: ContextIs) -> Document:
-    """Delete a namespace that holds nothing."""
+    """Delete an empty namespace."""
     with context.database.writing() as connection:
         for kind in (entities.DATASET, entities.REPOSITORY, entities.DEPLOYMENT_CONFIG):
             left = [item for item in entities.every(connection, kind) if item["namespace"] == namespace]
@@ -103,7 +103,7 @@ def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> D
     check_name(body.name, "name")
     check_name(body.namespace, "namespace")
     caller.check(body.namespace, write=True)
-    # The files may lie in another namespace, which the caller must be allowed to read.
+    # The files may be in another namespace, which the caller must be allowed to read.
     source, _, _ = check_files_url(body.files_url, "files_url")
     caller.check(source, write=False)
     with context.database.writing() as connection:
@@ -128,7 +128,7 @@ def update_dataset(
 
 @router.post("/projects")
 def create_project(body: ProjectBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Create a project: a name that other things refer to."""
+    """Create a project: a name that other entities refer to."""
     check_name(body.namespace, "namespace")
     check_name(body.name, "name")
     caller.check(body.namespace, write=True)

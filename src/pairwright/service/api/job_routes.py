@@ -30,7 +30,7 @@ from pairwright.service.run.submitting import IdentityOf, submit
 router = APIRouter(prefix="/v1/customization", tags=["jobs"])
 
 
-# The columns of a filter; a job matches where one of them does.
+# The columns of each filter; a job matches if one of them does.
 _COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
     "namespace": (rows.c.namespace,),
     "status": (rows.c.state,),
@@ -53,7 +53,7 @@ _COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
 
 @router.post("/jobs")
 def create_job(body: JobBody, caller: CallerIs, context: ContextIs, identity_of: IdentityOf) -> Document:
-    """Submit a job. The same request sent again is answered with the job that it made."""
+    """Submit a job. A repeated request returns the job of the first one."""
     return jobs.job_document(submit(context, body, caller, identity_of(body)))
 
 
@@ -64,14 +64,14 @@ def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response
     # `number` grows with each job, so it sorts by creation without ties.
     order = rows.c.name if asked.key == "name" else rows.c.updated_at if asked.key == "updated_at" else rows.c.number
     joined = rows if facets not in tables else rows.join(facets, facets.c.number == rows.c.number)
-    # Every job has its row of facets: where nothing else is asked about, the wide rows are not looked up at all.
+    # Every job has a row of facets, so queries on facets alone do not read the wide rows.
     counted = facets if tables == {facets} else joined
     narrow = facets if tables <= {facets} and order is rows.c.number else joined
     number = facets.c.number if narrow is facets else rows.c.number
     page = sa.select(number).select_from(narrow).where(*where)
     page = page.order_by(*_order(number if order is rows.c.number else order, number, asked))
     page = page.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
-    # The wide rows are read for the page alone.
+    # Wide rows are read only for the page.
     chosen = page.subquery()
     wide = sa.select(*jobs.DOCUMENT_COLUMNS).join(chosen, chosen.c.number == rows.c.number)
     wide = wide.order_by(*_order(order, rows.c.number, asked))
@@ -96,7 +96,7 @@ def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.get("/jobs/{job_id}/status")
 def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Response:
-    """How far a job is, with its curves."""
+    """Progress of a job, with its curves."""
     with context.database.reading() as connection:
         row = find_job(connection, job_id, caller)
     curves = read_metrics(context.settings.run_folder(row["id"]))
@@ -121,7 +121,7 @@ def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.post("/jobs/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Put a job that failed, or was paused or cancelled, back into the queue; it goes on from its last checkpoint."""
+    """Requeue a job that failed, or was paused or cancelled; it continues from its last checkpoint."""
     return jobs.job_document(reopen_job(context, job_id, caller))
 
 
@@ -154,7 +154,7 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.get("/configs", openapi_extra=FILTERED)
 def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """What can be trained: base models with the names that jobs use."""
+    """Base models that can be trained, with the names that jobs use."""
     with context.database.reading() as connection:
         configs = [config_document(target) for target in entities.every(connection, entities.TARGET)]
     filters: dict[str, Getter] = {
@@ -210,7 +210,7 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
 
 
 def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], set[sa.Table]]:
-    """Translate the filters to SQL conditions, and return the tables that they ask about."""
+    """Translate the filters to SQL conditions; returns them and the tables that they use."""
     where: list[sa.ColumnElement[bool]] = []
     tables: set[sa.Table] = set()
     for name, wanted in asked.filters.items():
@@ -235,7 +235,7 @@ def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bo
 def _one_of(column: sa.Column[Any], values: list[str]) -> sa.ColumnElement[bool]:
     if not isinstance(column.type, sa.Integer):
         return column.in_(values)
-    # Numbers that no column holds match nothing; PostgreSQL would refuse them.
+    # Numbers out of range match nothing; PostgreSQL would reject them.
     return column.in_([int(value) for value in values if value.isdecimal() and len(value) < 10])
 
 

@@ -1,7 +1,7 @@
-"""Routes of models: their list and entries, and the proxy to the servers that answer for them.
+"""Routes of models: their list and entries, and the proxy to their servers.
 
-A model that a job made needs no deployment of its own to be asked: `/v1/chat/completions` starts one on first use, as
-clients of OpenAI's API expect, and ends the one that was not asked for longest when there is no room.
+A model made by a job needs no explicit deployment: `/v1/chat/completions` starts one on first use, as clients of
+OpenAI's API expect, and stops the least recently used one if there is no room.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.2
 
 @router.get("/v1/models", openapi_extra=FILTERED)
 def read_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
-    """Models that jobs made, base models, and entries."""
+    """Models of jobs, base models, and entries."""
     unknown = [name for name in asked.filters if name not in MODEL_FILTERS]
     if unknown:
         known = ", ".join(MODEL_FILTERS)
@@ -68,7 +68,7 @@ def read_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Respon
 
 @router.post("/v1/models")
 def create_model(body: ModelBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Enter what is known about a model."""
+    """Create the entry of a model."""
     check_name(body.namespace, "namespace")
     check_model_name(body.name, "name")
     caller.check(body.namespace, write=True)
@@ -93,7 +93,7 @@ def read_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.patch("/v1/models/{model:path}")
 def update_model(model: str, body: ModelUpdate, caller: CallerIs, context: ContextIs) -> Document:
-    """Change what was entered about a model."""
+    """Change the entry of a model."""
     namespace, _, name = check_model_name(model, "model").partition("/")
     caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing() as connection:
@@ -110,7 +110,7 @@ def update_model(model: str, body: ModelUpdate, caller: CallerIs, context: Conte
 
 @router.delete("/v1/models/{model:path}")
 def delete_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete a model that a job made, or an entry; the job stays."""
+    """Delete a model of a job, or an entry; the job stays."""
     remove_model(context, check_model_name(model, "model"), caller)
     return {"id": model, "object": "model", "deleted": True, "deleted_at": now(), "message": "deleted"}
 
@@ -118,7 +118,7 @@ def delete_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
 @router.post("/v1/chat/completions")
 @router.post("/v1/completions")
 async def complete(request: Request, caller: CallerIs, context: ContextIs) -> Response:
-    """Ask a model by its name in the body's `model`. One that is not served yet is deployed."""
+    """Complete with the model named in the body's `model`; it is deployed on first use."""
     body = await request.body()
     try:
         model = msgspec.json.decode(body, type=_Asked).model
@@ -167,8 +167,8 @@ def _row(context: Context, namespace: str, name: str) -> RowMapping:
 
 
 def _row_of_model(context: Context, caller: Caller, model: str) -> RowMapping:
-    """Return the deployment of a model; a new one where a job made the model and nothing serves it."""
-    # PostgreSQL refuses text with a null character.
+    """Return the deployment of a model; starts one if a job made the model and nothing serves it."""
+    # PostgreSQL rejects text with a null character.
     name = model.replace("\0", "")
     with context.database.reading() as connection:
         chosen = sa.select(rows).where(rows.c.model == name, rows.c.state != DeploymentState.FAILED)
@@ -178,7 +178,7 @@ def _row_of_model(context: Context, caller: Caller, model: str) -> RowMapping:
             if caller.may(row["namespace"], write=False)
         ]
     if matches:
-        # One that is ready, else the newest.
+        # A ready deployment, else the newest.
         row = next((row for row in matches if row["state"] == DeploymentState.READY), matches[0])
         context.asked[row["id"]] = time.monotonic()
         return row
@@ -196,7 +196,7 @@ def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
             if refusal.status == 422 or refusal.status == 404:
                 raise Refusal(404, "model_not_found", f"model: no model {model[:300]!r}") from None
             raise
-        # A failed server is tried again under the same name.
+        # A failed deployment is replaced under the same name.
         name = AUTOMATIC + short_hash(model)
         failed = (rows.c.namespace == document["namespace"], rows.c.name == name)
         connection.execute(sa.delete(rows).where(*failed, rows.c.state == DeploymentState.FAILED))
@@ -216,7 +216,7 @@ def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
 
 
 def _make_room(connection: sa.Connection, context: Context) -> None:
-    """End the automatic deployment that was not asked for longest, if all places are taken."""
+    """Stop the least recently used automatic deployment if all places are taken."""
     served = deployments.served_here(connection)
     automatic = [row for row in served if row["name"].startswith(AUTOMATIC)]
     if len(served) >= context.settings.max_deployments and automatic:
@@ -225,7 +225,7 @@ def _make_room(connection: sa.Connection, context: Context) -> None:
 
 
 async def _wait_until_ready(request: Request, context: Context, row: RowMapping) -> RowMapping:
-    """Wait for the server of an automatic deployment; other deployments are asked only when they are ready."""
+    """Wait for the server of an automatic deployment; other deployments must already be ready."""
     if row["name"].startswith(AUTOMATIC):
         deadline = time.monotonic() + context.settings.start_seconds
         while row["state"] in (DeploymentState.CREATED, DeploymentState.PENDING) and time.monotonic() < deadline:

@@ -59,7 +59,7 @@ async def paging(
     return Paging(page, page_size, sort, filters)
 
 
-# what a list takes beside pages and order, for the API's description
+# The filter parameter of lists, for the OpenAPI description.
 FILTERED: dict[str, Any] = {
     "parameters": [
         {
@@ -86,7 +86,7 @@ def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, 
 
 
 def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, Getter]) -> bool:
-    """Whether a document matches all filters. Unknown filters are refused."""
+    """Return whether a document matches all filters. Raises a refusal for unknown filters."""
     for name, wanted in asked.items():
         key, _, bound = name.partition(".")
         if bound and key in ("created_at", "updated_at"):
@@ -99,7 +99,7 @@ def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, 
             known = [*sorted(filters), "created_at][gte", "created_at][lte"]
             raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
         value = filters[key](document)
-        # A set matches where one of its members does.
+        # A set matches if one of its members does.
         texts = {_text(item) for item in value} if isinstance(value, set) else {_text(value)}
         if texts.isdisjoint(wanted.split(",")):
             return False
@@ -107,7 +107,7 @@ def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, 
 
 
 def json_answer(value: Any) -> Response:
-    """Build a JSON response of values that are plain JSON already."""
+    """Build a JSON response from plain JSON values."""
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 

@@ -62,7 +62,7 @@ class Change:
     deleted_folders: list[str] = field(default_factory=list)
 
     def apply(self, tree: Tree) -> Tree:
-        # Deletions come first: a path that is deleted and added in one commit is there afterwards.
+        # Deletions come first: a path that is both deleted and added in a commit exists afterwards.
         gone = set(self.deleted)
         folders = tuple(f"{folder}/" for folder in self.deleted_folders)
         remaining = {
@@ -81,7 +81,7 @@ def read_change(
 ) -> Change:
     """Parse the body of a commit, and store its files as blobs, which are held until the commit is written.
 
-    `was_sent` tells whether a file that the commit has by its sha256 alone was sent before.
+    `was_sent` returns whether a file that the commit names only by its sha256 was sent before.
     """
     change = Change()
     has_header = False
@@ -144,7 +144,7 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
 def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
     """Decode the content of a file and store it as a blob."""
     raw = memoryview(file.content)
-    # Raw JSON of a string: its quotes are part of it.
+    # Raw JSON of a string includes its quotes.
     is_text = len(raw) >= 2 and raw[0] == raw[-1] == ord('"')
     if not is_text:
         raise Refusal(422, "bad_commit_line", f"line {number}: content: expected text")
@@ -156,7 +156,7 @@ def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
         data = text.encode() if file.encoding == "utf-8" else _base64(text.encode(), number)
         return blobs.add([data], len(data), held)
     content = raw[1:-1]
-    # Each = stands for one byte less in the last group of three.
+    # Each = means one byte less in the last group of three.
     padding = bytes(content[-2:]).count(b"=")
     if len(content) % 4:
         raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are not whole base64")

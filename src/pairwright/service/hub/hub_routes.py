@@ -2,8 +2,8 @@
 
     HfApi(endpoint="http://127.0.0.1:8000/v1/hf", token=...)
 
-Files of any size up to the limit are sent in the commit request (upload mode "regular"), but for clients that send them
-before it in any case (large_files.py).
+Files of any size up to the limit are sent in the commit request (upload mode "regular"), except by clients that always
+send them before it (large_files.py).
 """
 
 from pathlib import Path, PurePosixPath
@@ -39,7 +39,7 @@ CommitIs = Annotated[Commit, Depends(_commit_at)]  # of the revision in the path
 
 
 class RepositoryBody(BaseModel):
-    """Which repository; other fields of the hub's own API (visibility, licence) say nothing here."""
+    """Names a repository; other fields of the hub's own API (visibility, licence) are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     name: str = Field(max_length=300)
@@ -66,7 +66,7 @@ def whoami(caller: CallerIs) -> dict[str, Any]:
 
 @router.post("/api/validate-yaml")
 def validate_card(caller: CallerIs) -> dict[str, Any]:
-    """Dataset cards are kept as they are."""
+    """Accept any dataset card."""
     return {"errors": [], "warnings": []}
 
 
@@ -95,12 +95,12 @@ def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs
 def preupload(
     namespace: Writable, name: ValidName, revision: str, body: PreuploadBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """How to send files: in the commit, where the client can. Files that are there carry their id, and are not sent."""
+    """How to send files: in the commit, if the client can. Existing files have their id, and are not sent again."""
     tree = _commit_at(namespace, name, revision, context).tree
     files = []
     for file in body.files:
         there = tree.get(check_path(file.path))
-        # The id that git gives the content: clients compare it with that of their local file.
+        # Git's id of the content, which clients compare with that of their local file.
         oid = None if there is None else there.git
         mode = "lfs" if needs_large_file(file.path, request.headers.get("user-agent", "")) else "regular"
         files.append({"path": file.path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
@@ -257,8 +257,8 @@ def tree_below(
 
 @router.post("/api/datasets/{namespace}/{name}/paths-info/{revision}")
 async def paths_information(request: Request, commit: CommitIs) -> list[dict[str, Any]]:
-    """What some paths are; those that are not there are left out, as on the hub."""
-    # A form, as hub clients send it, with `paths` once for each path.
+    """Entries of some paths; missing paths are left out, as on the hub."""
+    # Hub clients send a form with one field `paths` per path.
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
     everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}
     return [everything[path] for path in fields.get("paths", []) if path in everything]
@@ -276,7 +276,7 @@ def resolve(namespace: Readable, name: ValidName, path: str, commit: CommitIs, c
 
 def file_answer(path: Path, blob: Blob, oid: str) -> Response:
     """Build the response with a file of a commit."""
-    # Clients cache by etag. An uploaded HTML file must not run in a browser as a page of this service.
+    # Clients cache by etag. Browsers must not run an uploaded HTML file as a page of this service.
     headers = {
         "etag": f'"{blob.git}"',
         "x-repo-commit": oid,
@@ -295,7 +295,7 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
         raise Refusal(422, "only_datasets", message)
     organization, name = body.organization, body.name
     if organization is None and "/" in name:
-        # The organization comes in a field of its own, or as part of the name.
+        # The organization is a separate field, or part of the name.
         organization, _, name = name.partition("/")
     return check_name(organization or "default", "organization"), check_name(name, "name")
 
@@ -320,7 +320,7 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
         after = change.apply(tree)
         if len(after) > context.settings.max_files:
             raise Refusal(413, "too_many_files", f"a dataset has at most {context.settings.max_files:,} files")
-        # Every folder on the way to some file.
+        # All parent folders of all files.
         folders = {str(folder) for path in after for folder in PurePosixPath(path).parents}
         if clash := sorted(folders & after.keys()):
             raise Refusal(422, "path_is_folder", f"{clash[0]!r} would be a file and a folder")
@@ -334,7 +334,7 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
             held=held,
             was_sent=lambda sha256: was_sent(context, namespace, name, sha256),
         )
-        # Serialized for each repository: the new tree is made from the head, which must not move meanwhile.
+        # Serialized per repository: the new tree is derived from the head, which must not move meanwhile.
         with context.database.writing_one_at_a_time(f"repository/{namespace}/{name}") as connection:
             return repositories.add_commit(
                 connection, namespace, name, title=change.title, parent=change.parent, change=changed, branch=branch
@@ -351,7 +351,7 @@ def repository_document(namespace: str, name: str, commit: Commit) -> dict[str, 
         "sha": commit.oid,
         "lastModified": moment,
         "createdAt": moment,
-        "private": True,  # only those with a token of the namespace see it
+        "private": True,  # visible only with a token of the namespace
         "gated": False,
         "disabled": False,
         "tags": [],
@@ -368,7 +368,7 @@ def list_entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[s
         if not path.startswith(folder):
             continue
         parts = path[len(folder) :].split("/")
-        # Folders on the way to the file; without `recursive` only the first level.
+        # Parent folders of the file; without `recursive` only the first level.
         for depth in range(1, len(parts) if recursive else min(2, len(parts))):
             name = folder + "/".join(parts[:depth])
             entries.setdefault(name, {"type": "directory", "oid": commit.oid, "size": 0, "path": name})
@@ -379,7 +379,7 @@ def list_entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[s
 
 def no_entry(namespace: str, name: str, path: str) -> Refusal:
     return Refusal(
-        # Clients turn this header into the exception of that name.
+        # Clients raise the exception that this header names.
         404,
         "file_not_found",
         f"{namespace}/{name} has no {path[:200]!r}",

@@ -3,8 +3,8 @@
     POST /v1/hf/datasets/NS/NAME.git/info/lfs/objects/batch    where to send which file
     PUT  /v1/hf/lfs/NS/NAME/SHA256?size=&until=&signature=     the file, at a signed address: no token is sent here
 
-The commit then names files by their sha256. It may name those that were sent to its own repository, and no others: a
-hash that somebody else's file has is not a right to read it.
+The commit then names files by their sha256. It may name only files that were sent to its own repository: knowing the
+hash of somebody else's file does not give access to it.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class BatchBody(BaseModel):
 def plan_uploads(
     namespace: Writable, name: ValidName, body: BatchBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """Where to send files, each in one piece; none for files that are there already."""
+    """Where to send files, each in one piece; no address for existing files."""
     with context.database.reading() as connection:
         repositories.head(connection, namespace, name)
     if body.operation != "upload":
@@ -76,7 +76,7 @@ async def receive_file(
     until: Annotated[int, Query(ge=0, lt=2**53)],
     signature: Annotated[str, Query(max_length=100)],
 ) -> dict[str, str]:
-    """Take a file at an address that was handed out before."""
+    """Receive a file at a signed address."""
     expected = _sign(context, namespace, name, oid, size, until)
     if not hmac.compare_digest(signature.encode(), expected.encode()) or until < time.time():
         raise Refusal(403, "bad_signature", "the address is not one of this service, or too old: ask for it again")
@@ -87,17 +87,17 @@ async def receive_file(
 
 @router.get("/api/datasets/{namespace}/{name}/xet-write-token/{revision:path}")
 def refuse_xet(namespace: str, name: str, revision: str, caller: CallerIs) -> None:
-    """Xet storage, which this service does not have."""
+    """Refuse Xet storage, which this service does not have."""
     raise Refusal(422, "no_xet", "this service has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client")
 
 
 def was_sent(context: Context, namespace: str, name: str, oid: str) -> bool:
-    """Whether a file was sent to this repository, and is still there."""
+    """Return whether a file was sent to this repository, and still exists."""
     return (namespace, name, oid) in context.sent_files and context.blobs.path(oid).is_file()
 
 
 def needs_large_file(path: str, user_agent: str) -> bool:
-    """Whether a client sends this file before the commit whatever it is told: `datasets` does so with its shards."""
+    """Return whether a client always sends this file before the commit, as `datasets` does with its shards."""
     return path.endswith(".parquet") and user_agent.startswith("datasets/")
 
 
@@ -114,6 +114,6 @@ def _keep(context: Context, body: Any, key: tuple[str, str, str], size: int) -> 
 
 
 def _sign(context: Context, namespace: str, name: str, oid: str, size: int, until: int) -> str:
-    # A secret of its own: names of deployments never begin so.
+    # A separate secret: no deployment id equals this name.
     key = context.settings.secret_of("large files").encode()
     return hmac.new(key, f"{namespace}/{name}/{oid}/{size}/{until}".encode(), hashlib.sha256).hexdigest()

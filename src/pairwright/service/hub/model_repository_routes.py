@@ -1,4 +1,4 @@
-"""Models as repositories of the Hub API: what `huggingface_hub` and `transformers` ask to download one."""
+"""Models as repositories of the Hub API: the routes that `huggingface_hub` and `transformers` use for downloads."""
 
 import hashlib
 import re
@@ -26,11 +26,11 @@ from pairwright.service.rows.names import check_name, check_path
 from pairwright.service.rows.repositories import Commit
 from pairwright.service.settings import Settings
 
-# Models that jobs made, as repositories of the hub endpoint: `snapshot_download("shop/llama-tickets-lora")`.
+# Models made by jobs are repositories of the hub endpoint: `snapshot_download("shop/llama-tickets-lora")`.
 #
 # The model NAMESPACE/NAME@VERSION is the revision VERSION of the repository NAMESPACE/NAME; `main` is the newest. Its
-# files are those of the model's folder. Where one of them names the base model by its folder on this machine, clients
-# get its name instead.
+# files are those of the model's folder. In files that contain the local folder of the base model, clients get its name
+# instead.
 
 
 _INDEX = "hub-files.json"  # in the run folder: hashes of the model's files
@@ -40,7 +40,7 @@ _PIECE = 2**20
 
 
 class _File(msgspec.Struct, array_like=True):
-    """A file of a model: where it is, its state when it was hashed, and its hashes."""
+    """A file of a model: location, modification time when it was hashed, and hashes."""
 
     location: str
     modified_ns: int
@@ -49,7 +49,7 @@ class _File(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class ModelRevision(Commit):
-    """A model as a commit; its title is the version, `locations` tells where the files are."""
+    """A model as a commit; its title is the version, `locations` maps its files to local paths."""
 
     locations: dict[str, Path]
 
@@ -73,7 +73,7 @@ def find_revision(
 
 
 def list_versions(connection: Connection, namespace: str, name: str) -> dict[str, RowMapping]:
-    """Return the jobs that made the versions of a model, newest first, by version."""
+    """Return the versions of a model with the jobs that made them, newest first."""
     full = f"{namespace}/{name}"
     is_named = sa.or_(rows.c.output_model == full, rows.c.output_model.startswith(f"{full}@", autoescape=True))
     chosen = sa.select(rows).where(is_named, rows.c.state == JobState.COMPLETED).order_by(rows.c.number.desc())
@@ -92,7 +92,7 @@ def list_repositories(connection: Connection, namespaces: list[str] | None) -> l
 
 
 def commit_id(row: RowMapping) -> str:
-    """The id of a model's commit, which is made of the job's: files do not change once a job is completed."""
+    """Return the commit id of a model, derived from the job id: files of a completed job do not change."""
     return hashlib.sha1(row["id"].encode(), usedforsecurity=False).hexdigest()
 
 
@@ -138,7 +138,7 @@ def _without_paths(path: Path, run: Path, row: RowMapping) -> Path:
     document = msgspec.json.decode(row["document"])
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
     base, model = document["config_snapshot"]["base_model"], jobs.work_of(row)["model"]
-    # As JSON writes it, and only whole paths: what follows is the end of a string or another part.
+    # Replaces only whole paths: a quote, a slash, white space or the end must follow.
     clean = re.sub(re.escape(model) + r"(?=[\"'/\s]|$)", lambda _: base, text)
     if clean == text:
         return path

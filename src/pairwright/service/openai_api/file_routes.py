@@ -1,4 +1,4 @@
-"""Routes of OpenAI's files API: `/v1/files`, with its multipart bodies.
+"""Routes of OpenAI's files API: `/v1/files`, and a parser of its multipart bodies.
 
 A file is a blob with a name, in the namespace of the caller.
 """
@@ -27,7 +27,7 @@ from pairwright.service.run.usage import check_quota, free_blobs
 
 # Parses `multipart/form-data` bodies that were written to a file, without holding them in memory.
 #
-# Parts are returned by where they are in the file. Invalid bodies are refused; no part is skipped.
+# Parts are returned as positions in the file. Invalid bodies are refused; no part is skipped.
 
 
 MAX_PARTS = 20
@@ -37,7 +37,7 @@ _PIECE = 2**20
 
 @dataclass(frozen=True)
 class Part:
-    """A field of a form: its name, its file name if it is a file, and the place of its content in the body."""
+    """A field of a form: its name, its file name if it is a file, and the position of its content in the body."""
 
     name: str
     filename: str | None
@@ -58,7 +58,7 @@ class Part:
                 yield piece
 
     def text(self, limit: int = 1000) -> str:
-        """Return the content of a short field. Raises a 422 refusal if it is missing or too long."""
+        """Return the content of a short field. Raises a 422 refusal if it is too long or not text."""
         if self.size > limit:
             raise Refusal(422, "bad_form", f"{self.name[:100]}: expected at most {limit} bytes")
         try:
@@ -68,7 +68,7 @@ class Part:
 
 
 def read_parts(body: Path, content_type: str) -> dict[str, Part]:
-    """Return the fields of a form by name. Raises a 422 refusal for a body that is not a form."""
+    """Return the fields of a form by name. Raises a 422 refusal for an invalid form."""
     boundary = _parameter("content-type", content_type, "boundary")
     if not content_type.lower().startswith("multipart/form-data") or not boundary or not body.stat().st_size:
         raise Refusal(422, "bad_form", "expected multipart/form-data with the fields file and purpose")
@@ -106,7 +106,7 @@ def _parameter(header: str, value: str, name: str) -> str | None:
     message = Message()
     message[header] = value.strip().replace("\r", " ").replace("\n", " ")
     parameter = message.get_param(name, header=header)
-    # A parameter in the encoding of RFC 2231 is a tuple: character set, language, text.
+    # A parameter encoded by RFC 2231 is a tuple: character set, language, text.
     return parameter[2] if isinstance(parameter, tuple) else parameter
 
 
@@ -157,7 +157,7 @@ def read_content(file_id: str, caller: CallerIs, context: ContextIs) -> Response
     """The content of a file."""
     with context.database.reading() as connection:
         document = find_file(connection, file_id, caller)
-    # An uploaded HTML file must not run in a browser as a page of this service.
+    # Browsers must not run an uploaded HTML file as a page of this service.
     headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
     path = context.blobs.path(document["sha256"])
     return FileResponse(path, headers=headers, media_type="application/octet-stream")
@@ -165,7 +165,7 @@ def read_content(file_id: str, caller: CallerIs, context: ContextIs) -> Response
 
 @router.delete("/{file_id}")
 def delete_file(file_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Delete a file; jobs that were submitted with it go on."""
+    """Delete a file; jobs that use it continue."""
     with context.database.writing() as connection:
         document = find_file(connection, file_id, caller, write=True)
         entities.delete(connection, entities.FILE, document["namespace"], file_id)
@@ -174,7 +174,7 @@ def delete_file(file_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 def home_namespace(caller: Caller, request: Request) -> str:
-    """Return the namespace of a caller whose API knows none: the client's project, or the one that it may write."""
+    """Return the namespace of a caller, since OpenAI's API has none: the client's project, or the one it may write."""
     project = request.headers.get("openai-project")
     if project:
         return check_name(project, "OpenAI-Project")
@@ -211,7 +211,7 @@ def file_document(document: Document) -> Document:
 
 
 def list_page(documents: list[Document], *, after: str | None, limit: int) -> Document:
-    """Build a page of a list: what follows the document `after`."""
+    """Build a page of a list, starting after the document with the id `after`."""
     start = 0
     if after is not None:
         start = next((place + 1 for place, item in enumerate(documents) if item["id"] == after), len(documents))
@@ -236,7 +236,7 @@ def _keep(context: Context, namespace: str, parts: dict[str, Part]) -> Document:
         raise Refusal(422, "bad_form", "expected the fields file (with a file name) and purpose")
     if purpose.text() not in PURPOSES:
         raise Refusal(422, "bad_purpose", f"purpose: got {purpose.text()[:100]!r}, expected {', '.join(PURPOSES)}")
-    # The name is shown and is in messages; no path is ever made of it.
+    # The name is only displayed, never used as a path.
     filename = "".join(character for character in file.filename[:300] if character.isprintable())
     check_quota(context, namespace, file.size)
     identity = new_id("file")

@@ -1,7 +1,7 @@
 """Routes of OpenAI's fine-tuning API: `/v1/fine_tuning/jobs`.
 
-A job made here is a job like any other: `method` is its training type, the file its dataset, and the routes of NeMo
-Customizer show it too. The base model is trained with LoRA. `auto` stands for the defaults below.
+Jobs created here are ordinary jobs: `method` is the training type, the file the dataset, and the routes of NeMo
+Customizer show them too. The base model is trained with LoRA. `auto` means the defaults below.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from pairwright.service.run.job_control import end_job, find_job, reopen_job
 from pairwright.service.run.submitting import IdentityOf, Source, check_source, find_repeat, insert_once
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI fine-tuning"])
-# What `auto` stands for. The learning rate of multiplier 1 is that of LoRA for the method.
+# Values of `auto`. Multiplier 1 is the LoRA learning rate of the method.
 EPOCHS, BATCH_SIZE, BETA = 3, 8, 0.1
 LEARNING_RATES = {"supervised": 1e-4, "dpo": 5e-5}
 TRAINING_TYPES = {"supervised": "sft", "dpo": "dpo"}
@@ -73,7 +73,7 @@ class FineTuningBody(Body):
     training_file: Annotated[str, Field(max_length=200)]
     validation_file: Annotated[str, Field(max_length=200)] | None = None
     method: Method | None = None
-    # Of the API's first version, for supervised jobs.
+    # From the first version of the API, for supervised jobs.
     hyperparameters: MethodHyperparameters | None = None
     suffix: Annotated[str, Field(max_length=64)] | None = None
     seed: Annotated[Count, Field(ge=0, lt=2**53)] | None = None
@@ -89,7 +89,7 @@ def create_job(
 ) -> Document:
     """Fine-tune a base model on an uploaded file."""
     identity = identity_of(body)
-    # A client that got no answer asks again: it gets the job that it made.
+    # A client that retries gets the job that its first request created.
     repeated = find_repeat(context, caller, identity)
     if repeated is not None:
         return job_document(repeated, context)
@@ -99,7 +99,7 @@ def create_job(
     with context.database.reading() as connection:
         target = find_target(connection, body.model)
         source = _source(connection, body, caller)
-    # The job's id as version: two jobs with one suffix are two versions of a model.
+    # The job id is the version, so jobs with the same suffix are versions of one model.
     suffix = check_name(body.suffix, "suffix") if body.suffix else "ft"
     job_body = JobBody(
         config=body.model,
@@ -109,7 +109,7 @@ def create_job(
         hyperparameters=_hyperparameters(method, knobs, body.seed or 0),
         integrations=body.integrations or [],
     )
-    # Looked at now, so that a bad line is an answer and not a failed job.
+    # Checked now, so that an invalid line is refused instead of failing the job.
     check_source(source, TRAINING_TYPES[method], context)
     openai = {
         "method": {"type": method, method: {"hyperparameters": knobs}},
@@ -138,7 +138,7 @@ def list_jobs(
         if after is not None:
             number = connection.scalar(sa.select(rows.c.number).where(rows.c.id == check_name(after, "after")))
             chosen = chosen.where(rows.c.number < (number or 0))
-        # One more than asked for tells whether there are more. Metadata are in the documents, so rows are read on.
+        # One row more shows whether there are more. Metadata is in the documents, so all rows may have to be read.
         for row in connection.execute(chosen.limit(None if wanted else limit + 1)).mappings():
             document = job_document(row, context)
             if wanted.items() <= (document["metadata"] or {}).items():
@@ -169,13 +169,13 @@ def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 @router.post("/{job_id}/resume")
 def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
-    """Continue with a job that was paused, or that failed."""
+    """Resume a job that was paused or failed."""
     return job_document(reopen_job(context, job_id, caller), context)
 
 
 @router.get("/{job_id}/events")
 def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
-    """What happened to a job, and its metrics, newest first."""
+    """Events and metrics of a job, newest first."""
     with context.database.reading() as connection:
         row = find_job(connection, job_id, caller)
     return list_page(_events(row, context), after=after, limit=limit)
@@ -185,7 +185,7 @@ def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After 
 def list_checkpoints(
     job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 10
 ) -> Document:
-    """The checkpoints of a job that are there, newest first; the final model alone can be asked."""
+    """The existing checkpoints of a job, newest first; only the final model can be used."""
     with context.database.reading() as connection:
         row = find_job(connection, job_id, caller)
     return list_page(_checkpoints(row, context), after=after, limit=limit)
@@ -196,7 +196,7 @@ def job_document(row: RowMapping, context: Context) -> Document:
     document = msgspec.json.decode(row["document"])
     knobs = document["hyperparameters"]
     method = "dpo" if knobs["training_type"] == "dpo" else "supervised"
-    # A job that came through the routes of NeMo Customizer has no `openai`.
+    # A job created through NeMo Customizer's routes has no `openai`.
     plain = {"n_epochs": knobs["epochs"], "batch_size": knobs["batch_size"]}
     openai = document.get("openai") or {
         "method": {"type": method, method: {"hyperparameters": plain}},
@@ -283,7 +283,7 @@ def _source(connection: sa.Connection, body: FineTuningBody, caller: Caller) -> 
 
 
 def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
-    """The final model, and before it what the trainer saved on its way and still has."""
+    """Return the final model and the saved checkpoints that still exist, newest first."""
     folder = context.settings.run_folder(row["id"])
     metrics = _metrics_by_step(folder)
 
@@ -312,7 +312,7 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
 
 
 def _metrics_by_step(folder: Path) -> dict[int, tuple[str | None, Document]]:
-    """Read when each step was logged, and its metrics under OpenAI's names."""
+    """Return the time and metrics of each logged step, under OpenAI's names."""
     steps: dict[int, tuple[str | None, Document]] = {}
     for name, points in job_progress.read_metrics(folder).items():
         for point in points:

@@ -20,14 +20,14 @@ from pairwright.service.run.deployments import DeploymentState
 
 router = APIRouter(tags=["operation"])
 FOLDER = Path(__file__).parent
-# The only files that are served, with their places and media types; those in built/ are made from web/src/jobs.tsx.
+# The only files that are served, with paths and media types; those in built/ are built from web/src/jobs.tsx.
 _FILES = {
     "jobs.js": ("built/jobs.js", "text/javascript"),
     "jobs.css": ("built/jobs.css", "text/css"),
     "docs.js": ("docs.js", "text/javascript"),
 }
-_STATES = [state for state in JobState if state is not JobState.PREPARED]  # the service starts what it writes
-# The page loads nothing from elsewhere, and no other page may embed it.
+_STATES = [state for state in JobState if state is not JobState.PREPARED]  # the service has no PREPARED jobs
+# The page loads nothing from other hosts, and no other page may embed it.
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -61,9 +61,9 @@ def page_file(name: str) -> Response:
 @router.get("/health/ready")
 @router.get("/v1/health/ready")
 def health(request: Request) -> JSONResponse:
-    """200 while requests are answered and jobs are looked after."""
+    """200 while requests are answered and jobs are supervised."""
     supervisor: Any = request.app.state.supervisor
-    # Seconds. Many times a tick, so that a slow pass is not taken for a dead thread.
+    # 120 seconds is many ticks, so that a slow pass does not look like a dead thread.
     is_well = supervisor is None or (supervisor.is_running and time.monotonic() - supervisor.last_pass_at < 120)
     body = {"status": "ok" if is_well else "failing", "version": __version__}
     return JSONResponse(body, 200 if is_well else 503)

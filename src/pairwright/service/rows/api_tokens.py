@@ -20,9 +20,9 @@ from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.database import Database, tokens
 from pairwright.service.rows.names import check_name, new_id, now
 
-# Makes a token that was leaked recognizable to people and to secret scanners.
+# Makes a leaked token recognizable to people and secret scanners.
 PREFIX = "pw_"
-# Built once: they are asked with every request.
+# Built once, since every request runs them.
 _COUNT = sa.select(sa.func.count()).select_from(tokens)
 _BY_HASH = sa.select(tokens).where(tokens.c.hash == sa.bindparam("digest"))
 
@@ -59,7 +59,7 @@ class Caller:
         return sorted({scope.partition(":")[0] for scope in self.scopes})
 
 
-# The caller where the service has no tokens, on loopback only.
+# The caller if the service has no tokens, on loopback only.
 EVERYBODY = Caller("anonymous", frozenset({"*"}))
 
 
@@ -113,7 +113,7 @@ def count_tokens(database: Database) -> int:
 def caller_of(database: Database, token: str) -> Caller | None:
     """Return the caller of a token; None if the token is unknown."""
     with database.reading() as connection:
-        # Looked up by hash: the index is on it, and no timing tells anything about a token.
+        # Looked up by hash: it is indexed, and timing reveals nothing about a token.
         row = connection.execute(_BY_HASH, {"digest": _hash(token)}).mappings().first()
     return None if row is None else Caller(row["name"], frozenset(msgspec.json.decode(row["scopes"])))
 

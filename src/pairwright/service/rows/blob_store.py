@@ -29,13 +29,13 @@ class Blobs:
         self.incoming = data / "incoming"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Blobs that a request has stored and not yet referred to, by sha256: they are not removed meanwhile.
+        # Blobs that a request has stored, but not yet referenced, by sha256: they must not be removed.
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @contextmanager
     def hold(self) -> Iterator[list[str]]:
-        """Keep the blobs that are appended to the list from being removed, until their commit is written."""
+        """Protect the blobs that are appended to the list from removal, until their commit is written."""
         held: list[str] = []
         try:
             yield held
@@ -44,7 +44,7 @@ class Blobs:
                 self._held -= Counter(held)
 
     def remove(self, names: Iterable[str]) -> int:
-        """Remove blobs, but those that are held. Returns how many were removed."""
+        """Remove blobs that are not held. Returns how many were removed."""
         count = 0
         for name in names:
             with self._lock:
@@ -82,7 +82,7 @@ class Blobs:
             if num_read != size:
                 raise ValueError(f"{num_read} bytes instead of {size}")
             blob = Blob(sha256.hexdigest(), size, git.hexdigest())
-            # Held before it is looked up: a blob that is there already may be about to be removed.
+            # Held before it is looked up: an existing blob may be about to be removed.
             with self._lock:
                 self._held[blob.sha256] += 1
             held.append(blob.sha256)
@@ -106,11 +106,11 @@ class Blobs:
         return Blob(sha256, path.stat().st_size, git.hexdigest())
 
     def _name(self, hidden: Path, path: Path) -> None:
-        # Named by content: what is there is the same file.
+        # Named by content: an existing file is identical.
         if path.exists():
             return
         if not path.parent.is_dir():
             path.parent.mkdir(exist_ok=True)
-            # The new folder is on disk before a file in it is.
+            # The new folder must be on disk before a file in it.
             sync(self.folder)
         publish(hidden, path)

@@ -37,7 +37,7 @@ class Database:
         # SQLite: seconds to wait for a lock. PostgreSQL: connections that died in the pool are replaced.
         options: dict[str, Any] = {"connect_args": {"timeout": 60}} if self.is_sqlite else {"pool_pre_ping": True}
         try:
-            # As many as there are threads for requests (40) and a few: what overflows is opened again each time.
+            # The 40 request threads and a few more: overflow connections are reopened each time.
             self._engine = sa.create_engine(parsed, pool_size=48, max_overflow=32, **options)
         except ImportError as error:
             raise ConfigError(f"--database: {error}; install psycopg, or leave --database out for SQLite") from None
@@ -47,7 +47,7 @@ class Database:
         # The same pool; `_begin_sqlite` reads the option.
         self._writer = self._engine.execution_options(writes=True)
         if self.is_sqlite and parsed.database:
-            # Only the owner may read the rows; the files of the write-ahead log take the mode of this one.
+            # Only the owner may read the rows; the write-ahead log gets the same file mode.
             with contextlib.suppress(OSError):
                 os.close(os.open(parsed.database, os.O_CREAT | os.O_RDWR, 0o600))
                 os.chmod(parsed.database, 0o600)
@@ -100,7 +100,7 @@ class Database:
 
 
 def _migrate_to_2(connection: Connection) -> str:
-    """Add what filters and orders of jobs read; the tables themselves were created before. Returns the version."""
+    """Add indexes and facet rows, which filters and sorting of jobs use. Returns the version."""
     for index in jobs.indexes:
         index.create(connection, checkfirst=True)
     query = sa.select(jobs.c.number, jobs.c.created_at, jobs.c.document)
@@ -129,14 +129,14 @@ def facets_of(number: int, created_at: str, document: dict[str, Any]) -> dict[st
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves
+    connection.isolation_level = None  # `_begin_sqlite` emits BEGIN
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=60000"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("writes", False)
-    # IMMEDIATE takes the write lock now; a read that turned into a write later could fail as busy.
+    # IMMEDIATE takes the write lock now; upgrading a read to a write later could fail as busy.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -157,7 +157,7 @@ entities = Table(
     "entities",
     metadata,
     Column("kind", String(32), primary_key=True),
-    # "" for kinds that lie in no namespace.
+    # "" for kinds without a namespace.
     Column("namespace", String(128), primary_key=True),
     Column("name", String(256), primary_key=True),
     Column("id", String(64), nullable=False, index=True),
@@ -180,7 +180,7 @@ tokens = Table(
 commits = Table(
     "commits",
     metadata,
-    # SQLite increments INTEGER keys only.
+    # SQLite autoincrements only INTEGER keys.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("namespace", String(128), nullable=False),
     Column("name", String(256), nullable=False),
@@ -192,7 +192,7 @@ commits = Table(
     UniqueConstraint("namespace", "name", "oid"),
 )
 
-# Branches and tags of repositories. Without a row for `main`, as in version 1, the newest commit is its head.
+# Branches and tags of repositories. Without a row for `main` (version 1), its head is the newest commit.
 references = Table(
     "hub_references",
     metadata,
@@ -219,23 +219,23 @@ jobs = Table(
     Column("started_at", String(32)),
     Column("heartbeat_at", String(32)),
     Column("starts", Integer, nullable=False, default=0),
-    # Starts in a row without a step forward: a job that never gets anywhere is given up.
+    # Consecutive starts without progress: the job fails after too many.
     Column("idle_starts", Integer, nullable=False, default=0),
     Column("step", Integer, nullable=False, default=0),
     Column("seconds", Float, nullable=False, default=0.0),
     Column("owner", String(64)),
-    # Hash of the idempotency key, hash of the body, and the last repeat that this job answered.
+    # Hash of the idempotency key, hash of the body, and the number of the last retry that returned this job.
     Column("request_key", String(300), index=True),
     Column("request_hash", String(64), nullable=False, index=True),
     Column("attempt", Integer, nullable=False, default=0),
-    # JSON: what clients see with the worker's orders; the newest progress; the log of states.
+    # JSON: the document of clients and the worker's input; the newest progress; the log of states.
     Column("document", Text, nullable=False),
     Column("progress", Text, nullable=False),
     Column("log", Text, nullable=False),
     UniqueConstraint("namespace", "name"),
 )
 
-# What jobs are filtered by, beside columns of `jobs`: narrow rows, so that a filter reads no documents.
+# Further filter columns of jobs, in narrow rows, so that filters read no documents.
 job_facets = Table(
     "job_facets",
     metadata,
@@ -244,7 +244,7 @@ job_facets = Table(
     Column("project", String(300)),
     Column("base_model", String(512), nullable=False),
     Column("dataset", String(128), nullable=False),
-    # NAMESPACE/NAME of the dataset, its URL without a commit, and with the commit that the job was given.
+    # NAMESPACE/NAME of the dataset, and its URL without and with the commit of the job.
     Column("dataset_path", String(300), nullable=False),
     Column("files_url", String(600), nullable=False),
     Column("pinned_url", String(600), nullable=False),

@@ -60,7 +60,7 @@ def update(connection: Connection, kind: str, namespace: str, name: str, changes
     document = get(connection, kind, namespace, name)
     document.update(changes)
     document["updated_at"] = now()
-    # Times have columns of their own.
+    # Times are stored in separate columns.
     body = {key: value for key, value in document.items() if key not in ("created_at", "updated_at")}
     connection.execute(
         sa.update(entities)

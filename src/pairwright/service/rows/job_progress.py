@@ -8,7 +8,7 @@ import msgspec
 
 from pairwright.ledger.run_status import Status, last_losses, read_status
 
-# Of a curve, so that a status answer stays small.
+# Maximum points of a curve, so that status responses stay small.
 MAX_POINTS = 1000
 _NAMES = {
     "loss": "train_loss",
@@ -79,7 +79,7 @@ def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None =
 
 
 def _row_counts(run: Status) -> dict[str, Any]:
-    """What the trainer counted while it encoded the rows, summed over its channels."""
+    """Return the counts of truncated and refused rows from encoding, summed over channels."""
     if not run.counts:
         return {}
     return {

@@ -25,7 +25,7 @@ WAITING = (JobState.CREATED, JobState.PENDING)
 WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
 REOPENED = (JobState.FAILED, JobState.CANCELLED)
 MAX_LOG_ENTRIES = 100
-# Of a client between two attempts, at most.
+# Maximum pause of a client between two attempts.
 RETRY_BACKOFF_SECONDS = 20.0
 
 
@@ -50,7 +50,7 @@ def request_of(caller: str, body: bytes, *, key: str | None, attempt: str | None
         body_hash=_hash(caller, body),
         key=None if key is None else _hash(caller, key.encode("utf-8", "replace")),
         attempt=number,
-        # The n-th repeat comes after at most n timeouts and n pauses.
+        # The n-th retry comes after at most n timeouts and n pauses.
         window_seconds=number * (waited + RETRY_BACKOFF_SECONDS),
     )
 
@@ -66,7 +66,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
         return None
     chosen = (
         sa.select(jobs)
-        # A smaller attempt: not claimed by this repeat or a later one.
+        # A smaller attempt: not claimed by this retry or a later one.
         .where(jobs.c.request_hash == request.body_hash, jobs.c.attempt < request.attempt)
         .order_by(jobs.c.number.desc())
         .limit(1)
@@ -74,7 +74,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
     row = connection.execute(chosen).mappings().first()
     if row is None or age_seconds(row["created_at"]) > request.window_seconds:
         return None
-    # Claimed, so that a second job with the same body is not taken for this one.
+    # Claimed, so that this retry of another submission with the same body does not match the job.
     connection.execute(sa.update(jobs).where(jobs.c.id == row["id"]).values(attempt=request.attempt))
     return row
 
@@ -131,7 +131,7 @@ def delete(connection: Connection, identity: str) -> None:
 def reopen(connection: Connection, identity: str, message: str) -> bool:
     """Put a job that failed or was cancelled back into the queue. Returns False if it is in another state.
 
-    The one way back from a final state: its checkpoints are there, and somebody asked for it.
+    This is the only transition out of a final state; the job resumes from its checkpoints.
     """
     return _change_state(connection, identity, REOPENED, JobState.PENDING, message, None, idle_starts=0)
 
@@ -144,7 +144,7 @@ def set_document(connection: Connection, identity: str, **changes: Any) -> None:
     connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=text))
 
 
-# Built once: it is asked for with every poll of a client.
+# Built once, since every poll of a client runs it.
 _BY_ID = sa.select(jobs).where(jobs.c.id == sa.bindparam("identity"))
 
 
@@ -184,19 +184,19 @@ def _change_state(
     log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]
     changed = connection.execute(
         sa.update(jobs)
-        # Compare-and-set: nothing happens where another transaction moved the job meanwhile.
+        # Compare-and-set: no effect if another transaction moved the job meanwhile.
         .where(jobs.c.id == identity, jobs.c.state == row["state"])
         .values(state=new.value, updated_at=moment, log=msgspec.json.encode(log).decode(), **values)
     )
     return changed.rowcount == 1
 
 
-# What `job_document` reads of a row.
+# The columns that `job_document` reads.
 DOCUMENT_COLUMNS = (
     *(jobs.c[name] for name in ("name", "state", "created_at", "updated_at", "started_at", "heartbeat_at", "seconds")),
     *(jobs.c[name] for name in ("document", "progress", "log")),
 )
-# Fields as the JSON that is stored, for long lists: what is only passed on is neither parsed nor written again.
+# Keeps fields as stored JSON, so that long lists are not decoded and encoded again.
 _TEXT_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -205,11 +205,11 @@ def job_document(row: RowMapping, progress: Document | None = None, *, as_text: 
 
     Args:
         row: its row, at least `DOCUMENT_COLUMNS`.
-        progress: the newest progress; None takes that of the row.
+        progress: the newest progress; None uses that of the row.
         as_text: leave stored fields as JSON text (`msgspec.Raw`), for a response that is encoded with msgspec.
     """
     document: Document = (_TEXT_FIELDS if as_text else msgspec.json).decode(row["document"])
-    # `work` has paths on this machine: for the worker alone. `openai` is shown by the routes of that API.
+    # `work` has local paths and is only for the worker. `openai` is shown by the routes of that API.
     for key in ("work", "openai", "is_paused"):
         document.pop(key, None)
     document["status"] = row["state"]
@@ -226,7 +226,7 @@ def status_details(row: RowMapping, progress: Document | None = None, *, as_text
     }
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
-    # Of earlier starts; the current one is added.
+    # Seconds of earlier starts; those of the current one are added.
     seconds = row["seconds"]
     if row["state"] in (JobState.RUNNING, JobState.CANCELLING) and row["started_at"]:
         seconds += max(0.0, age_seconds(row["started_at"]))
@@ -242,7 +242,7 @@ def status_details(row: RowMapping, progress: Document | None = None, *, as_text
 
 
 def is_paused(row: RowMapping) -> bool:
-    """Whether a job was cancelled in order to be resumed later."""
+    """Return whether a job was paused, i.e. cancelled in order to be resumed later."""
     return bool(msgspec.json.decode(row["document"]).get("is_paused"))
 
 
@@ -258,5 +258,5 @@ def _entry(moment: str, message: str, detail: str | None) -> Document:
 
 
 def _hash(caller: str, data: bytes) -> str:
-    # The null byte separates: no name of a caller contains one.
+    # Separated by a null byte, which no caller name contains.
     return hashlib.sha256(caller.encode() + b"\0" + data).hexdigest()

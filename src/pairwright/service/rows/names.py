@@ -66,7 +66,7 @@ def check_path(value: str, field: str = "path") -> str:
 
 
 def is_commit(value: str) -> bool:
-    """Whether a value has the form of a commit id, or of a prefix with at least seven digits."""
+    """Return whether a value is a commit id or a prefix of at least seven hex digits."""
     return _REVISION.fullmatch(value) is not None
 
 
@@ -81,12 +81,12 @@ def new_id(prefix: str) -> str:
 
 def now() -> str:
     """Return the current time as text, in a format that sorts chronologically."""
-    # Always microseconds and Z, so that all times have one length and sort as text.
+    # Always microseconds and Z, so that all times have the same length and sort as text.
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def age_seconds(moment: str) -> float:
-    """Seconds since a timestamp written by `now`."""
+    """Return the seconds since a timestamp written by `now`."""
     return time.time() - datetime.fromisoformat(moment).timestamp()
 
 
@@ -97,7 +97,7 @@ def split_reference(value: str, field: str) -> tuple[str, str]:
 
 
 def short_hash(text: str) -> str:
-    """A name made of any text: letters and digits."""
+    """Return a name for any text: 20 hex digits of its hash."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:20]
 
 

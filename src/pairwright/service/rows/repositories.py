@@ -48,7 +48,7 @@ def create_repository(connection: Connection, namespace: str, name: str) -> None
 
 
 def delete_repository(connection: Connection, namespace: str, name: str) -> set[str]:
-    """Delete a repository. Returns the sha256 of its files, of which some may not be needed any more."""
+    """Delete a repository. Returns the sha256 of its files, some of which may now be unused."""
     _check_there(connection, namespace, name)
     hashes: set[str] = set()
     for text in connection.execute(sa.select(commits.c.tree).where(*_of(namespace, name))).scalars():
@@ -81,7 +81,7 @@ def commit_at(connection: Connection, namespace: str, name: str, revision: str) 
     oid = connection.scalar(chosen.limit(1))
     revision = oid or revision
     if is_commit(revision):
-        # Two are enough to see that a short id is ambiguous.
+        # Two matches suffice to detect an ambiguous short id.
         chosen_commits = sa.select(commits).where(*_of(namespace, name), commits.c.oid.startswith(revision)).limit(2)
         matches = connection.execute(chosen_commits).mappings().all()
         if len(matches) == 1:
@@ -98,11 +98,11 @@ def list_references(connection: Connection, namespace: str, name: str, kind: str
 def create_reference(
     connection: Connection, namespace: str, name: str, *, kind: str, reference: str, oid: str, message: str = ""
 ) -> None:
-    """Create a branch or a tag. Raises a 409 refusal if there is one of that name."""
+    """Create a branch or a tag. Raises a 409 refusal if the name exists."""
     taken = sa.select(references.c.oid).where(*_reference(namespace, name), references.c.reference == reference)
     if reference == MAIN or is_commit(reference) or connection.scalar(taken) is not None:
         raise already_there(kind, reference)
-    # Without a reference of its own, main is the newest commit of all: it must not follow the new branch.
+    # Without a reference, main is the newest commit of all: pin it, so that it does not follow the new branch.
     _move_branch(connection, namespace, name, MAIN, head(connection, namespace, name).oid)
     row = {"namespace": namespace, "name": name, "kind": kind, "reference": reference, "oid": oid, "message": message}
     connection.execute(sa.insert(references).values(row))
@@ -120,7 +120,7 @@ def history(connection: Connection, namespace: str, name: str, *, start: str) ->
     """Return the commits that lead to `start`, newest first, at most MAX_HISTORY."""
     chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc())
     line: list[Commit] = []
-    # Parents are older than their children, so one pass over the commits follows the line.
+    # Parents are older than their children, so one pass over the commits finds all ancestors.
     for row in connection.execute(chosen).mappings():
         if row["oid"] == start and len(line) < MAX_HISTORY:
             line.append(_commit(row))
@@ -141,7 +141,7 @@ def add_commit(
     """Commit a change to the tree of a branch. Without changes, returns its head, so that retries add nothing."""
     newest = head(connection, namespace, name, branch)
     tree = change(newest.tree)
-    # Before the check of the parent: a commit that is sent again finds its own result.
+    # Checked before the parent: a retried commit finds its own result.
     if tree == newest.tree:
         return newest.oid
     if parent is not None and not newest.oid.startswith(parent):
@@ -163,7 +163,7 @@ def _move_branch(connection: Connection, namespace: str, name: str, branch: str,
 def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
     """Insert a commit and return its id."""
     body, moment = msgspec.json.encode(tree), now()
-    # Random bytes too: two commits with the same tree in the same microsecond have different ids.
+    # Random bytes make ids unique even for equal trees in the same microsecond.
     parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))
     oid = hashlib.sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()
     row = {

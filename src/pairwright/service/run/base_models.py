@@ -91,7 +91,7 @@ def target_document(target: Document) -> Document:
         "name": target["target"].partition("/")[2] or target["target"],
         "namespace": target["namespace"],
         "base_model": target["base_model"],
-        "model_path": Path(target["model_path"]).name,  # the folder's place is the operator's business
+        "model_path": Path(target["model_path"]).name,  # clients do not see the location of the folder
         "num_parameters": target["num_parameters"],
         "precision": target["precision"],
         "model_type": "hf",
@@ -131,5 +131,5 @@ def _context(settings: Document) -> int:
         value = settings.get(key)
         if isinstance(value, int) and value > 0:
             return value
-    # No key tells: a cautious default.
+    # A conservative default if no key is set.
     return 2048

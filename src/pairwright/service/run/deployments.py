@@ -2,9 +2,9 @@
 
 The database holds the desired servers, process locks show the running ones. A server that exits is restarted a few
 times. One that does not become healthy in time fails its deployment, with the end of its log. The server of a deleted
-row is stopped and its folder removed. Servers that survive a restart of the service are reused. A server answers only
-to its secret, which it gets in its environment, so that no other program of the machine reaches it. Time is counted
-pass by pass, as in queue.py.
+row is stopped and its folder removed. Servers that survive a restart of the service are reused. A server requires its
+secret, passed in its environment, so that other programs on the machine cannot use it. Time is counted pass by pass,
+as in queue.py.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from pairwright.service.rows.names import new_id, now
 from pairwright.service.run.queue import MAX_PASS_SECONDS, OFFLINE
 from pairwright.service.settings import Settings
 
-# Starts in a row that did not lead to an answer.
+# Consecutive starts without a successful health check.
 MAX_STARTS = 4
 CHECK_SECONDS = 5.0
 SECRET = "PAIRWRIGHT_MODEL_SECRET"  # environment variable of a model server
-EXTERNAL = 0  # port of a deployment that leads elsewhere
+EXTERNAL = 0  # port of a deployment with an external endpoint
 Document = dict[str, Any]
 
 
@@ -58,10 +58,10 @@ class Deployments:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
-        # Monotonic times by id: of the last health check, and of the first request to end.
+        # Monotonic times by id: of the last health check, and of the first SIGTERM.
         self._checked: dict[str, float] = {}
         self._ending: dict[str, float] = {}
-        # Seconds that a server has been starting, and the monotonic time of the pass that counted them last.
+        # By id: seconds that a server has been starting, and the monotonic time of the last pass.
         self._starting: dict[str, tuple[float, float]] = {}
 
     def tick(self) -> None:
@@ -76,7 +76,7 @@ class Deployments:
         folders = [self._settings.deployment_folder(row["id"]) for row in rows_now]
         for folder in folders:
             process.send(folder, signal.SIGTERM)
-        # One deadline for all: they end at the same time.
+        # One deadline for all, since they stop in parallel.
         deadline = time.monotonic() + min(10.0, self._settings.stop_seconds)
         for folder in folders:
             process.stop(folder, grace_seconds=deadline - time.monotonic())
@@ -89,7 +89,7 @@ class Deployments:
 
     def _look_after(self, row: RowMapping) -> None:
         """Start, check or stop the server of a deployment, according to its state."""
-        # A server elsewhere: nothing runs here.
+        # An external endpoint has no local server.
         if row["port"] == EXTERNAL:
             return
         folder = self._settings.deployment_folder(row["id"])
@@ -101,7 +101,7 @@ class Deployments:
             self._start(row)
         elif state is DeploymentState.PENDING:
             if answers(row["port"], self._settings.secret_of(row["id"])):
-                # `starts` counts failures in a row, so an answer resets it.
+                # `starts` counts consecutive failures, so an answer resets it.
                 self._move(row, DeploymentState.READY, "answers", starts=0)
                 self._starting.pop(row["id"], None)
             elif self._seconds_starting(row["id"]) > self._settings.start_seconds:
@@ -121,7 +121,7 @@ class Deployments:
         port = free_port()
         state = DeploymentState(row["state"])
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
-        # PENDING to PENDING is not a transition: only the start is noted.
+        # PENDING to PENDING is not a transition: only the start is recorded.
         if state is DeploymentState.PENDING:
             self._update(row, port=port, starts=row["starts"] + 1, description=description, state_at=now())
         elif not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):
@@ -131,13 +131,13 @@ class Deployments:
         command += ["--api-key-env", SECRET, *work["arguments"]]
         self._starting.pop(row["id"], None)
         try:
-            # In the environment, not on the command line, which other users can see.
+            # Passed in the environment, since other users can see the command line.
             process.start(folder, command, environment={**OFFLINE, SECRET: self._settings.secret_of(row["id"])})
         except (OSError, PairwrightError) as error:
             self._fail(row, f"{error}; the model server could not be started")
 
     def _seconds_starting(self, identity: str) -> float:
-        """Seconds that a server has been starting, in time that the service itself was awake."""
+        """Return the seconds that a server has been starting, excluding time in which the service was suspended."""
         now_at = time.monotonic()
         seconds, last = self._starting.get(identity, (0.0, now_at))
         seconds += min(now_at - last, MAX_PASS_SECONDS)
@@ -157,7 +157,7 @@ class Deployments:
         with self._context.database.writing() as connection:
             changed = connection.execute(
                 sa.update(rows)
-                # Compare-and-set: a row that was deleted or moved meanwhile is left alone.
+                # Compare-and-set: no effect if the row was deleted or moved meanwhile.
                 .where(rows.c.id == row["id"], rows.c.state.in_(before))
                 .values(state=new.value, description=description, state_at=now(), updated_at=now(), **values)
             )
@@ -172,7 +172,7 @@ class Deployments:
         if not self._settings.deployments.is_dir():
             return
         for folder in self._settings.deployments.iterdir():
-            # A folder without a row is that of a deleted deployment.
+            # A folder without a row belongs to a deleted deployment.
             if folder.name in known:
                 continue
             if not process.is_alive(folder):
@@ -189,7 +189,7 @@ class Deployments:
 def insert(
     connection: Connection, settings: Settings, *, namespace: str, name: str, model: str, document: Document
 ) -> RowMapping:
-    """Insert a deployment. `document` has `work`: the folder of its model, or the address of an endpoint elsewhere."""
+    """Insert a deployment. `document["work"]` has the model folder, or the address of an external endpoint."""
     taken = sa.select(rows.c.id).where(rows.c.namespace == namespace, rows.c.name == name)
     if connection.scalar(taken) is not None:
         raise already_there("deployment", f"{namespace}/{name}")
@@ -216,7 +216,7 @@ def insert(
 
 
 def served_here(connection: Connection) -> list[RowMapping]:
-    """The deployments that take one of `max_deployments` places."""
+    """Return the deployments that count towards `max_deployments`."""
     live = sa.select(rows).where(rows.c.state != DeploymentState.FAILED, rows.c.port.is_distinct_from(EXTERNAL))
     return list(connection.execute(live).mappings())
 
@@ -232,7 +232,7 @@ def get(connection: Connection, namespace: str, name: str) -> RowMapping:
 def deployment_document(row: RowMapping, base_url: str) -> Document:
     """Build the API document of a deployment. `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
     document: Document = msgspec.json.decode(row["document"])
-    # `work` has paths on this machine.
+    # `work` has local paths.
     fields_of_deployment = {key: value for key, value in document.items() if key != "work"}
     return {
         **fields_of_deployment,
@@ -248,7 +248,7 @@ def deployment_document(row: RowMapping, base_url: str) -> Document:
 
 
 def answers(port: int | None, secret: str) -> bool:
-    """Whether the model server on a local port is up, and accepts its secret."""
+    """Return whether the model server on a local port is up and accepts its secret."""
     if port is None:
         return False
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)

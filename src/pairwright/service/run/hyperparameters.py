@@ -1,4 +1,4 @@
-"""Hyperparameters of a request as the section `train`; unsupported values are refused."""
+"""Translate hyperparameters of a request to the section `train`; unsupported values are refused."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pairwright.service.request_models import Dpo, Hyperparameters
 
 TRAINING_TYPES = ("dpo", "sft")
 FINETUNING_TYPES = ("lora", "lora_merged", "all_weights")
-SAVE_EVERY = 100  # updates that a crash may cost
+SAVE_EVERY = 100  # updates that a crash loses at most
 
 
 def train_section(parameters: Hyperparameters) -> dict[str, Any]:

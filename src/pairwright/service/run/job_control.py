@@ -1,4 +1,4 @@
-"""Jobs by request: found, cancelled, paused, resumed, deleted. Each checks that the caller may do it."""
+"""Find, cancel, pause, resume and delete jobs on request, with checks of the caller's rights."""
 
 import shutil
 
@@ -16,7 +16,7 @@ from pairwright.service.run.usage import free_blobs
 
 
 def find_job(connection: Connection, job_id: str, caller: Caller, *, write: bool = False) -> RowMapping:
-    """Return the row of a job. Raises a refusal if there is none (404), or the caller has no right to it (403)."""
+    """Return the row of a job. Raises a refusal if there is none (404), or the caller has no access (403)."""
     row = jobs.get(connection, check_name(job_id, "job_id"))
     caller.check(row["namespace"], write=write)
     return row
@@ -76,6 +76,6 @@ def remove_job(context: Context, job_id: str, caller: Caller) -> None:
         refuse_deployed(connection, row["output_model"])
         blobs = delete_result_file(connection, row)
         jobs.delete(connection, job_id)
-    # After the row: what a crash leaves here is removed at the next start.
+    # Removed after the row: leftovers of a crash are removed at the next start.
     shutil.rmtree(context.settings.job_folder(job_id), ignore_errors=True)
     free_blobs(context, blobs | {file["sha256"] for file in jobs.work_of(row)["files"]})

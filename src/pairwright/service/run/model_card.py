@@ -1,4 +1,4 @@
-"""The card of a model that a job made: README.md, with what hubs read of it."""
+"""The card of a model made by a job: README.md with metadata for hubs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from pairwright.paths import write_bytes
 
 
 def write_card(row: RowMapping, folder: Path) -> None:
-    """Write README.md into the folder of a model: what it is, and how it was made. It replaces PEFT's empty form."""
+    """Write README.md to the folder of a model: base model, dataset, hyperparameters. Replaces PEFT's template."""
     document = msgspec.json.decode(row["document"])
     knobs, snapshot = document["hyperparameters"], document["config_snapshot"]
     is_adapter = (folder / "adapter_config.json").is_file()

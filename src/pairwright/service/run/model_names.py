@@ -1,4 +1,4 @@
-"""Models by name: the outputs of jobs, base models, and what clients entered about models."""
+"""Models by name: the outputs of jobs, base models, and entries of clients."""
 
 import shutil
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from pairwright.service.rows.names import check_name
 from pairwright.service.settings import Settings
 
 ModelDocument = dict[str, Any]
-AUTOMATIC = "auto-"  # begins the names of deployments that were started on first use
+AUTOMATIC = "auto-"  # name prefix of deployments that were started on first use
 
 
 def check_known(connection: Connection, model: str, caller: Caller) -> None:
@@ -51,7 +51,7 @@ def model_folder(connection: Connection, model: str, caller: Caller, settings: S
     return folder
 
 
-# Filters of the list of models, and the columns that they are on for the models of jobs.
+# Filters of the list of models, and their columns for models of jobs.
 MODEL_FILTERS: dict[str, sa.ColumnElement[Any]] = {
     "namespace": jobs.c.namespace,
     "name": sa.func.substr(jobs.c.output_model, sa.func.length(jobs.c.namespace) + 2),
@@ -74,7 +74,7 @@ def list_models(
 
     Models of jobs come newest first, then base models and entries; only the rows of the page are read.
     """
-    # Few, beside the models of jobs: read at once, not for each model of the page.
+    # There are few entries: all are read at once, not per model of the page.
     entries = {
         f"{entry['namespace']}/{entry['name']}": entry
         for entry in entities.every(connection, entities.MODEL)
@@ -110,7 +110,7 @@ def list_models(
 
 
 def _other_models(connection: Connection, entries: Mapping[str, ModelDocument]) -> list[ModelDocument]:
-    """Base models, and models that clients entered and no job made."""
+    """Return base models, and entries of clients that no job made."""
     entries, documents = dict(entries), []
     for target in entities.every(connection, entities.TARGET):
         document = _document(target["base_model"], target["namespace"], target["created_at"])
@@ -139,7 +139,7 @@ def find_model(connection: Connection, name: str, caller: Caller) -> ModelDocume
 
 
 def remove_model(context: Context, name: str, caller: Caller) -> None:
-    """Delete a model: its files, and what was entered about it. Raises a 409 refusal if it is deployed."""
+    """Delete a model: its files and its entry. Raises a 409 refusal if it is deployed."""
     namespace, _, rest = name.partition("/")
     caller.check(check_name(namespace, "namespace"), write=True)
     folder = None
@@ -162,7 +162,7 @@ def remove_model(context: Context, name: str, caller: Caller) -> None:
 
 
 def refuse_deployed(connection: Connection, model: str) -> None:
-    """Raise a 409 refusal if a model is served; a server that was started on first use is ended instead."""
+    """Raise a 409 refusal if a model is served; servers that were started on first use are stopped instead."""
     is_automatic = deployments.c.name.startswith(AUTOMATIC, autoescape=True)
     connection.execute(sa.delete(deployments).where(deployments.c.model == model, is_automatic))
     chosen = sa.select(deployments.c.namespace, deployments.c.name).where(deployments.c.model == model)
@@ -194,7 +194,7 @@ def _document(model: str, namespace: str, created_at: str, **more: str | None) -
 def _job(connection: Connection, model: str) -> Any:
     chosen = sa.select(jobs).where(jobs.c.output_model == model).order_by(jobs.c.number.desc())
     matches = list(connection.execute(chosen).mappings())
-    # A completed job before newer ones that failed or still run.
+    # Prefers a completed job to newer ones that failed or still run.
     return next((row for row in matches if row["state"] == JobState.COMPLETED), matches[0] if matches else None)
 
 

@@ -4,8 +4,8 @@ A pass (`tick`) checks the worker of each running job by its process lock, then 
 the desired state, the locks show the actual one. Workers that survive a restart of the service are monitored again;
 jobs whose worker did not survive resume from the last checkpoint. While the service runs, a worker that exits without a
 result fails its job, with the end of its log, and a worker without activity for too long is killed. Activity is a
-change of its files, and the time without one is counted pass by pass: time in which the machine or the service slept
-does not count, and no clock of the wall is read.
+change of its files. Idle time is counted pass by pass in monotonic time: time in which the machine or the service was
+suspended does not count.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ from pairwright.service.settings import WORK_FILE
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
 LOG_LINES = 20
-# Starts in a row without a training step.
+# Consecutive starts without a training step.
 MAX_IDLE_STARTS = 3
 HEARTBEAT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
-WORKER_ERROR = "pairwright: "  # begins the line in which a worker says why it ended
-# What a pass may add at most to the time that a worker has been quiet: passes of a service that slept are far apart.
+WORKER_ERROR = "pairwright: "  # prefix of the line with the error of a worker
+# Maximum idle time that a pass may add to a worker: passes are far apart if the service was suspended.
 MAX_PASS_SECONDS = 10.0
 
 
@@ -54,7 +54,7 @@ class JobQueue:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
-        # Monotonic time of the first SIGTERM, by job id. Lost in a restart, which only sends it again.
+        # Monotonic time of the first SIGTERM, by job id. After a restart it is just sent again.
         self._asked_to_stop: dict[str, float] = {}
         self._quiet: dict[str, _Quiet] = {}
         # Monotonic time of the last note of progress, by job id.
@@ -79,7 +79,7 @@ class JobQueue:
         free = max(0, self._settings.max_running - alive)
         for row in self._rows(WAITING, limit=free) if free else []:
             self._start(row)
-        # Bounded: a long queue is not read whole in each pass.
+        # Bounded, so that a pass does not read a long queue completely.
         for row in self._rows((JobState.CREATED,), limit=100):
             self._move(row, JobState.PENDING, f"waiting: {self._settings.max_running} jobs run at a time")
 
@@ -124,7 +124,7 @@ class JobQueue:
         folder = self._folder(row)
         try:
             work = jobs.work_of(row)
-            # Cut as the base model's config says; the trainer counts what it cuts.
+            # Truncated as in the base model's config; the trainer counts truncated sequences.
             tokens = {"max_length": work.get("max_length")}
             # The worker gets paths and does not access the blob store.
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
@@ -172,7 +172,7 @@ class JobQueue:
         progress = self._progress(row, is_completed=False)
         with self._context.database.writing() as connection:
             values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
-            # Progress: the attempts since the last step do not count.
+            # Progress resets the count of idle starts.
             if progress["steps_completed"] > row["step"]:
                 values |= {"step": progress["steps_completed"], "idle_starts": 0}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
@@ -184,7 +184,7 @@ class JobQueue:
         values: dict[str, Any] = {
             "progress": msgspec.json.encode(progress).decode(),
             "heartbeat_at": now(),
-            # After a crash, files may tell an older step than the row.
+            # After a crash, files may have an older step than the row.
             "step": max(row["step"], progress["steps_completed"]),
             "seconds": row["seconds"] + (max(0.0, age_seconds(row["started_at"])) if row["started_at"] else 0.0),
         }
@@ -206,7 +206,7 @@ class JobQueue:
             memory.pop(row["id"], None)
 
     def _drop_checkpoints(self, row: RowMapping) -> None:
-        """Free what only a resume would need. A job that failed keeps it: it can be resumed."""
+        """Delete the checkpoints of a job, unless `keep_checkpoints` is set."""
         if not self._settings.keep_checkpoints:
             shutil.rmtree(self._run(row) / "checkpoints", ignore_errors=True)
 
@@ -229,7 +229,7 @@ class JobQueue:
         return JobState.FAILED, self._reason(row), self._log(row)
 
     def _reason(self, row: RowMapping) -> str:
-        """Why the worker ended without a result; the reason comes first, how the process ended after it."""
+        """Return why the worker ended without a result: the reason, then how the process ended."""
         try:
             message = local.status(self._run(row), read_job(self._run(row)), Config()).message
         except BackendError:  # killed before its reference was written
@@ -252,7 +252,7 @@ class JobQueue:
 
 
 class _Quiet:
-    """How long a worker gave no sign, in time that the service itself was awake."""
+    """Measures how long a worker was idle, excluding time in which the service was suspended."""
 
     def __init__(self) -> None:
         self._signature: tuple[Any, ...] | None = None
@@ -260,7 +260,7 @@ class _Quiet:
         self._last = time.monotonic()
 
     def observe(self, signature: tuple[Any, ...]) -> float:
-        """Note the state of the worker's files, and return the seconds without a change."""
+        """Record the state of the worker's files; returns the seconds without a change."""
         now, last = time.monotonic(), self._last
         self._last = now
         if signature != self._signature:

@@ -1,4 +1,4 @@
-"""The result file of a job that came through OpenAI's API: `step_metrics.csv`, a row for each step."""
+"""The result file of a job created through OpenAI's API: `step_metrics.csv`, one row per step."""
 
 import csv
 import io
@@ -13,12 +13,12 @@ from pairwright.service.rows import job_rows as jobs
 
 PURPOSE = "fine-tune-results"
 FILE_NAME = "step_metrics.csv"
-# OpenAI's columns first, whether or not there are values; then our other curves.
+# OpenAI's columns come first, even without values; then all other curves.
 _COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
 
 def add_result_file(context: Context, row: RowMapping, run_folder: Path) -> None:
-    """Store the curves of a job as a file, once; its id is made of the job's."""
+    """Store the curves of a job as a file, once; its id is derived from the job id."""
     document = msgspec.json.decode(row["document"])
     if "openai" not in document:
         return
@@ -28,7 +28,7 @@ def add_result_file(context: Context, row: RowMapping, run_folder: Path) -> None
         blob = context.blobs.add([content], len(content), held)
         file = {"filename": FILE_NAME, "bytes": blob.size, "purpose": PURPOSE, "sha256": blob.sha256}
         with context.database.writing() as connection:
-            # It is there if the service was killed between this and the end of the job.
+            # It exists if the service was killed between this and the end of the job.
             if entities.find(connection, entities.FILE, row["namespace"], name) is None:
                 file |= {"namespace": row["namespace"], "name": name}
                 entities.insert(connection, entities.FILE, row["namespace"], name, file)
@@ -49,7 +49,7 @@ def file_id(job_id: str) -> str:
 
 
 def format_metrics(run_folder: Path) -> bytes:
-    """The curves of a run as CSV."""
+    """Return the curves of a run as CSV."""
     steps: dict[int, dict[str, float]] = {}
     for name, points in job_progress.read_metrics(run_folder, max_points=2**31).items():
         column = f"valid_{name.removeprefix('val_')}" if name.startswith("val_") else name

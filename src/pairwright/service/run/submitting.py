@@ -26,7 +26,7 @@ from pairwright.service.run.usage import check_quota
 
 # hf://datasets/NAMESPACE/NAME, with @COMMIT for one revision.
 _FILES_URL = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([A-Za-z0-9]+))?")
-# Folders and files of a dataset, and the split that their files belong to.
+# Folder or file name in a dataset -> split.
 SPLITS = {"training": "train", "train": "train", "validation": "validation"}
 Document = dict[str, Any]
 
@@ -64,13 +64,13 @@ async def _identity_of(
     )
 
 
-# A function that gives the identity of a submission, by which a repeat is recognised.
+# A function that returns the identity of a submission, to detect retries.
 IdentityOf = Annotated[Callable[[BaseModel], jobs.Request], Depends(_identity_of)]
 
 
 def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Request) -> RowMapping:
     """Create the job of a request, or return the one that an earlier attempt created."""
-    # Before any check: what the first request was answered with must not depend on what changed since.
+    # Before any check: a retry gets the same answer, even if something changed since.
     repeated = find_repeat(context, caller, request)
     if repeated is not None:
         return repeated
@@ -83,7 +83,7 @@ def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Reques
 
 
 def find_repeat(context: Context, caller: Caller, request: jobs.Request) -> RowMapping | None:
-    """Return the job that an earlier attempt of a request created."""
+    """Return the job that an earlier attempt of a request created, or None."""
     if request.key is None and not request.attempt:
         return None
     with context.database.writing_one_at_a_time("jobs") as connection:
@@ -100,7 +100,7 @@ def insert_once(
     namespace = check_name(body.namespace or _reference(body.dataset).namespace, "namespace")
     caller.check(namespace, write=True)
     check_quota(context, namespace, 0)
-    # Serialized, so that a request sent twice at once still makes one job.
+    # Serialized, so that concurrent retries create one job.
     with context.database.writing_one_at_a_time("jobs") as connection:
         repeated = jobs.find_repeat(connection, request)
         row = repeated or insert_job(connection, body, caller, request, source=source, **more)
@@ -109,7 +109,7 @@ def insert_once(
 
 
 def find_source(connection: Connection, body: JobBody, caller: Caller) -> Source:
-    """Look up the dataset of a request. Raises a refusal if it is not there, or has no training file."""
+    """Look up the dataset of a request. Raises a refusal if it is missing or has no training file."""
     dataset, (source, commit) = _dataset(connection, _reference(body.dataset), caller)
     return Source(dataset, _files(commit, source))
 
@@ -136,7 +136,7 @@ def insert_job(
     identity: str | None = None,
     more: Document | None = None,
 ) -> RowMapping:
-    """Create a job on a dataset. `more` are further fields of its document."""
+    """Create a job on a dataset. `more` has further fields of its document."""
     section = train_section(body.hyperparameters)
     reference = _reference(body.dataset)
     namespace = check_name(body.namespace or reference.namespace, "namespace")
@@ -152,7 +152,7 @@ def insert_job(
         "config": body.config if isinstance(body.config, str) else body.config.model_dump(exclude_none=True),
         "dataset": source.document,
         "hyperparameters": body.hyperparameters.model_dump(exclude_none=True),
-        # Copied, so that the job still tells it when the target has changed.
+        # Copied, so that the job is unaffected by changes of the target.
         "config_snapshot": {
             "base_model": target["base_model"],
             "max_seq_length": max_seq_length,
@@ -187,14 +187,14 @@ def insert_job(
 
 
 def _config(connection: Connection, body: JobBody) -> tuple[Document, int, list[dict[str, str]]]:
-    """Return the base model of a job, its longest sequence, and warnings."""
+    """Return the base model of a job, its maximum sequence length, and warnings."""
     config = body.config
     if isinstance(config, str):
         target = find_target(connection, check_model_name(config, "config"))
         return target, int(target["max_seq_length"]), []
     name = config.target
     if isinstance(name, dict):
-        # A target as an object: its name, with the namespace that it may have.
+        # A target as an object: its name, with an optional namespace.
         plain, namespace = name.get("name") or name.get("base_model"), name.get("namespace")
         name = f"{namespace}/{plain}" if namespace and plain and "/" not in str(plain) else plain
     name = name or (f"{config.namespace}/{config.name}" if config.namespace and config.name else config.name)
@@ -244,7 +244,7 @@ def _dataset(
         check_name(reference.name, "dataset.name")
         caller.check(reference.namespace, write=False)
         known = entities.find(connection, entities.DATASET, reference.namespace, reference.name)
-        # A dataset that is not registered may still be a repository of that name.
+        # An unregistered dataset may be a repository of that name.
         url = f"hf://datasets/{reference.namespace}/{reference.name}" if known is None else str(known["files_url"])
     namespace, name, revision = check_files_url(url, "dataset.files_url")
     caller.check(namespace, write=False)
@@ -252,7 +252,7 @@ def _dataset(
         commit = repositories.commit_at(connection, namespace, name, revision)
     except Refusal as refusal:
         raise Refusal(422, "dataset_not_found", f"dataset: {refusal.message}; upload it before the job") from None
-    # The commit, whatever was asked for: an upload that comes later does not change the job.
+    # Pinned to the commit, so that later uploads do not change the job.
     source = f"hf://datasets/{namespace}/{name}@{commit.oid}"
     reference_fields = {
         "name": reference.name or name,
@@ -289,7 +289,7 @@ def _split_of(path: str) -> str | None:
         return None
     first, _, rest = path.partition("/")
     if first == "data" and rest:
-        # As `datasets.push_to_hub` names them.
+        # Names of `datasets.push_to_hub`.
         first = rest.partition("-")[0]
     elif not rest:
         first = path.rpartition(".")[0]

@@ -37,9 +37,9 @@ from pairwright.store.table import Table
 
 # Reads the rows of uploaded files as training will, and refuses the first that cannot be trained on.
 #
-# Rows are read by `sources/`: for preferences whatever format is one there ({prompt, chosen_response,
-# rejected_response}, TRL, OpenAI, HelpSteer3 ...), for demonstrations the format customizer-sft. Used when a job is
-# submitted, and again by its worker.
+# Rows are read by `sources/`: preferences in any of its formats ({prompt, chosen_response, rejected_response}, TRL,
+# OpenAI, HelpSteer3 ...), demonstrations in the format customizer-sft. Used when a job is submitted, and again by its
+# worker.
 
 
 # "text" is a prompt or answer outside any chat template.
@@ -63,7 +63,7 @@ def check_rows(files: Sequence[DataFile], training_type: str, *, max_bytes: int 
     Args:
         files: the files of a dataset.
         training_type: dpo or sft.
-        max_bytes: how much of the files to read at most, from the start of each; None reads them whole.
+        max_bytes: maximum bytes to read, from the start of each file; None reads whole files.
 
     Returns:
         The number of rows that were read.
@@ -74,7 +74,7 @@ def check_rows(files: Sequence[DataFile], training_type: str, *, max_bytes: int 
         if layout is None:
             continue
         whole = max_bytes is None or file.blob.stat().st_size <= max_bytes
-        # Of a file above the limit, as many rows as fit at the size of its first ones.
+        # For a file above the limit, the number of rows is estimated from the size of its first rows.
         most = None if whole else _rows_within(file.blob, max_bytes or 0)
         for record in islice(read_file(file.blob, layout, _OPTIONS), most):
             if isinstance(record, Rejected):
@@ -87,7 +87,7 @@ def check_rows(files: Sequence[DataFile], training_type: str, *, max_bytes: int 
 
 
 def layout_of(file: DataFile, training_type: str) -> Layout | None:
-    """Return how a file is read, None for a file without rows. Raises SourceError for a file of something else."""
+    """Return the layout of a file, None if it has no rows. Raises SourceError for other formats."""
     name = "customizer" if training_type == "dpo" else "customizer-sft"
     layout = detect(file.blob, name)
     if isinstance(layout, Rejected):
@@ -136,7 +136,7 @@ def _check_role(message: Message, path: str, line: int | None) -> None:
 
 
 def _has_preferences(blob: Path, layout: Layout) -> bool:
-    """Whether the first record that can be read in this layout is a preference."""
+    """Return whether the first readable record in this layout is a preference."""
     records: Iterator[Experience | Rejected] = read_file(blob, layout, _OPTIONS)
     first = next((record for record in islice(records, 20) if isinstance(record, Experience)), None)
     return first is not None and first.chosen is not None and first.rejected is not None
@@ -160,9 +160,9 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as temporary:
         scratch = Path(temporary)
-        # For DPO the tables are temporary: only the pairs made of them stay.
+        # For DPO the tables are temporary: only the pairs are kept.
         tables = {split: Table((scratch if is_dpo else output) / name) for split, name in SFT_TABLES.items()}
-        paths: dict[str, str] = {}  # of the files in the dataset, by the path that they are imported from
+        paths: dict[str, str] = {}  # imported path -> path in the dataset
         for split, table in tables.items():
             own = [file for file in files if file.split == split]
             paths |= _import_rows(own, table, scratch, training_type)
@@ -172,7 +172,7 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
         if is_dpo:
             built = scratch / "pairs"
             summary = build_pairs(list(tables.values()), built, _PAIRS)
-            # Some preference was dropped: the job ends with the reason.
+            # A dropped preference fails the job, with the reason.
             if summary["pairs"] < sum(counts.values()):
                 raise _refuse_pair(list(tables.values()), built, paths)
             write_pairs(output / "pairs", _assign_splits(pair_batches(built), counts["train"]))
@@ -185,13 +185,13 @@ def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, trainin
     Returns the dataset path of each imported file.
     """
     paths: dict[str, str] = {}
-    # Files of one format are imported in one go; a format change begins a new import, so that the order stays.
+    # Consecutive files of one format are imported together; a new format starts a new import, to keep the order.
     for format_name, numbered in groupby(enumerate(files), key=lambda item: _format_of(item[1], training_type)):
         copies: list[str] = []
         for number, file in numbered:
             if format_name is None:
                 continue
-            # A name of its own: blobs are named by content, and equal files are imported both.
+            # A unique name: blobs are named by content, but identical files are imported separately.
             copy = scratch / f"{file.split}-{number}{_suffix(file.blob)}"
             try:
                 os.link(file.blob, copy)

@@ -1,4 +1,4 @@
-"""What a namespace keeps on disk, its quota, and freeing what is deleted."""
+"""Disk usage and quota of a namespace, and removal of unused files."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from pairwright.service.rows.database import jobs as job_table
 
 
 def namespace_bytes(context: Context, namespace: str) -> int:
-    """Bytes of a namespace: its uploaded files, each counted once, and the folders of its jobs."""
+    """Return the bytes of a namespace: its uploaded files, each counted once, and the folders of its jobs."""
     with context.database.reading() as connection:
         blobs = repositories.blobs_of(connection, namespace)
         identities = connection.scalars(sa.select(job_table.c.id).where(job_table.c.namespace == namespace)).all()
@@ -23,7 +23,7 @@ def namespace_bytes(context: Context, namespace: str) -> int:
 
 
 def check_quota(context: Context, namespace: str, num_new: int) -> None:
-    """Raise a 413 refusal if a namespace would keep more than its quota with `num_new` bytes more."""
+    """Raise a 413 refusal if `num_new` more bytes would exceed the quota of a namespace."""
     quota = context.settings.quota_bytes
     if quota is None:
         return
@@ -38,14 +38,14 @@ def check_quota(context: Context, namespace: str, num_new: int) -> None:
 
 
 def free_blobs(context: Context, candidates: Iterable[str]) -> int:
-    """Remove those of some blobs that nothing refers to any more. Returns how many were removed."""
+    """Remove the unreferenced blobs among `candidates`. Returns how many were removed."""
     with context.database.reading() as connection:
         unused = set(candidates) - used_blobs(context, connection)
     return context.blobs.remove(unused)
 
 
 def used_blobs(context: Context, connection: sa.Connection) -> set[str]:
-    """The blobs of all commits and files, and of jobs that have not ended: their repository may be deleted by now."""
+    """Return the blobs of all commits and files, and of unfinished or resumable jobs, whose repository may be gone."""
     used = set(repositories.blobs_of(connection, None))
     for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER, *jobs.REOPENED)):
         used |= {file["sha256"] for file in jobs.work_of(row)["files"]}

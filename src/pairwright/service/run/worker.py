@@ -26,8 +26,8 @@ def prepare(folder: Path) -> dict[str, Any]:
     """Write the training data, unless it exists, and return the arguments of `train`."""
     work = msgspec.json.decode((folder / WORK_FILE).read_bytes())
     data, run = folder / "data", folder / "run"
-    if not data.is_dir():  # it takes this name when it is complete
-        for leftover in folder.glob(".data.*tmp"):  # of a worker that was killed
+    if not data.is_dir():  # gets this name when complete
+        for leftover in folder.glob(".data.*tmp"):  # of a killed worker
             shutil.rmtree(leftover, ignore_errors=True)
         files = [DataFile(file["path"], Path(file["blob"]), file["split"]) for file in work["files"]]
         with write_atomic(data) as temporary:
@@ -41,7 +41,7 @@ def prepare(folder: Path) -> dict[str, Any]:
         sources["experience"] = data / SFT_TABLES["train"]
         if any(file["split"] == "validation" and file["size"] for file in work["files"]):
             sources["validation"] = data / SFT_TABLES["validation"]
-    # train.json is there as soon as training has begun: then it is a resume.
+    # train.json exists once training has begun: then the worker resumes.
     is_begun = (run / FILE_NAME).exists()
     config = load_config(folder / "config.yaml")
     return {"config": config, "model": Path(work["model"]), "output": run, "resume": is_begun, **sources}

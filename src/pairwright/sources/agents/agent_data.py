@@ -1,13 +1,13 @@
-"""Agent Data Protocol, the standard form: `{id, content[{class_, ...}], details}`, one trajectory a record.
+"""Agent Data Protocol, the standard form: `{id, content[{class_, ...}], details}`, one trajectory per record.
 
     message_action      an answer: content; its description is the reasoning
     api_action          a call: function, kwargs; its description is the text before it
     code_action         a call named after the language, with the code; its description likewise
-    text_observation    after a call its result, else a turn of the user; a system message if it is named so
+    text_observation    after a call its result, else a user turn; a system message if it is named so
     web_observation, image_observation   a result: page and image, as JSON
 
-A result belongs to the call before it: the order is all the format says. Text of the source "agent" is an answer that
-was given to the model as context, not generated. task = id. `details` may hold a reward (reward, score, ...).
+A result belongs to the previous call, since the format has no call ids. Text of the source "agent" is an answer given
+to the model as context, not generated. task = id. `details` may hold a reward (reward, score, ...).
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ stay in `extra`.
 The reward is in `result.json` in the same folder or its parent: verifier_result.rewards, by default the component
 "reward", else the only one. task = the result's task_name, else a hash of the prompt; run = a number derived from the
 trial's name, else from session_id; step = `continuation_index`, so a continued run is one run. Recorded token ids are
-kept if each step's prompt extends the steps before it.
+kept if the steps have the prefix property.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
     agent = optional_mapping(trajectory.get("agent"), "agent")
-    # A continued run: the file holds the steps after a restart, numbered by the program that wrote it.
+    # A continued run: the file holds the steps after a restart.
     step = index(optional_mapping(agent.get("extra"), "agent.extra").get("continuation_index")) or 0
     yield _experience(trajectory, result, note, origin, step)
     listed = optional_items(trajectory.get("subagent_trajectories"), "subagent_trajectories")
@@ -67,7 +67,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             subagent = mapping(inner, f"subagent_trajectories[{number}]")
             yield _experience(subagent, result, note, origin, step + 1 + number, parent=trajectory)
-        except ValueError as error:  # BadRecord and RecordError: this trajectory, not the file
+        except ValueError as error:  # BadRecord or RecordError: refuse this trajectory only
             reason = f"subagent_trajectories[{number}]: {error}"
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
 
@@ -93,7 +93,7 @@ def _experience(
         info["result_json"] = note
     components = _components(result)
     models = [agent.get("model_name"), *(item.get("model_name") for item in steps)]
-    # A subagent has the run of its parent, so that both are found together.
+    # A subagent has the run of its parent, so that both can be found together.
     trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
     return Parts(
         NAME,
@@ -122,7 +122,7 @@ def _messages(step: Json, where: str) -> list[Message]:
     calls = [
         _call(mapping(call, f"{where}.tool_calls[{n}]"), f"{where}.tool_calls[{n}]") for n, call in enumerate(listed)
     ]
-    # Copied turns come from another context, and with no model call the agent's program wrote the step itself.
+    # Not generated: turns copied from another context, and steps of the agent's program without a model call.
     is_copied = step.get("is_copied_context") is True or (source == "agent" and step.get("llm_call_count") == 0)
     message = Message(
         role=_ROLES[source],
@@ -134,7 +134,7 @@ def _messages(step: Json, where: str) -> list[Message]:
     )
     observation = optional_mapping(step.get("observation"), f"{where}.observation")
     results = optional_items(observation.get("results"), f"{where}.observation.results")
-    # Ids of the calls that failed; the results only have their text.
+    # Ids of failed calls; results only have text.
     failed = {call.id for call, result in zip(calls, listed, strict=True) if _status(result) in _FAILED}
     entries = [_result(result, calls, failed, f"{where}.observation.results[{n}]") for n, result in enumerate(results)]
     return [message, *entries]
@@ -164,7 +164,7 @@ def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: s
     if not calls:
         return Message("user", content, extra=extra)
     call_id = optional_text(result.get("source_call_id"), f"{where}.source_call_id")
-    # With one call there is no doubt which call the result belongs to.
+    # With a single call, the result belongs to it.
     if call_id is None and len(calls) == 1:
         call_id = calls[0].id
     if call_id is not None and call_id in failed:
@@ -182,7 +182,7 @@ def _status(call: Json) -> str:
 
 def _error_kind(position: int, message: Message) -> str | None:
     code = message.extra.get("exit_code", message.extra.get("return_code"))
-    # bool is an int in Python; an exit code of True means nothing.
+    # bool is a subclass of int; True is not an exit code.
     if isinstance(code, int) and not isinstance(code, bool) and code != 0:
         return "nonzero_exit"
     if message.extra.get("is_error") is True or message.extra.get("status") == "error":
@@ -207,7 +207,7 @@ def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
     turns = []
     recorded = False
     for step in steps:
-        # The same steps as those that are `generated`: the others recorded no request.
+        # Only generated steps have a recorded request.
         if step.get("source") != "agent" or step.get("is_copied_context") is True or step.get("llm_call_count") == 0:
             continue
         metrics = step.get("metrics")
@@ -254,7 +254,7 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     for folder in (path.parent, path.parent.parent):
         candidate = folder / "result.json"
         try:
-            # No symbolic links: the folder came with the trace and may point anywhere.
+            # No symbolic links: the folder is untrusted, and a link may point anywhere.
             if not candidate.is_file() or candidate.is_symlink():
                 continue
             with candidate.open("rb") as file:
@@ -268,7 +268,7 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     return {}, None
 
 
-# Result files of Harbor: they are in the folders of jobs beside the trajectories, which bring in their rewards.
+# Result files of Harbor, in the job folders next to the trajectories, which read their rewards from them.
 
 
 def matches_result(value: Any) -> bool:
@@ -279,7 +279,7 @@ def matches_result(value: Any) -> bool:
 
 
 def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
-    """Read the result of a job, or of a trial whose trajectory has it; refuse a trial that has no trajectory."""
+    """Count the result of a job, or of a trial that has a trajectory; refuse a trial without a trajectory."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]
     if "trial_name" in mapping(value, "result") and not trajectories:

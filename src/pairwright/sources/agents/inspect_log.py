@@ -52,14 +52,14 @@ def message_from_inspect(value: Any, where: str) -> Message:
     role = text(turn.get("role"), f"{where}.role")
     content = content_from_chat(turn.get("content"), f"{where}.content")
     extra: Json = {}
-    reasoning = optional_text(turn.get("reasoning"), f"{where}.reasoning")  # of old logs
+    reasoning = optional_text(turn.get("reasoning"), f"{where}.reasoning")  # in old logs
     if isinstance(content, list):
         content, thoughts = _without_reasoning(content)
         reasoning = "\n\n".join(thoughts) if thoughts else reasoning
     error = turn.get("error")
     if role == "tool" and isinstance(error, dict):
         extra["error"] = error.get("type") if isinstance(error.get("type"), str) else "unknown"
-        # The model was shown the error; what the tool gave before it failed is kept in `extra`.
+        # The model saw the error; the tool's partial output is kept in `extra`.
         if isinstance(error.get("message"), str) and error["message"] != content:
             if content:
                 extra["content"] = content
@@ -97,7 +97,7 @@ def error_kind(position: int, message: Message) -> str | None:
 def resolve_references(value: Any, stored: Json) -> Any:
     """Replace every text that is a reference by the stored text, recursively."""
     if isinstance(value, str):
-        # Only a text that is a reference as a whole: the keys of `stored` have their prefixes.
+        # Only if the whole text is a reference; the keys of `stored` include the prefix.
         return stored.get(value, value)
     if not stored:
         return value
@@ -116,7 +116,7 @@ def tools_of_events(sample: Json, stored: Json) -> list[Json]:
         events = sample["transcript"].get("events")
     tools: dict[str, Json] = {}
     for event in _dicts(events):
-        # Requests of subagents and scorers are events, too; their answers are not in the conversation.
+        # Skip requests of subagents and scorers, whose answers are not in the conversation.
         if event.get("event") != "model" or (ids and _answer_id(event) not in ids):
             continue
         for tool in _dicts(event.get("tools")):
@@ -148,7 +148,7 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
     others = []
     for part in parts:
         if part.get("type") == "reasoning":
-            # Redacted reasoning is encrypted; its summary is what can be read.
+            # Redacted reasoning is encrypted; only its summary is readable.
             reasoning = part.get("summary") if part.get("redacted") is True else part.get("reasoning")
             thoughts += [reasoning] if isinstance(reasoning, str) and reasoning else []
         else:
@@ -177,7 +177,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     """Yield the experiences of a log or of a single sample."""
     log = mapping(value, "log")
     header = optional_mapping(log.get("eval"), "eval")
-    if isinstance(log.get("problem"), str):  # a member of an .eval file that could not be read
+    if isinstance(log.get("problem"), str):  # an unreadable member of an .eval file
         raise BadRecord(log["problem"])
     if "sample" in log:
         yield _experience(mapping(log["sample"], "sample"), header, origin)
@@ -231,7 +231,7 @@ def _stored_texts(sample: Json) -> Json:
 def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
     """Return the messages of a sample, or its input and first output if it has none."""
     turns = resolve_references(sample.get("messages"), stored)
-    if not turns:  # some logs keep only what went in and what came out
+    if not turns:  # some logs keep only input and output
         input_messages = resolve_references(sample.get("input"), stored)
         turns = (
             [{"role": "user", "content": input_messages}]
@@ -336,9 +336,9 @@ FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")
 # `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.
 
 MAX_MEMBER_BYTES = 1 << 30
-MAX_HEADER_BYTES = 64 << 20  # names, options and results, no samples
-MAX_RATIO = 250  # repetitive logs shrink to a hundredth; deflate itself could reach a thousandth
-FREE_BYTES = 16 << 20  # so much is always allowed: small members of one repeated line swell more than the rest
+MAX_HEADER_BYTES = 64 << 20  # the header has names, options and results, no samples
+MAX_RATIO = 250  # repetitive logs compress to 1/100; the limit of deflate is about 1/1000
+FREE_BYTES = 16 << 20  # always allowed: small members of one repeated line have a higher ratio
 _PIECE = 1 << 20
 _ZSTD = 93
 # RuntimeError: an encrypted member; its subclasses NotImplementedError (unknown compression) and RecursionError.
@@ -366,10 +366,10 @@ def read_eval(path: Path) -> Iterator[Json]:
 def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[Json]:
     """Yield the samples of the archive, limiting the total decompressed size."""
     header = _header(archive, file, path)
-    # A bound on all samples together, beside the bound on each: a zip bomb may have many small members.
+    # Bounds the total size of all samples, since a zip bomb may have many small members.
     allowed = max(MAX_MEMBER_BYTES, MAX_RATIO * path.stat().st_size)
     for name in archive.namelist():
-        member = archive.NameToInfo.pop(name, None)  # of members with one name the last is valid, and is taken once
+        member = archive.NameToInfo.pop(name, None)  # of members with the same name, only the last is read, once
         if member is None or not name.startswith("samples/") or not name.endswith(".json"):
             continue
         try:
@@ -419,9 +419,9 @@ def _open_member(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[byt
     """Open a zip member for reading: stored, deflate or zstd."""
     if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return archive.open(member)
-    if member.compress_type != _ZSTD:  # bzip2 and lzma would swell one piece without bound
+    if member.compress_type != _ZSTD:  # bzip2 and lzma could expand a piece without bound
         raise BadRecord(f"compressed with method {member.compress_type}, expected deflate or zstd")
-    file.seek(member.header_offset)  # zipfile does not know zstd: the data follow the member's own header
+    file.seek(member.header_offset)  # zipfile does not support zstd: skip the member's header
     # Local file header of zip: 30 bytes, with the lengths of name and extra field (u16 each) in the last four.
     name_length, extra_length = struct.unpack("<26xHH", file.read(30))
     file.seek(name_length + extra_length, 1)
@@ -435,4 +435,4 @@ def _value(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError:
-        return json.loads(data)  # Inspect writes NaN and Infinity, which are not JSON; this takes them
+        return json.loads(data)  # Inspect writes NaN and Infinity, which strict JSON decoders refuse

@@ -1,7 +1,7 @@
-"""OpenHands conversations as events (JSON Lines); rows and request logs are read by sources/agents/openhands_events.py.
+"""OpenHands conversations as events (JSON Lines); sources/agents/openhands_events.py reads rows and request logs.
 
     SystemPromptEvent   system message, tools                 MessageEvent   a user or agent message
-    ActionEvent         thought, reasoning and a call; those with one llm_response_id form one assistant message
+    ActionEvent         thought, reasoning and a call; events with the same llm_response_id form one assistant message
     ObservationEvent    a tool message; is_error, timeout, exit_code become an error site
     AgentErrorEvent, UserRejectObservation    a tool message and an error site
     Condensation        removes forgotten_event_ids from the context and adds a summary: a new step starts, with the
@@ -10,8 +10,8 @@
 
 A row whose `history` contains such events is read as well. task = the conversation id (a full_state event) or the row's
 instance_id, else a hash of prompt and tools; step = number of preceding condensations. Reward: as in rows; events alone
-have none, but options.reward="critic" selects the last critic_result.score. Events without a prompt before them (part
-of a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in info["other_events"].
+have none, but options.reward="critic" selects the last critic_result.score. Events without a preceding prompt (part of
+a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in info["other_events"].
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 
 NAME = openhands_rows.NAME
-MAX_CONDENSATIONS = 256  # each step repeats the context that was kept
+MAX_CONDENSATIONS = 256  # each step repeats the kept context
 
 
 @dataclass
@@ -39,21 +39,21 @@ class Conversation:
     row: Json
     tools: list[Json] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    last: Entry | None = None  # the last that is not a result: actions of one answer may have results between them
+    last: Entry | None = None  # the last entry except results, which may be between actions of one answer
     turns: list[TurnTokens | None] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     task: int | str | None = None
     model: str | None = None
     critic: float | None = None
     step: int = 0
-    num_new: int = 0  # entries since the step began
+    num_new: int = 0  # entries added in this step
 
 
 def matches(value: Any) -> bool:
     if not isinstance(value, list):
         return _is_row(value)
-    first = value[:100]  # of rows, some may be broken
-    # One event is enough to tell a file of events; of rows, more than half of the sample must fit.
+    first = value[:100]  # some rows may be invalid
+    # One event identifies a file of events; for rows, more than half of the sample must match.
     return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
 
 
@@ -90,14 +90,14 @@ def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
     for position, value in enumerate(events):
-        # Events are a line each; the history of a row is on the row's one line.
+        # Each event is a line; the history of a row is on the row's line.
         number = (origin.line or 1) + (0 if row else position)
         try:
             event = mapping(value, "event")
             if event.get("kind") != "Condensation":
                 _take(talk, event)
                 continue
-            # Before the step ends, since what remains is computed from its entries; after it, they are replaced.
+            # Before `_end_step`: the remaining context is computed from the step's entries, which are replaced below.
             remaining = _condense(talk, event)
             has_steps |= talk.num_new > 0
             yield from _end_step(talk, origin)
@@ -120,7 +120,7 @@ def _take(talk: Conversation, event: Json) -> None:
     if entry is not None:
         if event.get("kind") == "SystemPromptEvent":
             talk.tools = [mapping(tool, "tools") for tool in optional_items(event.get("tools"), "tools")]
-        # Parallel calls of one answer are an event each: they are joined to one message.
+        # Parallel calls of one answer are separate events: merge them into one message.
         if talk.last is not None and entry.response is not None and talk.last.response == entry.response:
             talk.last.add(entry)
         else:
@@ -159,7 +159,7 @@ def _condense(talk: Conversation, event: Json) -> list[Entry]:
         for event_id in optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
         if isinstance(event_id, str)
     }
-    # A joined message is forgotten as a whole when any of its events is.
+    # A merged message is forgotten if any of its events is.
     remaining = [entry.as_context() for entry in talk.entries if entry.ids.isdisjoint(forgotten)]
     summary = event.get("summary")
     if isinstance(summary, str):
@@ -178,7 +178,7 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
         prompt, completion = split_at_first_answer(messages)
         if not completion:
             raise BadRecord("events: no answer of the agent, so there is no completion")
-        # Token ids only where each generated message has exactly one recorded request.
+        # Token ids only if each generated message has exactly one recorded request.
         arrays = tokens_of_turns(talk.turns) if len(talk.turns) == sum(m.is_generated for m in messages) else None
         info: Json = {
             **openhands_rows.info_of(talk.row),
@@ -207,7 +207,7 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
             error_kind=lambda _, message: failed.get(id(message)),
             info=info,
             model_version=talk.model,
-            task_metadata=None if prompt else sorted(talk.entries[0].ids),  # with no prompt, nothing is comparable
+            task_metadata=None if prompt else sorted(talk.entries[0].ids),  # not comparable without a prompt
             arrays=arrays,
         )
     except (BadRecord, RecordError) as error:

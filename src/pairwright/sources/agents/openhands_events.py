@@ -35,7 +35,7 @@ from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_toke
 from pairwright.sources.shapes.session_entries import as_past
 
 NAME = "openhands"
-# The footer of a shell result; of several commands the last footer counts.
+# Footer of a shell result; with several commands, the last footer counts.
 _EXIT_CODE = re.compile(r"\[(?:Command finished|The command completed) with exit code (-?\d{1,12})\.?\]")
 # Start of failed results; the first match wins, and the last pattern is the broadest.
 _FAILURES = (
@@ -73,10 +73,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def scores_of(row: Json) -> tuple[float | None, Json, Json]:
-    """Return the reward of a row, the scores it was selected from, and the fields that may hold others."""
+    """Return the reward of a row, the scores it was selected from, and fields that may hold other scores."""
     result = row.get("test_result")
     report = result.get("report") if isinstance(result, dict) else None
-    # Where scores may stand; the first place that has the number wins.
+    # Places of scores; the first one with the number wins.
     fields: Json = {}
     for place in (result, report, row):
         fields |= {key: item for key, item in place.items() if item is not None} if isinstance(place, dict) else {}
@@ -101,11 +101,11 @@ def error_kind_of_text(text: str) -> str | None:
     for kind, start in _FAILURES:
         if start.match(text):
             return kind
-    # Only the end of the text: a command may print such a line itself, and outputs may be long.
+    # Only the end of the text: a command may print such a line, and outputs may be long.
     codes = _EXIT_CODE.findall(text[-2000:])
     if not codes or int(codes[-1]) == 0:
         return None
-    return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: given up on while it ran
+    return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: still running at the timeout
 
 
 def _row(row: Json, origin: Origin) -> Parts:
@@ -132,7 +132,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     prompt = messages_from_chat(log.get("messages"), "messages")
     schemas_in_log = log.get("tools")
     tools = tools_from_chat(
-        # Older logs have the tools among the keyword arguments of the request.
+        # Older logs have the tools in the keyword arguments of the request.
         optional_mapping(log.get("kwargs"), "kwargs").get("tools") if schemas_in_log is None else schemas_in_log,
         "tools",
     )
@@ -152,7 +152,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
                 NAME,
                 origin,
                 task=None,
-                # Choices of one request are runs of one task; the run of a single one is its position in the file.
+                # Choices of one request are runs of one task; a single choice has its position in the file as run.
                 run=number if len(choices) > 1 else None,
                 prompt=prompt,
                 completion=[answer],
@@ -223,7 +223,7 @@ class Entry:
         self.ids |= other.ids
         self.message = Message(
             left.role,
-            # Each action of an answer repeats its thought: equal texts are taken once.
+            # Each action of an answer repeats its thought: equal texts are kept once.
             left.content if right.content in (None, left.content) else [*_parts(left.content), *_parts(right.content)],
             left.reasoning
             if right.reasoning in (None, left.reasoning)
@@ -254,7 +254,7 @@ def entry_of_event(event: Json) -> Entry | None:
     if kind == "ObservationEvent":
         message = _observation(event)
         return Entry(message, ids, error=_error_of_event(message))
-    # What is left: the agent's own error, or an action that the user refused.
+    # Remaining kinds: an error of the agent, or an action refused by the user.
     key = "error" if kind == "AgentErrorEvent" else "rejection_reason"
     content = text(event.get(key), key)
     error = error_kind_of_text(content) or "tool_error"
@@ -265,7 +265,7 @@ def _message(event: Json) -> Message:
     message = message_from_chat(event.get("llm_message"), "llm_message")
     content = _content(message.content, "llm_message.content")
     added = optional_items(event.get("extended_content"), "extended_content")
-    if added:  # what the program put after the user's words, for the model to see
+    if added:  # text that the program added for the model
         content = [*_parts(content), *_parts(_content(added, "extended_content"))]
     reasoning = message.reasoning or _thinking(event.get("llm_message"))
     return Message(message.role, content, reasoning, message.tool_calls, message.tool_call_id, message.name)
@@ -285,7 +285,7 @@ def _action(event: Json) -> Message:
         _content(event.get("thought"), "thought"),
         reasoning,
         (call,),
-        # Actions of other sources (the user's, the environment's) were not written by the model.
+        # Actions of the user or the environment were not generated.
         generated=None if event.get("source") in ("agent", None) else False,
     )
 
@@ -318,17 +318,17 @@ def _error_of_event(message: Message) -> str | None:
         return "timeout"
     if message.extra.get("is_error") is True:
         return error_kind_of_text(message.text) or "tool_error"
-    # A negative code is not an exit code: the command was still running.
+    # A negative code means that the command was still running.
     exit_code = message.extra.get("exit_code")
     return "nonzero_exit" if isinstance(exit_code, int) and exit_code > 0 else None
 
 
 def _content(value: Any, where: str) -> str | list[Json] | None:
-    """Return content without prompt cache markers: one text part becomes text, no parts None, others stay parts."""
+    """Return content without prompt cache markers: a single text part becomes text, no parts None, others are kept."""
     content = content_from_chat(value, where)
     if not isinstance(content, list):
         return content
-    # `cache_prompt` marks a part for the provider's prompt cache, and is not a content.
+    # `cache_prompt` is a hint for the provider's prompt cache, not content.
     parts = [{key: item for key, item in part.items() if key != "cache_prompt"} for part in content]
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return str(parts[0]["text"])

@@ -1,13 +1,13 @@
-"""OpenHands before its SDK: a list of events, or rows with such events under `history`, as evaluations write them.
+"""OpenHands before its SDK: a list of events, or rows with such events under `history`, written by evaluations.
 
-    action        of the agent; `tool_call_metadata.model_response` has the answer of the model, with all its calls
-    observation   the result of an action: by tool_call_id, by `cause`, else of the action before it, if it has none yet
+    action        of the agent; `tool_call_metadata.model_response` has the model's answer, with all its calls
+    observation   the result of an action: by tool_call_id, by `cause`, else of the previous unanswered action
     message       text of the user or the agent        system   the system prompt and the tools
     condensation  the forgotten events are replaced by its summary: a new step
     others        state changes, recalls and empty observations: counted in info
 
 An action without the model's answer (older versions) is a call named after the action, with its arguments; its thought
-is the text before it. Events may have their fields in `args` and `extras` or beside them, and may be in pairs.
+is the text before it. Events may have their fields in `args` and `extras` or at the top level, and may be in pairs.
 task = instance_id, else a hash of the prompt. The reward is `resolved` of the row or its test report, else `success`.
 """
 
@@ -38,7 +38,7 @@ from pairwright.sources.shapes.tool_errors import result_error_kind
 NAME = "openhands"
 # Actions and observations that are not part of the conversation.
 _SILENT = frozenset({"change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "noop"})
-# Fields of an action that are not arguments of its call: those of the event, and the thought.
+# Fields of an action that are not arguments of its call: fields of the event, and the thought.
 _NO_ARGUMENTS = frozenset(
     {"thought", "is_confirmed", "confirmation_state", "action_risk", "security_risk", "keep_prompt", "action", "id"}
     | {"timestamp", "source", "message", "hidden", "args", "tool_call_metadata", "cause"}
@@ -47,7 +47,7 @@ _NO_ARGUMENTS = frozenset(
 
 @dataclass
 class Talk:
-    """Parser state: the messages, each with the id of its event, and what else the events tell."""
+    """Parser state: the messages, each with the id of its event, and other data from the events."""
 
     messages: list[tuple[Any, Message]] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
@@ -72,7 +72,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         inner = origin.at(line, number)
         try:
             yield from _read_row(mapping(item, f"[{number}]"), inner)
-        except ValueError as error:  # BadRecord and RecordError: this row, not the file
+        except ValueError as error:  # BadRecord or RecordError: refuse this row only
             yield Rejected(origin.file, line, str(error), NAME)
 
 
@@ -89,7 +89,7 @@ def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             step += 1
         else:
             _take(talk, event, f"history[{number}]")
-    # At step 0 also without an answer, so that the refusal names the reason.
+    # Step 0 is also read without an answer, so that its refusal gives the reason.
     if step == 0 or any(message.is_generated for _, message in talk.messages):
         yield _experience(talk, row, origin, step)
 
@@ -124,7 +124,7 @@ def _experience(talk: Talk, row: Json, origin: Origin, step: int) -> Parts:
 def _take(talk: Talk, event: Json, where: str) -> None:
     """Add the messages of one event."""
     action, observation = event.get("action"), event.get("observation")
-    # Fields in `args` or `extras` override those beside them.
+    # Fields in `args` or `extras` override those of the event.
     fields = {**event, **optional_mapping(event.get("args", event.get("extras")), f"{where}.args")}
     kind = action if isinstance(action, str) else observation
     if not isinstance(kind, str) or kind in _SILENT:
@@ -136,17 +136,17 @@ def _take(talk: Talk, event: Json, where: str) -> None:
         content = fields.get("content")
         content = content if isinstance(content, str) else json_text(content)
         call_id, extra = _answered(talk, event), _outcome(kind, fields)
-        # An observation of no call, as the controller makes it, reaches the model as a user turn.
+        # An observation without a call, made by the controller, is a user turn for the model.
         role = "user" if call_id is None else "tool"
         talk.messages.append((event.get("id"), Message(role, content, tool_call_id=call_id, extra=extra)))
 
 
 def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> list[Message]:
-    """Return the message of an action; none for a further call of an answer that is there already."""
+    """Return the message of an action; [] if its answer was already added with another call."""
     if action == "system":
         talk.tools = tools_from_chat(fields.get("tools"), f"{where}.tools")
         return [Message("system", text(fields.get("content"), f"{where}.content"))]
-    # Some files name no source: the first message is then the user's task.
+    # In files without sources, the first message is the user's task.
     is_first = not any(message.role == "user" for _, message in talk.messages)
     if event.get("source") == "user" or (action == "message" and "source" not in event and is_first):
         return [Message("user", text(fields.get("content"), f"{where}.content"))]
@@ -155,7 +155,7 @@ def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> l
     if isinstance(response, dict) and optional_items(response.get("choices"), f"{where}.choices"):
         talk.model = response["model"] if isinstance(response.get("model"), str) else talk.model
         response_id = response.get("id")
-        # An answer with several calls comes as several actions, each with the whole answer.
+        # An answer with several calls is logged as several actions, each with the whole answer.
         if isinstance(response_id, str) and response_id in talk.response_ids:
             return []
         talk.response_ids.add(str(response_id))
@@ -167,20 +167,20 @@ def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> l
     if action == "message":
         return [Message("assistant", text(fields.get("content"), f"{where}.content"))]
     arguments = {key: item for key, item in fields.items() if key not in _NO_ARGUMENTS and item is not None}
-    # The id is made up from the position, for `_answered` to join the observation.
+    # The id is derived from the position, so that `_answered` can link the observation.
     call = ToolCall(action, json_text(arguments), f"call_{len(talk.messages)}")
     return [Message("assistant", thought if isinstance(thought, str) and thought else None, tool_calls=(call,))]
 
 
 def _answered(talk: Talk, event: Json) -> str | None:
-    """Return the id of the call that an observation answers; None if no call waits for it."""
+    """Return the id of the call that an observation answers, or None."""
     metadata = event.get("tool_call_metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("tool_call_id"), str):
         return str(metadata["tool_call_id"])
     cause = event.get("cause")
     answered = {message.tool_call_id for _, message in talk.messages[-50:]}
     for event_id, message in reversed(talk.messages):
-        # An observation does not reach back beyond the last call that has its result.
+        # An observation never answers a call before the last answered one.
         if message.tool_calls and message.tool_calls[0].id in answered:
             break
         if message.tool_calls and (cause is None or event_id == cause):
@@ -197,11 +197,11 @@ def _outcome(kind: str, fields: Json) -> Json:
 
 
 def _condense(talk: Talk, event: Json) -> None:
-    """Replace the forgotten events by the summary; what remains is context."""
+    """Replace the forgotten events by the summary; the remaining messages become context."""
     fields = {**event, **optional_mapping(event.get("args"), "args")}
     gone = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
     first, last = fields.get("forgotten_events_start_id"), fields.get("forgotten_events_end_id")
-    # Either a list of ids or a range, both ends of it included.
+    # Either a list of ids or an inclusive range.
     if isinstance(first, int) and isinstance(last, int):
         gone = [event_id for event_id, _ in talk.messages if isinstance(event_id, int) and first <= event_id <= last]
     remaining = [(event_id, as_past(message)) for event_id, message in talk.messages if event_id not in gone]
@@ -216,13 +216,13 @@ def _error_kind(position: int, message: Message) -> str | None:
     if message.extra.get("is_error") is True:
         return result_error_kind(position, message) or "tool_error"
     if "exit_code" in message.extra:
-        # -1 stands for a command that had not ended when its time was up.
+        # -1: the command was still running at the timeout.
         return "timeout" if message.extra["exit_code"] == -1 else "nonzero_exit"
     return error_kind_of_text(message.text)
 
 
 def _flat(history: list[Any]) -> list[Any]:
-    """Return the events; older files have pairs of an action and its observation."""
+    """Return the events; the (action, observation) pairs of older files are flattened."""
     return [event for item in history for event in (item if isinstance(item, list) else [item])]
 
 

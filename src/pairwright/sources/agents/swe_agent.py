@@ -4,8 +4,8 @@
     mini        {messages[], info, trajectory_format}, or a bare list of messages
 
 `history` is the conversation; if it is missing, the `query` of the last step is used (the last input of the model).
-Steps and observations found only in the trajectory (the submission, the last observation) are appended, never as
-generated: a step contains the command but not the tool call, and may be the program's own exit notice. Demonstrations
+Steps and observations found only in the trajectory (the submission, the last observation) are appended as not
+generated: a step contains the command but not the tool call, and may be the program's exit notice. Demonstrations
 (`is_demo`) are not generated either.
 
 task = instance id: `instance_id`, replay_config's problem_statement.id, else the file name. Reward: `resolved`, else
@@ -26,9 +26,9 @@ from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
 
-# mini-SWE-agent: messages in the shapes of its versions.
+# mini-SWE-agent: message shapes of all versions.
 
-# The first line of an observation, and below it what is kept of a turn's `extra`.
+# First line of an observation; below, the kept fields of a turn's `extra`.
 _RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
 _KEPT = ("returncode", "exception_info", "interrupt_type")
 _MINI_FAILURES = (
@@ -50,18 +50,18 @@ def is_mini(value: Any) -> bool:
 
 
 def is_plain_list(value: Any) -> bool:
-    """Whether a bare list of messages is from mini-SWE-agent: an observation must have its return code tag."""
+    """Whether a bare list of messages is from mini-SWE-agent: some observation has its return code tag."""
     if not isinstance(value, list) or not all(isinstance(turn, dict) and "role" in turn for turn in value):
         return False
     return any(isinstance(turn.get("content"), str) and _RETURN_CODE.match(turn["content"]) for turn in value)
 
 
 def messages_of_mini(value: Any, where: str) -> list[Message]:
-    """Convert the messages of mini-SWE-agent, in the shapes of its versions."""
+    """Convert messages of any version of mini-SWE-agent."""
     messages: list[Message] = []
     for number, turn in enumerate(items(value, where)):
         turn, here = mapping(turn, f"{where}[{number}]"), f"{where}[{number}]"
-        # A record of how the run ended, in the list of messages but never shown to the model.
+        # Records how the run ended; never shown to the model.
         if turn.get("role") == "exit":
             continue
         extra = turn.get("extra")
@@ -69,7 +69,7 @@ def messages_of_mini(value: Any, where: str) -> list[Message]:
             {key: extra[key] for key in _KEPT if extra.get(key) is not None} if isinstance(extra, dict) else {}
         )
         plain = {key: item for key, item in turn.items() if key not in ("extra", "timestamp")}
-        # A whole response of the Responses API, with several items in it.
+        # A whole response of the Responses API, with several items.
         if turn.get("object") == "response":
             messages += messages_from_items(items(turn.get("output"), f"{here}.output"), f"{here}.output")
         elif "role" not in turn and isinstance(turn.get("type"), str):
@@ -86,7 +86,7 @@ def mini_error_kind(message: Message) -> str | None:
     code: Any = message.extra.get("returncode")
     if code is None and (match := _RETURN_CODE.match(message.text)):
         code = int(match[1])
-    # An exception or a complaint of the program says more than the return code, which comes last.
+    # An exception or a program message is more specific than the return code, which is checked last.
     if message.extra.get("exception_info"):
         return "timeout" if "timed out" in str(message.extra["exception_info"]) else "exception"
     for kind, start in _MINI_FAILURES:
@@ -121,7 +121,7 @@ _FAILURES = (
 def matches(value: Any) -> bool:
     if not isinstance(value, list) or is_plain_list(value):
         return _is_traj(value) or is_mini(value)
-    first = value[:100]  # a list of them, some of which may be broken
+    first = value[:100]  # some items may be invalid
     return 2 * sum(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
 
 
@@ -171,7 +171,7 @@ def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
 
 
 def _messages(row: Json, info: Json) -> list[Message]:
-    """Return the conversation of a SWE-agent file, with the steps that are only in its trajectory appended."""
+    """Return the conversation of a SWE-agent file, followed by the steps found only in its trajectory."""
     steps = [
         mapping(step, f"trajectory[{number}]")
         for number, step in enumerate(optional_items(row.get("trajectory"), "trajectory"))
@@ -187,8 +187,8 @@ def _messages(row: Json, info: Json) -> list[Message]:
         return messages
     last = _last_told(steps, answers)
     if last >= len(answers):
-        info["steps_not_in_history"] = last + 1 - len(answers)  # answers that could not be parsed and were asked again
-    # The history ends with an answer: its observation stands only in the trajectory.
+        info["steps_not_in_history"] = last + 1 - len(answers)  # unparsable answers, which were requested again
+    # The history ends with an answer, whose observation is only in the trajectory.
     if messages[-1] is answers[-1] and 0 <= last < len(steps):
         messages += _observation(steps[last], messages[-1])
     outside = steps[last + 1 :]
@@ -206,7 +206,7 @@ def _messages(row: Json, info: Json) -> list[Message]:
 
 def _last_told(steps: list[Json], answers: list[Message]) -> int:
     """Return the position of the step that matches the last answer of the history."""
-    # From the end, since equal answers may repeat; without an equal one, steps and answers are matched by count.
+    # From the end, since answers may repeat; without an equal answer, steps and answers are matched by count.
     last = answers[-1].text.strip()
     for position in range(len(steps) - 1, -1, -1):
         response = steps[position].get("response")
@@ -229,7 +229,7 @@ def _message(value: Any, where: str) -> Message:
     turn = mapping(value, where)
     plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
     ids = turn.get("tool_call_ids")
-    # SWE-agent has a list of the calls that a result answers; a message has one id.
+    # SWE-agent lists the ids of all calls that a result answers; a message has one id.
     if plain.get("tool_call_id") is None and isinstance(ids, list) and ids:
         plain["tool_call_id"] = ids[0]
         if len(ids) > 1:
@@ -242,7 +242,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _failed_turns(messages: list[Message], kind_of: Callable[[Message], str | None]) -> list[ErrorSite]:
-    """Return error sites for failed observations that are turns of the user, as where the model makes no tool calls."""
+    """Return error sites for failed observations in user turns, used by models without tool calls."""
     start = next((place for place, message in enumerate(messages) if message.is_generated), len(messages))
     return [
         ErrorSite(index=place, kind=kind, text=message.text)
@@ -256,7 +256,7 @@ def _error_kind(message: Message) -> str | None:
 
 
 def _replay(row: Json) -> Json:
-    """Return the run configuration, which is an object or JSON text."""
+    """Return the run configuration from an object or JSON text."""
     config = row.get("replay_config")
     if isinstance(config, str):
         config = canonical_arguments(config)
@@ -286,7 +286,7 @@ def _name_of(origin: Origin) -> str | None:
 
 
 def _scores(row: Json, info: Json) -> tuple[Json, Json]:
-    """Return the scores of a file, and the fields that may hold others."""
+    """Return the scores of a file, and fields that may hold other scores."""
     fields: Json = {}
     for place in (row.get("report"), row, info):
         fields |= {key: item for key, item in place.items() if item is not None} if isinstance(place, dict) else {}
@@ -294,7 +294,7 @@ def _scores(row: Json, info: Json) -> tuple[Json, Json]:
 
 
 def _is_traj(value: Any) -> bool:
-    if isinstance(value, dict) and "trajectory" not in value:  # a demonstration: the history alone
+    if isinstance(value, dict) and "trajectory" not in value:  # a demonstration has only the history
         history = value.get("history")
         turns = history if isinstance(history, list) else []
         return any(isinstance(turn, dict) and "role" in turn and "message_type" in turn for turn in turns)

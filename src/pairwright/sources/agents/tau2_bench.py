@@ -1,10 +1,10 @@
 """tau2-bench results: `{info, tasks[], simulations[]}`, or one simulation `{task_id, trial, reward_info, messages[]}`.
 
 task = the domain and task_id, run = trial, reward = reward_info.reward; its breakdown and the database check are
-components. The domain's policy, which the system prompt of tau2-bench contains, is the system message; its tools are
-the tools. The greeting at the start was not written by the model: it is part of the prompt. Calls of the simulated user
-and their results (`requestor` user), which the agent does not see, are left out and counted in info. Simulations of
-voices have no messages and are rejected.
+components. The domain's policy, which tau2-bench puts into the system prompt, is the system message; its tools are the
+tools. The initial greeting is not generated and belongs to the prompt. Calls of the simulated user and their results
+(`requestor` user), which the agent does not see, are left out and counted in info. Voice simulations have no messages
+and are rejected.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     for number, run in enumerate(listed):
         try:
             yield _experience(mapping(run, "simulation"), info, origin, f"simulations[{number}]")
-        except ValueError as error:  # BadRecord and RecordError: this simulation, not the file
+        except ValueError as error:  # BadRecord or RecordError: refuse this simulation only
             yield Rejected(origin.file, origin.line, f"simulations[{number}]: {error}", NAME)
 
 
@@ -89,7 +89,7 @@ def _experience(run: Json, info: Json, origin: Origin, where: str) -> Parts:
 
 
 def _flat(messages: list[Any]) -> list[Any]:
-    """Return the messages with the results of several calls, logged as one message, in their places."""
+    """Return the messages; a message with the results of several calls is split into one per result."""
     return [
         inner
         for message in messages
@@ -115,7 +115,7 @@ def _message(message: Json, where: str, *, is_first: bool) -> Message | None:
     calls = optional_items(message.get("tool_calls"), f"{where}.tool_calls")
     if role == "user" and calls and not content:
         return None
-    # The first turn of the agent is a fixed greeting: no request was made for it.
+    # The agent's first turn is a fixed greeting, without a model request.
     is_greeting = is_first and role == "assistant" and not message.get("usage") and not message.get("raw_data")
     return Message(
         role,

@@ -1,12 +1,12 @@
-"""Terminal-Bench trials: `results.json` of a trial, and the turns that its agent logged beside it.
+"""Terminal-Bench trials: `results.json` of a trial, and the turns logged by its agent in the same folder.
 
     results.json                       {task_id, trial_name, instruction, is_resolved, parser_results, failure_mode}
-    agent-logs/episode-N/prompt.txt    what the agent asked in that turn
-    agent-logs/episode-N/response.txt  what the model answered (response.json likewise)
+    agent-logs/episode-N/prompt.txt    the agent's prompt in that turn
+    agent-logs/episode-N/response.txt  the model's answer (response.json likewise)
 
-Each prompt is one user turn: the agent (Terminus) sends those before it again. task = task_id, run = a number from the
-trial's name, reward = is_resolved; each test is a component (1 passed, 0 failed). Agents that log nothing there leave
-only a recording of the terminal: such a trial is rejected. Harbor, which came after it, writes ATIF (agents/atif.py).
+Each prompt is one user turn; the agent (Terminus) resends the previous turns. task = task_id, run = a hash of the
+trial's name, reward = is_resolved; each test is a component (1 passed, 0 failed). Agents without these logs leave only
+a terminal recording: such a trial is rejected. Its successor Harbor writes ATIF (agents/atif.py).
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _turns(folder: Path) -> list[Message]:
-    """Read the episodes of a trial in order; an episode without an answer ends them."""
+    """Read the episodes of a trial in order, up to the first one without an answer."""
     messages: list[Message] = []
     for number in range(MAX_EPISODES):
         episode = folder / f"episode-{number}"
@@ -72,7 +72,7 @@ def _turns(folder: Path) -> list[Message]:
 
 
 def _text(path: Path) -> str | None:
-    """Read a file of the trial; None if it is not there. No symbolic links: the folder came with the trace."""
+    """Read a file of the trial, or return None if it is missing. No symbolic links, since the folder is untrusted."""
     try:
         if path.is_symlink() or not path.is_file():
             return None

@@ -1,4 +1,4 @@
-"""Records that people annotated in Argilla or Label Studio: a prompt, its answers, and what the annotators said.
+"""Records annotated in Argilla or Label Studio: a prompt, its answers, and the annotators' responses.
 
     Argilla 2       {id, fields: {prompt, response, ...}, responses: {question: [{value, user_id}]}, suggestions}
     Argilla 1       {fields, responses: [{user_id, status, values: {question: {value}}}], suggestions: [...]}
@@ -6,15 +6,14 @@
     Label Studio    {id, data: {prompt, answer1, answer2}, annotations: [{result: [{type, value}], was_cancelled}]}
 
 Answers are the fields whose names begin with response, answer, completion, generation, output or text, or are left and
-right; more than one are numbered (response-1, answer_b). What was said of them:
+right; several answers are numbered (response-1, answer_b). Annotations become:
 
-    a choice between two, or a pairwise comparison    a preference; the majority of the annotators decides, and a draw
-                                                      is quarantined
+    a choice between two, or a pairwise comparison    a preference by majority of the annotators; a draw is quarantined
     a ranking                                         a preference of two, else candidates with reward = -rank
     ratings, yes and no                               rewards, the mean of the annotators, by the name of the question;
-                                                      one that is named after an answer (rating-2) belongs to it
+                                                      a question named after an answer (rating-2) belongs to it
 
-Discarded and cancelled annotations do not count. Argilla's suggestions count only where nobody responded.
+Discarded and cancelled annotations are ignored. Argilla's suggestions are used only without responses.
 """
 
 import re
@@ -47,9 +46,9 @@ _SIDES = ("left", "right")
 _INDEX = re.compile(r"(?:^|[-_ ])([0-9]|[a-h])$|[a-z]([0-9])$", re.I)
 _TIES = ("tie", "equal", "same", "both", "neither", "draw", "none")
 _CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winner", "pairwise", "comparison")
-_RESPONDED = (None, "submitted")  # statuses that count; None where an export has no status
+_RESPONDED = (None, "submitted")  # statuses that count; None for exports without a status
 
-# By question: what each annotator said.
+# Question -> responses of the annotators
 Votes = dict[str, list[Any]]
 
 
@@ -59,7 +58,7 @@ def matches_argilla(value: Any) -> bool:
     if isinstance(value.get("fields"), dict):
         return isinstance(value.get("responses"), dict | list) or isinstance(value.get("suggestions"), dict | list)
     flat = any(key.endswith((".responses", ".suggestion")) for key in value if isinstance(key, str))
-    # Many tables have columns with such names: a field with an answer is needed, too.
+    # Many tables have columns with such names, so an answer is required, too.
     return flat and bool(_answers(value))
 
 
@@ -99,14 +98,14 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
                 votes.setdefault(name, []).append(value.get(kind))
             elif kind == "choices":
                 choices = optional_items(value.get("choices"), "choices")
-                # A single choice is a value; several stay a list, which may be a ranking.
+                # A single choice becomes a value; several stay a list, which may be a ranking.
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
     yield from _read(LABEL_STUDIO, origin, mapping(row.get("data"), "data"), votes, info)
 
 
 def _argilla_votes(row: Json) -> tuple[Votes, bool]:
-    """Return what was said by question, and whether only suggestions said it."""
+    """Return the votes by question, and whether all of them are suggestions."""
     votes: Votes = {}
     responses, suggestions = row.get("responses"), row.get("suggestions")
     if isinstance(responses, dict):
@@ -184,11 +183,11 @@ def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> 
             name,
             origin,
             task=None,
-            # Candidates need runs of their own: each record has room for 16.
+            # Each candidate is a separate run; 16 run numbers are reserved per record.
             run=origin.ordinal * 16 + number if len(keys) > 1 else None,
             prompt=prompt,
             completion=answer,
-            # 0.0 - rank and not -rank, which makes -0.0 of a rank of 0.
+            # 0.0 - rank, since -rank would be -0.0 for rank 0.
             reward=0.0 - ranks[number] if ranks is not None and reward is None else reward,
             reward_components=ratings,
             info={**info, "answer": key} if len(keys) > 1 else info,
@@ -196,7 +195,7 @@ def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> 
 
 
 def _dialogue(value: Any) -> list[Message]:
-    """Return the turns of a dialogue, [{author, text}], as both tools show them; [] for what is none."""
+    """Return the turns of a dialogue, [{author, text}], as in both tools; [] for other values."""
     messages = []
     for item in list_or_empty(value):
         turn = object_or_empty(item)
@@ -215,12 +214,12 @@ def _answers(fields: Json) -> list[str]:
         return sides
     matched = [key for key in keys if _ANSWER.fullmatch(key) and not key.endswith((".responses", ".suggestion"))]
     numbered = sorted((key for key in matched if _INDEX.search(key)), key=str.lower)
-    # No more than 16: a record has room for that many runs (see `_read`).
+    # At most 16, the number of runs reserved per record (see `_read`).
     return numbered[:16] if len(numbered) > 1 else matched[:1]
 
 
 def _place(value: Any, keys: list[str]) -> int | None:
-    """Return which answer a value names: its field, its number or letter, or its side; -1 for a tie."""
+    """Return the index of the answer that a value names by field, number, letter or side; -1 for a tie."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     word = str(value).strip().lower()
@@ -232,12 +231,12 @@ def _place(value: Any, keys: list[str]) -> int | None:
     if word in names:
         return names.index(word)
     ends = [_end(key) for key in keys]
-    # Only if exactly one answer has this number or letter; else the value names none of them.
+    # Only if exactly one answer has this number or letter.
     return ends.index(_end(word)) if _end(word) is not None and ends.count(_end(word)) == 1 else None
 
 
 def _is_choice(question: str, value: Any) -> bool:
-    """Whether a value may name an answer; a mere number could as well be a rating, so the question must say it."""
+    """Whether a value may name an answer; a number may also be a rating, so the question decides."""
     is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
     return not is_number or any(word in question.lower() for word in _CHOICE_WORDS)
 
@@ -254,7 +253,7 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
     sums, num_rankings = [0.0] * len(keys), 0
     choices: Counter[int] = Counter()
     for name, values in votes.items():
-        # A question about one of the answers ranks nothing.
+        # A question about a single answer ranks nothing.
         if _place(name, keys) is not None:
             continue
         for value in values:
@@ -268,7 +267,7 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
     if not choices:
         return None
     most = max(choices[place] for place in range(len(keys)))
-    # A single winner, chosen more often than ties (-1); without one all have the same rank.
+    # A single winner, chosen more often than ties (-1); otherwise all have the same rank.
     best = [place for place in range(len(keys)) if choices[place] == most and most > choices[-1]]
     return [0.0 if [place] == best else 1.0 for place in range(len(keys))]
 
@@ -289,14 +288,14 @@ def _ranking(value: Any, keys: list[str]) -> list[float] | None:
 
 
 def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
-    """Return the mean of the numbers that were given to an answer, by question."""
+    """Return the mean rating of an answer, by question."""
     ratings: Json = {}
     for name, values in votes.items():
         # With a single answer, every question is about it.
         place = _place(name, keys) if len(keys) > 1 else number
         numbers = [rating for rating in map(_rating, values) if rating is not None]
         if place == number and numbers:
-            # The question's own name, without the number of the answer that it is about.
+            # The question's name without the number of the answer.
             short = _INDEX.sub("", name) if len(keys) > 1 else name
             ratings[short or name] = sum(numbers) / len(numbers)
     return ratings

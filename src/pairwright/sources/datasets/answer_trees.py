@@ -1,11 +1,11 @@
 """Trees of answers that people ranked or rated:
 
-    oasst      {message_tree_id, prompt{role, text, replies[{role, text, rank, replies[]}]}}, a conversation tree a row
+    oasst      {message_tree_id, prompt{role, text, replies[{role, text, rank, replies[]}]}}, a tree per row
     prm800k    {question{problem}, label{steps[{completions[{text, rating}], chosen_completion, human_completion}]}}
 
-Every answer is a record whose prompt is what was said before it; answers to one prompt are of one task. The reward of a
-message of OASST is 0 - rank (rank 0 is the best; a message without a rank is unscored), and that of a step of PRM800K
-its rating; the step is the number of steps before it, which are before it in the answer.
+Every answer is a record whose prompt is the preceding conversation; answers to one prompt share a task. The reward of
+an OASST message is 0 - rank (rank 0 is the best; without a rank it is unscored), the reward of a PRM800K step its
+rating. `step` is the number of previous steps, which precede it in the answer.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts |
         if len(before) > _MAX_DEPTH:
             raise BadRecord(f"replies: more than {_MAX_DEPTH} messages below each other")
         message = Message(role_of(text(node.get("role"), "role")), text(node.get("text"), "text"))
-        # An answer that others follow is context for them.
+        # An answer is context for its replies.
         context = Message(message.role, message.content, generated=False if message.role == "assistant" else None)
         if message.role == "assistant":
             rank = score(node.get("rank"))
@@ -95,7 +95,7 @@ def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts
         elif isinstance(human, dict) and isinstance(human.get("text"), str):
             done.append(human["text"])
         else:
-            break  # the solution ends here: no step was chosen
+            break  # no step was chosen: the solution ends here
     if not number:
         raise BadRecord("label.steps: no completion")
 

@@ -5,7 +5,7 @@
     openai-evals   {object: "eval.run.output_item", sample{input, output}, results: [{name, score, passed}]};
                    logs of the package `evals`: {sample_id, type: "sampling" | "match" ..., data}, one event a line
 
-`doc`, `target` and `vars` are what the answer was asked for or compared with, never an answer.
+`doc`, `target` and `vars` hold the question or the reference, never an answer.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def _take_lm_eval(row: Json) -> Iterator[Json]:
         asked = [list(mapping(one, "arguments").values()) for one in asked.values()]
     requests = [one for one in items(asked, "arguments") if isinstance(one, list) and one]
     responses = row.get("resps") or row.get("filtered_resps")
-    # Of the samples of one request; likelihoods of given continuations are pairs of a number and a flag.
+    # Samples of one request; likelihoods of given continuations are (number, flag) pairs.
     answers = [one for some in items(responses, "resps") for one in (some if isinstance(some, list) else [some])]
     if not answers or not all(isinstance(answer, str) for answer in answers):
         raise BadRecord("resps: likelihoods of given answers, so the model wrote none")
@@ -89,7 +89,7 @@ def _promptfoo_rows(value: Any) -> list[Json]:
 
 
 def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each answer of a provider; one without an answer is rejected with its error."""
+    """Yield an experience for each answer of a provider; rows without an answer are rejected with their error."""
     for number, row in enumerate(_promptfoo_rows(value)):
         try:
             yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))
@@ -98,7 +98,7 @@ def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Par
 
 
 def _promptfoo_row(row: Json, origin: Origin) -> Parts:
-    response = mapping(row["response"], "response")  # `_promptfoo_rows` has looked for it
+    response = mapping(row["response"], "response")  # checked by `_promptfoo_rows`
     output = response.get("output")
     if output in (None, ""):
         raise BadRecord(f"no output: {str(row.get('error') or response.get('error') or 'no error given')[:200]}")

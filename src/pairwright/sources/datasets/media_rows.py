@@ -2,9 +2,9 @@
 
     {messages | conversations: [turn, ...], images | videos | audios: [path, ...]}, perhaps with {chosen, rejected}
 
-Every `<image>`, `<video>` or `<audio>` in the text stands for the next file of its list, and becomes a part of the
-message that names the file: prompts with different files are different prompts. A row whose marks and files do not
-agree in number is refused, and so is one with calls of tools.
+Every `<image>`, `<video>` or `<audio>` mark in the text refers to the next file of its list and becomes a message part
+with the file's name, so prompts with different files differ. Rows whose numbers of marks and files differ are refused,
+and so are rows with tool calls.
 """
 
 import re
@@ -55,7 +55,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:
-    """Return a turn as a chat message with a part for each mark; takes the files off the front of their lists."""
+    """Return a turn as a chat message with a part for each mark; pops the files from the front of their lists."""
     turn = mapping(value, where)
     role = turn.get("role", turn.get("from"))
     if not isinstance(role, str) or role not in _ROLES:
@@ -63,7 +63,7 @@ def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:
     content = text(turn.get("content", turn.get("value")), where)
     parts: list[Json] = []
     for number, piece in enumerate(_MARK.split(content)):
-        # Text is at even places, the kind of a mark at odd ones.
+        # Even pieces are text, odd ones the kind of a mark.
         if number % 2 == 0:
             parts += [{"type": "text", "text": piece}] if piece else []
         elif not files[piece]:

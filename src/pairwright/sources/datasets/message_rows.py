@@ -1,11 +1,11 @@
-"""Logs and tables with one message a row: `{conversation_id, role, content, created_at, ...}`.
+"""Logs and tables with one message per row: `{conversation_id, role, content, created_at, ...}`.
 
-Rows of one conversation id are a conversation, wherever they are in the file; JSON Lines of messages without any id
-are one conversation. Within it, rows are in the order of their number (`turn`, `position` ...), else of their time,
-else of the file. What all its rows agree on (task, model, other fields) is of the conversation; other fields are in
-`info["message_fields"]`, one object a message. Messages of one conversation with different scores are refused, since
-nothing says which of them is the score of the whole. Where messages name the one before them (`parent_id`), every way
-from the first to a last message is an experience, as in the sessions of coding agents.
+Rows with the same conversation id form a conversation, anywhere in the file; JSON Lines of messages without any id are
+one conversation. Its rows are sorted by number (`turn`, `position` ...), else by time, else kept in file order. Fields
+equal in all rows (task, model, ...) belong to the conversation; others are in `info["message_fields"]`, one object per
+message. Conversations whose messages have different scores are refused, since none is known to be the overall score.
+If messages name their parent (`parent_id`), every path from the first to a last message is an experience, as in the
+sessions of coding agents.
 """
 
 import math
@@ -35,7 +35,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# The first of these that any row has names the conversation; compared as `plain_name` writes it.
+# Names of the conversation id, as `plain_name` returns them; the first name found in any row is used.
 _CONVERSATIONS = _words(
     """conversation_id conversation_uuid session_id session_uuid thread_id chat_id dialog_id dialogue_id trajectory_id
     rollout_id episode_id run_id trace_id interaction_id message_tree_id conversation session thread
@@ -50,7 +50,7 @@ _IDS = _words("message_id message_uuid msg_id uuid id")
 _SPEAKERS = _words("role sender speaker author message_role sender_role author_role from who participant sender_type")
 _TEXTS = _words("content text message body message_content message_text value utterance")
 _MAX_BRANCHES = 256
-# Of a message, beside its role and text; calls may be JSON text in a cell of a table.
+# Fields of a message besides role and text; in a table, calls may be JSON text.
 _MESSAGE_KEYS = (
     *("tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"),
     *("weight", "train", "loss_weight"),
@@ -60,12 +60,12 @@ _JSON_KEYS = frozenset({"tool_calls", "function_call"})
 
 
 def matches(value: Any) -> bool:
-    """Whether the records of a file are messages, with an answer of a model among them."""
+    """Whether the records of a file are messages with conversation ids, and a model's answer is among them."""
     return matches_transcript(value) and _shared_key(value, _CONVERSATIONS) is not None
 
 
 def matches_transcript(value: Any) -> bool:
-    """The same without an id: the lines of one conversation. JSON lists of messages are read by `openai-chat`."""
+    """Whether the lines are messages of one conversation without an id (`openai-chat` reads JSON lists of messages)."""
     if not isinstance(value, list) or len(value) < 2 or not all(map(_is_message, value)):
         return False
     return any(_role(row) == "assistant" for row in value)
@@ -78,7 +78,7 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
         rows = [turn for number, row in enumerate(rows) for turn in _mapped_rows(row, options.map, number)]
     key = _shared_key(rows, _CONVERSATIONS)
     roots = _roots(rows) if key is None else {}
-    conversations: dict[int | str | None, list[tuple[int, Json]]] = {}  # rows with their numbers in the file
+    conversations: dict[int | str | None, list[tuple[int, Json]]] = {}  # (row number, row)
     for number, row in enumerate(rows):
         conversation = identifier(row.get(key)) if key is not None and isinstance(row, dict) else roots.get(number)
         if not isinstance(row, dict) or (key is not None and conversation is None):
@@ -91,7 +91,7 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
         try:
             members = [row for _, row in numbered]
             for branch, way in enumerate(_ways(members)):
-                # Branches of one conversation are runs of their own: each conversation has room for 256.
+                # Each branch is a separate run; 256 run numbers are reserved per conversation.
                 place = origin.at(line, position * _MAX_BRANCHES + branch)
                 yield _read_conversation(name, conversation, branch, way, place, options)
         except (BadRecord, RecordError) as error:
@@ -147,7 +147,7 @@ def _read_conversation(
 
 
 def _shared_key(rows: list[Any], names: tuple[str, ...]) -> str | None:
-    """The field of the first of these names that any row has a value under."""
+    """Return the key of the first of these names that has a value in any row."""
     keys = {
         plain_name(key): key
         for row in rows
@@ -159,7 +159,7 @@ def _shared_key(rows: list[Any], names: tuple[str, ...]) -> str | None:
 
 
 def _roots(rows: list[Any]) -> dict[int, int | str]:
-    """Return the first message of each message's tree, by row; {} for rows that do not name the message before them."""
+    """Return the id of the first message in each row's tree, by row number; {} if rows do not name their parents."""
     id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
     if id_key is None or parent_key is None or not all(isinstance(row, dict) for row in rows):
         return {}
@@ -177,15 +177,15 @@ def _roots(rows: list[Any]) -> dict[int, int | str]:
 
 
 def _in_order(rows: list[Json]) -> list[Json]:
-    """Rows by number, else by time, where all have one; rows of one time stay in the order of the file."""
+    """Sort rows by number, else by time, if all have one; rows with equal times stay in file order."""
     for names, read_value in ((_NUMBERS, score), (_TIMES, _seconds)):
         key = _shared_key(rows, names)
         values = [None if key is None else read_value(row.get(key)) for row in rows]
         known = [value for value in values if value is not None and not math.isnan(value)]
         if len(known) < len(rows):
             continue
-        # Values that repeat do not tell the order of all rows: a question and its answer in one second. Of a file that
-        # has the newest row first, they are in that order, too.
+        # Equal values keep file order (a question and its answer within one second), reversed if the file has the
+        # newest row first.
         is_newest_first = known[0] > known[-1] and known == sorted(known, reverse=True)
         numbers = range(len(rows) - 1, -1, -1) if is_newest_first else range(len(rows))
         return [rows[number] for number in sorted(numbers, key=known.__getitem__)]
@@ -193,7 +193,7 @@ def _in_order(rows: list[Json]) -> list[Json]:
 
 
 def _seconds(value: Any) -> float | None:
-    """A time as a number: seconds, milliseconds, or ISO 8601 text; of one conversation all are alike."""
+    """Return a time (seconds, milliseconds or ISO 8601 text) as a number; units do not mix within a conversation."""
     if isinstance(value, dict):  # {created: 1705313000000}
         value = value.get("created", value.get("start"))
     number = score(value)
@@ -207,7 +207,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def _ways(rows: list[Json]) -> list[list[Json]]:
-    """The ways from a first message to a last one; rows that name no other row are one way, in their order."""
+    """Return the paths from a first message to a last one; rows without parents form one path, in order."""
     ordered = _in_order(rows)
     id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
     if id_key is None or parent_key is None:
@@ -239,7 +239,7 @@ def _field(row: Json, names: tuple[str, ...]) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    """The key whose plain name is the first of `names` that is there."""
+    """Return the key whose plain name comes first in `names`."""
     return next((key for name in names for key in keys if plain_name(key) == name), None)
 
 
@@ -249,7 +249,7 @@ def _role(row: Json) -> str | None:
 
 
 def _read_keys(row: Json) -> set[str]:
-    """The fields of a row that are read: the conversation, the message, the tools."""
+    """Return the keys of a row that are read: conversation, message and tools."""
     fields = (_field(row, _SPEAKERS), _field(row, _TEXTS), _field(row, _CONVERSATIONS))
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
 
@@ -267,7 +267,7 @@ def _is_message(row: Any) -> bool:
 
 
 def _chat_turn(row: Json, number: int) -> Json:
-    """A row as a chat message, without what is of the conversation or of the log."""
+    """Return a row as a chat message, without fields of the conversation or the log."""
     role, key = _role(row), _field(row, _TEXTS)
     if role is None:
         said = row.get(_field(row, _SPEAKERS) or "")
@@ -285,7 +285,7 @@ def _chat_turn(row: Json, number: int) -> Json:
 
 
 def _mapped_rows(row: Any, fields: FieldMap, number: int) -> list[Any]:
-    """Return a row with the message that the map names under usual names, and the result of its call after it."""
+    """Return a row with the mapped message under its usual names, followed by the result of its call."""
     if not isinstance(row, dict):
         return [row]
     session = value_at_path(row, parse_path(fields.fields["session"]))
@@ -301,7 +301,7 @@ def _mapped_rows(row: Any, fields: FieldMap, number: int) -> list[Any]:
 
 
 def _weight(value: Any) -> Any:
-    """A weight as JSON has it: in a cell of a CSV file it is text."""
+    """Return a weight as a JSON value; in a CSV cell it is text."""
     if not isinstance(value, str):
         return value
     number = {"true": 1.0, "false": 0.0}.get(value.strip().lower(), score(value))
@@ -319,7 +319,7 @@ FORMAT = Format(
     matches_named=lambda value: isinstance(value, dict),
     is_general=True,
 )
-# A variant of `openai-chat`, which has read such a JSON list before its lines can be taken for messages.
+# A variant of `openai-chat`, whose first variant has already claimed JSON lists of messages.
 TRANSCRIPT_FORMAT = Format(
     "openai-chat",
     "file",

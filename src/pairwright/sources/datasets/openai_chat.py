@@ -7,7 +7,7 @@
                                                                fields may also be next to the response
     [message, ...]                                             a conversation without a score
 
-A system prompt beside the messages (`system`, `system_prompt`, `instructions`) is the first message of the prompt.
+A separate system prompt (`system`, `system_prompt`, `instructions`) becomes the first message of the prompt.
 task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and tools; an `id` identifies the row, not
 its task, and goes to info. run = run, trial, sample_index or attempt. A response with several choices yields one
 experience per choice, all of one task and step.
@@ -73,7 +73,7 @@ def _take(row: Json) -> Iterator[Json]:
         yield {
             "prompt": prompt,
             "completion": [answer],
-            "tools": tools_of(request),  # scores and ids are in the row around it
+            "tools": tools_of(request),  # scores and ids are in the enclosing row
             "read_fields": _read_of(row),
             "info": {key: request[key] for key in _KEPT if request.get(key) is not None},
             "model_version": model if isinstance(model, str) else None,
@@ -82,7 +82,7 @@ def _take(row: Json) -> Iterator[Json]:
 
 
 def read_messages(value: Any, where: str) -> list[Message]:
-    """Convert messages; an assistant turn that is not to be trained (weight 0, train false) is not generated."""
+    """Convert messages; an assistant turn excluded from training (weight 0, train false) is not generated."""
     listed = items(json_value(value, where), where)
     usual = usual_chat(listed)
     if usual is not None:
@@ -99,7 +99,7 @@ def read_messages(value: Any, where: str) -> list[Message]:
     return messages
 
 
-# Names of the field in which a message of a tree names the one before it.
+# Names of the field that holds the id of a message's parent.
 PARENTS = (
     *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
     *("parentId", "parentUuid", "parentMessageId"),
@@ -107,7 +107,7 @@ PARENTS = (
 
 
 def names_parent(message: Any) -> bool:
-    """Whether a message names the one before it: a list of such messages is a tree, not one conversation."""
+    """Whether a message names its parent: a list of such messages is a tree, not one conversation."""
     return isinstance(message, dict) and any(isinstance(message.get(key), str | int) for key in PARENTS)
 
 
@@ -120,7 +120,7 @@ def _has_blocks(item: Any) -> bool:
 
 
 def _is_answered_beside(row: Json) -> bool:
-    """Whether the messages are a prompt alone and the answer is in another field, as `rows` reads it."""
+    """Whether the messages are only the prompt and the answer is in another field, which `rows` reads."""
     return row["messages"][-1]["role"] in ("user", "system", "developer") and any(
         isinstance(value, str | list) and (plain_name(key) in COMPLETIONS or singular(plain_name(key)) in COMPLETIONS)
         for key, value in row.items()
@@ -128,7 +128,7 @@ def _is_answered_beside(row: Json) -> bool:
 
 
 def _read_of(row: Json) -> frozenset[str]:
-    """Return the fields that are the task or the reward; other names of tasks and scores stay in info."""
+    """Return the fields read as task or reward; further tasks and scores stay in info."""
     names = names_in(row)
     key, used = task_key(row, names), reward_in(row, names)
     scores = [name for name in names.scores if isinstance(row[name], dict) or (used is not None and used[0] == name)]

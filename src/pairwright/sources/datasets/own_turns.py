@@ -1,10 +1,10 @@
-"""Turns as people keep them themselves, as chat messages: transcripts in one text, steps of an agent, mapped messages.
+"""Convert user-defined turns to chat messages: transcripts in one text, agent steps, mapped messages.
 
     "Customer: ...\\nAgent: ..."                                        a transcript; the labels are speakers
     [{thought, action, action_input, observation}, ...]                  steps of a ReAct agent
     [{who, said, tool, args, out}, ...]                                  messages whose fields the user's map names
 
-A speaker without a known role is refused with the map that gives it one.
+A speaker with an unknown role is refused; the reason shows the map that assigns one.
 """
 
 import re
@@ -35,7 +35,7 @@ _ENDS = _words("""finish final final_answer answer submit done end respond reply
 
 
 def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
-    """Return the turns of a transcript, or None for text that is none; BadRecord if a speaker's role is unknown.
+    """Return the turns of a transcript, or None for other text; BadRecord if a speaker's role is unknown.
 
     >>> transcript_turns("Customer: Hi\\nAgent: Hello,\\nwho is there?", {})
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello,\\nwho is there?'}]
@@ -48,12 +48,12 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     names = [match[1].strip() for match in labels]
     known = [roles.get(name.lower()) or (None if roles else speaker_role(name)) for name in names]
     if known[0] is None:
-        # Two names that take turns are speakers; other text with a colon is none.
+        # Two alternating names are speakers; other text with colons is not a transcript.
         repeated = len(names) > 1 and len(set(names)) == 2 and all(one != two for one, two in pairwise(names))
         if not repeated and not roles:
             return None
         raise BadRecord(f"{names[0]!r} has no known role, and {_roles_hint(names)} decides")
-    # Of several turns, at least one is the model's; a label without a role is text of the turn before it.
+    # At least one of several turns is the model's; a label without a role is text of the previous turn.
     marks = [(match, role) for match, role in zip(labels, known, strict=True) if role is not None]
     if "assistant" not in {role for _, role in marks} or len(marks) < 2:
         return None
@@ -65,7 +65,7 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
 
 
 def _line_turns(text: str) -> list[Json] | None:
-    """Return the turns of a transcript in one line: known speakers who take turns, the first at its start."""
+    """Return the turns of a transcript in one line: known, alternating speakers, the first at its start."""
     marks = [(match, role) for match in _LINE_LABEL.finditer(text) if (role := speaker_role(match[1])) is not None]
     if len(marks) < 2 or marks[0][0].start() > 0 or any(one[1] == two[1] for one, two in pairwise(marks)):
         return None
@@ -86,7 +86,7 @@ def _roles_hint(names: list[str]) -> str:
 
 
 def is_step(item: Any) -> bool:
-    """Whether an item is a step of an agent: an action with its input, its result or the thought before it."""
+    """Whether an item is an agent step: an action with its input, result or thought."""
     if not isinstance(item, dict) or "role" in item:
         return False
     action = _key(item, _ACTIONS)
@@ -110,7 +110,7 @@ def step_turns(items: list[Json]) -> list[Json]:
 
 
 def call_turns(said: Json, name: Any, arguments: Any, result: Any, call_id: str) -> list[Json]:
-    """Return a message of the assistant with one call, and the message of its result if it has one."""
+    """Return an assistant message with one call, followed by the message of its result, if any."""
     call = {
         "id": call_id,
         "type": "function",
@@ -131,7 +131,7 @@ def _final_text(value: Any) -> str:
 
 
 def mapped_turns(items: list[Any], fields: FieldMap, where: str) -> list[Json]:
-    """Return messages whose fields the user's map names; what it does not name has its usual name."""
+    """Return messages whose fields the user's map names; unmapped fields have their usual names."""
     return [
         turn for number, item in enumerate(items) for turn in mapped_turn(item, fields, f"{where}[{number}]", number)
     ]

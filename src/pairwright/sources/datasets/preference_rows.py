@@ -1,4 +1,4 @@
-"""Common code of the preference formats: two answers to one prompt, of which one is preferred.
+"""Common code of the preference formats: two answers to one prompt, one of them preferred.
 
 An answer is text, a message or a list of messages. Two lists that start with the prompt are full conversations and are
 split by `split_sides`. Scores of the answers are the rewards of the sides; the preference itself has none.
@@ -22,7 +22,7 @@ def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Me
     length = 0
     while length < limit and chosen[length] == rejected[length]:
         length += 1
-    # Two worlds that answered the same turn differently part at that turn, not at their answers.
+    # If the first differing turns are not generated, the divergence point is the generated turn before them.
     while not (chosen[length].is_generated and rejected[length].is_generated):
         length -= 1
         if length < 0:
@@ -72,7 +72,7 @@ def conversations_from(
     shared, chosen, rejected = split_sides(chosen, rejected)
     if not shared and not prompt:
         raise BadRecord("chosen and rejected: no prompt, neither of its own nor shared")
-    # Already there: the conversations begin with it, or one of their turns has its text.
+    # The conversations already begin with the prompt, or one of their turns has its text.
     is_repeated = shared[: len(prompt)] == prompt or (
         len(prompt) == 1 and any(message.text == prompt[0].text for message in shared)
     )

@@ -1,7 +1,7 @@
-"""Rows of public sets and services, declared: preferences, ranked answers, answers with ratings, demonstrations.
+"""Declared formats of public datasets and services: preferences, ranked answers, rated answers, demonstrations.
 
-    openai-preference    {input: {messages, tools}, preferred_output, non_preferred_output}, also of Together and
-                         Fireworks; `input` may be the messages themselves, or the text of the user
+    openai-preference    {input: {messages, tools}, preferred_output, non_preferred_output}, also used by
+                         Together and Fireworks; `input` may be the messages themselves, or the user's text
     customizer           {prompt, chosen_response, rejected_response} of NeMo Customizer
     nemo-rl-preference   {context, completions: [{rank, completion}, ...]}, a lower rank is better; {prompt, chosen,
                          rejected} only if the format is named, since TRL uses the same keys, or with the `reward_gap`,
@@ -13,20 +13,20 @@
                          {problem, generations, correctness_math_verify | correctness_llama}, OpenR1 and Trinity tasks
                          {raw_text, completions: [text], models, aspect, text}, requests to a judge: unscored
     customizer-sft       {prompt, completion} or {messages} of NeMo Customizer: demonstrations, with the reward 1.0 or
-                         the score that `--reward` names. Only if the format is named: nothing in such rows says that
-                         the answers are good, so without it they are unscored rows (datasets/rows.py)
+                         the score that `--reward` names. Only with `--format`: the rows themselves do not say that
+                         the answers are good, so otherwise they are unscored (datasets/rows.py)
     xlam                 {query, answers: [{name, arguments}], tools: [{name, description, parameters}]} (xLAM, APIGen),
-                         with the calls as JSON text: one turn with these calls. Nobody scored it
+                         with the calls as JSON text: one turn with these calls, unscored
 
 Scores of the sides are their rewards. Two ranked completions are a preference; more than two, or two of one rank, are
 experiences of one task with reward = 0 - rank, or the `reward` of the completion. `preference` of AlpacaEval is 1 or 2,
-or a number between them where the annotator was weighted: below 1.5 the first output is the better one. Ties (0 or 1.5)
-and annotations that failed (null) are quarantined.
+or a number between them for weighted annotators: below 1.5 the first output is better. Ties (0 or 1.5) and failed
+annotations (null) are quarantined.
 
 Each answer of UltraFeedback is an experience of one task. The reward is `overall_score`, else `fine-grained_score`,
-else `score` or `rating`; `--reward` selects another score or the rating of an aspect ("helpfulness"). A system prompt,
-of the row or of one answer (`custom_system_prompt`, which UltraFeedback varied between answers), is the first message
-of the prompt: answers to different system prompts are of different tasks.
+else `score` or `rating`; `--reward` selects another score or the rating of an aspect ("helpfulness"). A system prompt
+of the row or of one answer (`custom_system_prompt`, which UltraFeedback varied between answers) becomes the first
+message of the prompt: answers to different system prompts belong to different tasks.
 """
 
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def _take_nemo_rl(row: Json) -> Iterator[Json]:
     if "completions" not in row:
         yield _sides(row, "prompt", "chosen", "rejected")
         return
-    # NeMo RL's task_name is the name of the dataset, equal in all its rows: it stays in info.
+    # NeMo RL's task_name is the dataset's name, equal in all rows: it stays in info.
     shared: Json = {
         "prompt": prompt_from(row.get("context"), "context"),
         "task": task_of({key: item for key, item in row.items() if key != "task_name"}),
@@ -142,7 +142,7 @@ def _take_nemo_rl(row: Json) -> Iterator[Json]:
         where = f"completions[{number}]"
         item = mapping(item, where)
         rank = score(item.get("rank"))
-        # NaN, the only number that is not equal to itself, has no place in an order.
+        # NaN (the only number unequal to itself) cannot be ranked.
         if rank is None or rank != rank:
             raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
         reward = score(item.get("reward"))
@@ -234,7 +234,7 @@ def _is_ultrafeedback(value: Any) -> bool:
         return False
     if all(isinstance(answer, dict) for answer in answers):
         return all(isinstance(answer.get("response", answer.get("completion")), str | list) for answer in answers)
-    # A list of texts alone could be anything: ratings or models must be beside it.
+    # A list of texts is ambiguous without a parallel list of ratings or models.
     return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
 
 
@@ -271,7 +271,7 @@ def _components(answer: Json) -> Json:
     """Return all numeric scores of an answer by name, and the rating of each aspect."""
     components: Json = {key: score(answer.get(key)) for key in _SCORES if score(answer.get(key)) is not None}
     for aspect, annotation in object_or_empty(answer.get("annotations")).items():
-        # Several judgements of one aspect: the first is the one that counts.
+        # Of several judgements of one aspect, the first is used.
         if isinstance(annotation, list):
             annotation = annotation[0] if annotation else None
         rating = score(annotation.get("Rating", annotation.get("rating"))) if isinstance(annotation, dict) else None
@@ -307,12 +307,12 @@ def _take_demonstration(row: Json) -> Iterator[Json]:
         prompt, answer = prompt_from(row["prompt"], "prompt"), answer_from(row["completion"], "completion")
     else:
         raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
-    # A demonstration has something to learn from: both parts are there, and the answer is the assistant's.
+    # A demonstration needs a prompt and an answer of the assistant.
     if not (prompt or system_of(row, prompt)) or not answer or not answer[0].is_generated:
         raise BadRecord("expected a prompt and an answer of the assistant after it")
     if not any(message.text.strip() or message.tool_calls for message in answer):
         raise BadRecord("the answer is empty")
-    # The user has named it a demonstration: it is taken as correct.
+    # The user declared it a demonstration with `--format`, so it counts as correct.
     yield {"prompt": prompt, "completion": answer, "reward": 1.0, "reward_components": None}
 
 

@@ -1,7 +1,7 @@
-"""Formats of rows, declared: a predicate, the fields that are read, and a hook that finds prompt and answers.
+"""Declared row formats: a predicate, the fields that are read, and a hook that finds prompt and answers.
 
-What rows of all formats share is read here: task, tools and scores under their usual names (shapes/row_fields.py), the
-system prompt beside the messages, and the small fields that go to info.
+Fields common to all row formats are read here: task, tools and scores under their usual names (shapes/row_fields.py),
+a separate system prompt, and the small fields that go to info.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,15 +16,15 @@ from pairwright.sources.fields import BadRecord, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
 
-MAX_ANSWERS = 128  # of one row: candidates need runs of their own
+MAX_ANSWERS = 128  # per row: each candidate is a separate run
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A declared format of rows.
+    """A declared row format.
 
     `take` yields the fields of `Parts` for each record of a row: prompt and completion, messages, or prompt, chosen and
-    rejected. Other fields that it yields go before those of the row; `info` is added to the row's.
+    rejected. Other fields that it yields override those of the row; `info` is merged with the row's.
     """
 
     name: str
@@ -32,7 +32,7 @@ class RowFormat:
     matches: Callable[[Any], bool]
     take: Callable[[Json], Iterable[Json]]
     read_fields: frozenset[str]  # others go to info
-    begin: Callable[[Any], Json] = lambda value: mapping(value, "row")  # the row of a unit
+    begin: Callable[[Any], Json] = lambda value: mapping(value, "row")  # returns the row of a unit
     has_system: bool = True  # False: `take` puts the system prompt into the prompt
     has_runs: bool = False  # a row names its run
     matches_named: Callable[[Any], bool] = lambda value: False
@@ -52,7 +52,7 @@ class RowFormat:
                 usual |= {f"{side}_reward": side_score(row, side) for side in ("chosen", "rejected")}
             else:
                 usual["reward"], usual["reward_components"] = reward_of(row)
-                if usual["reward"] is None:  # a score that is not a number, such as "good", stays
+                if usual["reward"] is None:  # a non-numeric score, such as "good", stays in info
                     info |= {key: row[key] for key in REWARD_KEYS if key in known and isinstance(row.get(key), str)}
             if len(found) > 1:
                 usual["run"] = origin.ordinal * MAX_ANSWERS + number
@@ -88,14 +88,14 @@ def history_format(
     read_fields: frozenset[str] = frozenset(),
     begin: Callable[[Any], Json] = lambda value: as_row(value),
 ) -> Format:
-    """Return the format of a framework's message history, which is a list or in a row with the usual fields."""
+    """Return the format of a framework's message history: a bare list, or in a row with the usual fields."""
     return RowFormat(
         name, summary, matches, take, _OF_ROWS | read_fields, begin=begin, has_system=False, has_runs=True
     ).format
 
 
 def as_row(value: Any) -> Json:
-    """Return a row; a list of messages is the only field of its row."""
+    """Return a row; a bare list of messages becomes the row's only field."""
     return {"messages": value} if isinstance(value, list) else mapping(value, "row")
 
 
@@ -112,7 +112,7 @@ def history(messages: Sequence[Message], num_prompt: int | None = None, **fields
 
 
 def history_in(value: Any, keys: Sequence[str]) -> tuple[Any, str]:
-    """Return the history of a unit, which is a list or an object that has it under one of `keys`, and its path."""
+    """Return (history, path) of a unit: the unit itself if it is a list, else the value under one of `keys`."""
     if isinstance(value, dict):
         for key in keys:
             if isinstance(value.get(key), list):

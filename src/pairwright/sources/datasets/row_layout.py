@@ -1,6 +1,6 @@
-"""Which field of a row is what: the prompt, the answers, their scores, the preference between them.
+"""Identify the fields of a row: the prompt, the answers, their scores, the preference between them.
 
-Fields are told by their names (row_names.py) and by the type of their values. Where two fields could be the same part
+Fields are identified by their names (row_names.py) and the types of their values. If two fields could be the same part
 of the record, BadRecord names both and the `--map` that decides; nothing is guessed.
 """
 
@@ -42,9 +42,9 @@ from pairwright.sources.shapes.any_messages import decode_json_text
 
 _ROLES = frozenset(("system", "user", "assistant", "tool", "human", "gpt", "ai", "model", "bot", "chatgpt"))
 _MAX_ANSWERS = 128
-# Words that make a name an answer's: `gpt4_answer`, `response_llama`.
+# Words that mark a field as an answer: `gpt4_answer`, `response_llama`.
 _ANSWERS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
-# Words beside them that name no model: `model_answer`, `final_response`.
+# Words next to them that are not model names: `model_answer`, `final_response`.
 _NO_MODELS = frozenset(
     ("model", "final", "generated", "raw", "full", "predicted", "user", "correct", "best", "my", "new")
 )
@@ -54,7 +54,7 @@ PROMPT_BODIES = frozenset(
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One answer of a row: its value, its path in the record, the fields that tell its score and model, its name."""
+    """One answer of a row: its value, its path in the record, the fields with its score and model, its name."""
 
     value: Any
     where: str
@@ -77,7 +77,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def arrange(row: Json) -> Layout:
-    """Tell the parts of a row; raise BadRecord if a part is missing or could be two fields."""
+    """Identify the parts of a row; raise BadRecord if a part is missing or ambiguous."""
     sides = find_sides(row)
     if sides is not None:
         return _with_prompt(row, sides, used=_keys_of(sides), best=0)
@@ -101,7 +101,7 @@ def _keys_of(answers: tuple[Answer, ...]) -> set[str]:
 def _with_prompt(
     row: Json, answers: tuple[Answer, ...], *, used: set[str], best: int | None = None, is_tie: bool = False
 ) -> Layout:
-    """Add the prompt to the answers; they may also be conversations that begin with it."""
+    """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
     if talk_key is None and not answers:  # a transcript under any name
@@ -109,11 +109,11 @@ def _with_prompt(
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
-        # The turns of an agent do not repeat its task.
+        # An agent's turns do not include its task, so the prompt is needed.
         if key is not None and (is_step(turns[0]) or _role_of(turns[0]) == "assistant"):
             both = frozenset({talk_key, key})
             return Layout(prompt=prompt, prompt_key=key, conversation=turns, conversation_key=talk_key, used=both)
-        # A question beside a conversation is one of its turns, kept in info.
+        # A separate question repeats a turn of the conversation; it is kept in info.
         return Layout(conversation=turns, conversation_key=talk_key, used=frozenset({talk_key}))
     if not answers:
         raise BadRecord(_no_part("completion", row))
@@ -121,7 +121,7 @@ def _with_prompt(
     if talk_key is not None and key is None:
         turns = talk_in(row[talk_key]) or []
         if whole:
-            talk_key = None  # the conversation of one side, once more
+            talk_key = None  # repeats the conversation of one side
         elif turns and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
             raise BadRecord(
                 f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
@@ -155,7 +155,7 @@ def _no_part(part: str, row: Json) -> str:
 
 
 def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
-    """Return the key and the value of the prompt, and the key of the context before it; None for what is not there."""
+    """Return the key and the value of the prompt, and the key of the context before it; None for missing parts."""
     filled = [key for key in row if key not in used and _is_filled(row[key])]
     asked = [key for key in filled if _can_be_prompt(row[key])]
     keys = [key for key in asked if plain_name(key) in PROMPTS]
@@ -164,7 +164,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
     names = {plain_name(key): key for key in keys}
-    # Alpaca: an instruction, and the input that it is about.
+    # Alpaca: an instruction and its input.
     if names.keys() >= {"instruction", "input"} and all(isinstance(row[key], str) for key in keys):
         joined = f"{row[names['instruction']]}\n{row[names['input']]}"
         rest = [key for key in keys if plain_name(key) not in ("instruction", "input") and row[key] not in joined]
@@ -185,7 +185,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
 
 
 def _outermost(row: Json, keys: list[str], part: str) -> str:
-    """Return the key whose text contains those of all others; raise BadRecord if there is none."""
+    """Return the key whose text contains the texts of all other keys; raise BadRecord if there is none."""
     for key in sorted(keys, key=lambda key: turns_in(row[key]) is None):
         text = _text_of(row[key])
         if all(_text_of(row[other]) in text for other in keys):
@@ -228,7 +228,7 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
 
 
 def find_numbered(row: Json) -> tuple[Answer, ...] | None:
-    """Return the answers of a row that numbers them (response_a, response_b), or None."""
+    """Return numbered answers of a row (response_a, response_b), or None."""
     stems: dict[str, dict[int, str]] = {}
     for key in row:
         split = index_of(key)
@@ -256,9 +256,9 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
 
 
 def find_named(row: Json) -> tuple[Answer, ...] | None:
-    """Return answers whose fields are named after who wrote them: `gpt4_answer`, `llama_answer`; or None.
+    """Return answers whose fields are named after their author: `gpt4_answer`, `llama_answer`; or None.
 
-    They are answers only where a preference names one of them, or each has a score: `user_answer` beside
+    They count as answers only if a preference names one of them, or each has a score: `user_answer` and
     `other_answer` may be anything.
     """
     by_word: dict[str, dict[str, str]] = {}
@@ -280,13 +280,13 @@ def find_named(row: Json) -> tuple[Answer, ...] | None:
 
 
 def _without_words(key: str, name: str) -> str | None:
-    """Return what is left of a key without the words of a name, or None if it does not have them."""
+    """Return a key without the words of a name, or None if it does not contain them."""
     words, named = words_of(key), name.split("_")
     return "_".join(word for word in words if word not in named) if set(named) < set(words) else None
 
 
 def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
-    """Return the answers of an object of them, {model_x: text, model_y: text}, with scores from objects beside it."""
+    """Return the answers in an object, {model_x: text, model_y: text}, with scores from parallel objects."""
     for key, value in row.items():
         name = plain_name(key)
         if not isinstance(value, dict) or len(value) < 2 or not _is_list_name(name):
@@ -298,7 +298,7 @@ def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
             for other, column in row.items()
             if isinstance(column, dict) and column.keys() == value.keys() and is_score_name(other)
         }
-        # "answers" may be the options of a question: then nothing says what each is worth.
+        # "answers" may be the options of a question, without scores or a preference.
         if singular(name) in WEAK_COMPLETIONS and not beside and _preference_key(row) is None:
             continue
         answers = tuple(
@@ -310,22 +310,22 @@ def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
 
 
 def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
-    """Return the answers under one name: a value, or a list of candidates; and the keys that were used."""
+    """Return the answers under one name (a value, or a list of candidates), and the used keys."""
     listed = [key for key in row if _is_list_name(plain_name(key)) and _is_candidates(row[key])]
-    # "answers" may be what the answer was to be: they are candidates only where each has a score or a rank.
+    # "answers" may be references: they are candidates only if each has a score or a rank.
     weak_lists = [key for key in listed if singular(plain_name(key)) in WEAK_COMPLETIONS]
     scored = [key for key in weak_lists if _has_scores(row, key)]
     strong = [key for key in row if plain_name(key) in COMPLETIONS and _is_answer(row[key])]
     weak = [key for key in row if plain_name(key) in WEAK_COMPLETIONS and _is_answer(row[key])]
-    # Several texts under "solution" may be attempts at one answer: they are candidates where each has a score, too.
+    # Likewise, a list under "solution" holds candidates only if each has a score or a rank.
     weak = [key for key in weak if isinstance(row[key], str) or not _is_candidates(row[key]) or _has_scores(row, key)]
-    # Beside several candidates, a single answer is the reference or one of them.
+    # Next to several candidates, a single answer is the reference or one of them.
     for keys in ([key for key in listed if key not in weak_lists], strong, scored, weak):
         if not keys:
             continue
         key = keys[0] if len(keys) == 1 else _outermost(row, keys, "completion")
         if keys is strong or keys is weak:
-            # Text that happens to be a JSON list is one answer; only a real list is several.
+            # Text that happens to be a JSON list is one answer, not several.
             is_list = _is_candidates(row[key]) and not isinstance(row[key], str)
             return _listed_answers(row, key, row[key]) if is_list else ((Answer(row[key], key),), {key})
         return _listed_answers(row, key, decode_json_text(row[key]))
@@ -333,7 +333,7 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
 
 
 def _has_scores(row: Json, key: str) -> bool:
-    """Whether each item of a list has a score or a rank, inside it or in a list beside it."""
+    """Whether each item of a list has a score or a rank, in the item or in a parallel list."""
     answers, used = _listed_answers(row, key, decode_json_text(row[key]))
     if len(used) > 1:
         return True
@@ -344,7 +344,7 @@ def _has_scores(row: Json, key: str) -> bool:
 
 
 def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer, ...], set[str]]:
-    """Return the answers of a list, with their scores from lists beside it."""
+    """Return the answers of a list, with their scores from parallel lists."""
     if len(value) > _MAX_ANSWERS:
         raise BadRecord(f"{key}: {len(value)} candidates; the limit is {_MAX_ANSWERS}")
     beside = {
@@ -367,7 +367,7 @@ def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer
 
 
 def _scores_beside(row: Json, rest_of: Any) -> Json:
-    """Return the scores of one side or number: the fields whose name has the same mark and a word for scores."""
+    """Return the scores of one answer: fields named with its side or number and a word for scores."""
     scores: Json = {}
     for key, value in row.items():
         rest = rest_of(key)
@@ -382,7 +382,7 @@ def _scores_beside(row: Json, rest_of: Any) -> Json:
 
 
 def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, bool, set[str]]:
-    """Return which of the numbered answers is preferred, whether they tie, and the keys that tell."""
+    """Return the index of the preferred numbered answer, whether there is a tie, and the keys that were used."""
     hot = _one_hot(row, len(answers))
     if hot is not None:
         return hot
@@ -394,9 +394,9 @@ def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None,
 
 
 def _preference_key(row: Json) -> str | None:
-    """Return the field that tells which answer is preferred, or None."""
+    """Return the key of the preference between the answers, or None."""
     keys = [key for key in row if plain_name(key) in PREFERENCES and row[key] is not None]
-    # The name that says most: an id of the better response goes before a label.
+    # The id of the better response takes precedence over a label.
     return min(keys, key=lambda key: plain_name(key) in _LABELS) if keys else None
 
 
@@ -404,7 +404,7 @@ _LABELS = ("label", "labels", "verdict", "judgment", "judgement")
 
 
 def find_choice(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, set[str]]:
-    """Return which item of a list of answers is preferred, and the key that tells; a number is an index from 0."""
+    """Return the index of the preferred answer in a list, and the key that was used; numbers count from 0."""
     key = _preference_key(row)
     if key is None or plain_name(key) in _LABELS or any(answer.scores for answer in answers):
         return None, set()
@@ -434,7 +434,7 @@ def _one_hot(row: Json, num_answers: int) -> tuple[int | None, bool, set[str]] |
 
 
 def read_preference(value: Any, key: str, answers: tuple[Answer, ...]) -> int | None:
-    """Return the number of the preferred answer, or None for a tie; raise BadRecord for what could mean either."""
+    """Return the number of the preferred answer, or None for a tie; raise BadRecord for an ambiguous value."""
     names = [answer.where for answer in answers]
     first = index_of(names[0])
     way_out = f"--map 'completion={'|'.join(names)},reward=...' decides"
@@ -447,7 +447,7 @@ def read_preference(value: Any, key: str, answers: tuple[Answer, ...]) -> int | 
         raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}, and {way_out}")
     if plain_name(key) in SIGNED:
         return None if number == 0 else int(number > 0)
-    # SHP: 1 if the comment A is preferred, 0 if B is.
+    # SHP: 1 if comment A is preferred, 0 if B is.
     if first[0] == "human_ref" and plain_name(key) == "labels" and number in (0, 1):
         return 1 - int(number)
     if is_lettered(names[0]) or not first[1] <= number < first[1] + len(answers):
@@ -488,7 +488,7 @@ def turns_in(value: Any) -> list[Any] | None:
 
 
 def talk_in(value: Any) -> list[Any] | None:
-    """Return the turns of a field that is named like a conversation: it may also be a transcript."""
+    """Return the turns of a field named like a conversation, which may also be a transcript."""
     turns = turns_in(value)
     return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
 
@@ -496,7 +496,7 @@ def talk_in(value: Any) -> list[Any] | None:
 def _is_transcript(value: Any) -> bool:
     try:
         return isinstance(value, str) and transcript_turns(value, {}) is not None
-    except BadRecord:  # of speakers whose roles are unknown: any text may look like that
+    except BadRecord:  # unknown speakers: arbitrary text may look like that
         return False
 
 
@@ -551,7 +551,7 @@ def _role_of(turn: Any) -> str:
 
 
 def _is_answer(value: Any) -> bool:
-    """Whether a value can be an answer or several: text, a number under an answer's name, messages, candidates."""
+    """Whether a value can be one or several answers: text, a number, messages or candidates."""
     if isinstance(value, str):
         return True
     if isinstance(value, bool) or value is None:
@@ -572,7 +572,7 @@ def _is_content_part(item: Any) -> bool:
 
 
 def is_answer_name(key: str) -> bool:
-    """Whether a field would be read as an answer, as several, or as the preference between them."""
+    """Whether a field would be read as one or several answers, or as the preference between them."""
     name, split = plain_name(key), index_of(key)
     if is_completion_name(name) or _is_list_name(name) or name in PREFERENCES or "winner" in words_of(key):
         return True
@@ -590,7 +590,7 @@ def _is_filled(value: Any) -> bool:
 
 
 def _can_be_prompt(value: Any) -> bool:
-    """Whether a value has a text or a list to be the prompt: `user: {id}` beside `request: {text}` has none."""
+    """Whether a value contains text or a list, as a prompt must: `user: {id}` does not."""
     return not isinstance(value, dict) or any(
         isinstance(part, list) or (isinstance(part, str) and plain_name(key) in PROMPT_BODIES)
         for key, part in value.items()
@@ -602,7 +602,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of a value, for telling whether one field repeats another."""
+    """Return the text of a value, to check whether one field repeats another."""
     value = decode_json_text(value)
     if isinstance(value, str):
         return value.strip()

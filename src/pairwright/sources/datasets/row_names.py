@@ -1,7 +1,7 @@
-"""Names of columns in people's own data, and what each name means.
+"""Column names in user data, and their meaning.
 
-A name counts as its words in lower case: `modelResponse`, `model-response` and `Model response` are one name. These
-tables are what the `rows` format knows; `--map` names what they do not have.
+Names are compared by their words in lower case: `modelResponse`, `model-response` and `Model response` are equal. The
+`rows` format knows the names of these tables; `--map` handles all others.
 """
 
 import re
@@ -17,7 +17,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(without_accents(text).split())
 
 
-# What the model was asked. Of two that are there, one must contain the other, or the reader refuses.
+# The prompt. If a row has several of these, one must contain the others, or the row is refused.
 PROMPTS = _names(
     """prompt input question instruction query problem user user_input user_prompt user_message user_query input_text
     prompt_text question_text problem_statement human request post title_and_post source_text raw_prompt full_prompt
@@ -27,20 +27,18 @@ PROMPTS = _names(
     frage anfrage eingabe kundenfrage kundenanfrage aufgabe pregunta consulta entrada requete demande domanda richiesta
     pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 用户输入 질문 입력"""
 )
-# A prompt where no other is there.
+# A prompt if none of the above is present.
 WEAK_PROMPTS = _names(
     "description ticket_description customer inquiry enquiry incoming_message goal objective task_description ask"
 )
-# What came before it: turns before the prompt, or the prompt itself where it stands alone.
+# Turns before the prompt, or the prompt itself if there is no other.
 CONTEXTS = _names("context history chat_history conversation_history dialog_history previous_messages")
 CONVERSATIONS = _names(
     """messages conversations conversation dialog dialogue chat turns contents chat_messages message_list trajectory
     transcript message_history full_conversation"""
 )
-STEPS = _names(
-    "steps actions agent_steps intermediate_steps scratchpad trace"
-)  # of an agent: actions and their results
-# What the model answered.
+STEPS = _names("steps actions agent_steps intermediate_steps scratchpad trace")  # actions of an agent and their results
+# The model's answer.
 COMPLETIONS = _names(
     """completion response output generation generated generated_text generated_answer generated_response
     generated_output model_output model_response model_answer model_completion model_generation prediction predicted
@@ -54,9 +52,9 @@ COMPLETIONS = _names(
     antwort ausgabe respuesta salida reponse risposta resposta antwoord odpowiedz svar ответ 回答 応答 返信 出力 答え
     回复 答案 输出 模型回答 답변 응답 출력"""
 )
-# An answer where no other is there; beside one of the above it is the reference.
+# An answer if none of the above is present, else the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
-# Lists of answers have the plural of these names, or one of these.
+# Names of lists of answers, besides the plurals of the names above.
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = (
     *("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt"),
@@ -65,7 +63,7 @@ SYSTEMS = (
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
-# Two answers, the better one first; each name may have a word of _ANSWER_WORDS beside it: chosen_response.
+# (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
 SIDES = (
     ("chosen", "rejected"),
     ("preferred", "rejected"),
@@ -99,7 +97,7 @@ PREFERENCES = _names(
     chosen better_answer better_output human_vote selection preferred_index winner_index best_index
     besser bevorzugt mejor meilleur meilleure preferita preferito"""
 )
-# Signed preferences, as HelpSteer writes them: below zero the first answer is better, above zero the second.
+# Signed preferences (HelpSteer): below zero the first answer is better, above zero the second.
 SIGNED = frozenset({"overall_preference", "preference_strength"})
 TIES = frozenset({"tie", "draw", "equal", "same", "both", "neither", "none", "bothbad", "similar", "unclear"})
 SCORE_WORDS = _names(
@@ -108,7 +106,7 @@ SCORE_WORDS = _names(
     bewertung punkte punktzahl puntuacion calificacion punteggio valutazione evaluation_note avaliacao pontuacao
     feedback beoordeling ocena betyg оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
 )
-# A larger number is worse, or may be: never taken as a reward without the user's word.
+# Larger numbers are or may be worse: used as a reward only if the user says so.
 LOWER_IS_BETTER = _names(
     """loss error errors mistakes penalty distance perplexity ppl wer cer toxicity harm harmfulness risk hallucination
     hallucinations bias defects bugs violations complaints latency cost deviation mae mse rmse schulnote note"""
@@ -119,15 +117,15 @@ _NO_SCORES = _names(
 )
 _NO_SCORES_LAST = _names("answer answers option options choice key response output index count name text reason")
 RANKS = _names("rank ranking rang platz place")  # 1 is the best
-# What the answer should have been: never an answer of the model.
+# The expected answer, never an answer of the model.
 REFERENCE_WORDS = _names(
     """gold golden target targets expected reference references ref label labels ideal truth groundtruth answerkey
     canonical baseline rubric solution_key doc oracle musterloesung"""
 )
-# A prompt that a chat template has rendered already: raw text, which must not go through a template again.
+# Marks of a prompt that was already rendered by a chat template: raw text, not to be rendered again.
 RENDERED = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>", "<｜User｜>")
 
-# Who speaks, as people name the sides of a chat; compared as `plain_name` writes it.
+# Speaker names, as `plain_name` returns them -> role
 SPEAKERS: dict[str, str] = {
     **dict.fromkeys(
         _names(
@@ -172,7 +170,7 @@ def singular(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def plain_name(name: Any) -> str:
-    """Return a name as the tables above write it; `inputs.question` of an evaluation is `question`."""
+    """Return a name in the form of the tables above; `inputs.question` of an evaluation is `question`."""
     words = words_of(name) if isinstance(name, str) else ()
     if len(words) > 1 and words[0] in ("inputs", "outputs"):
         words = words[1:]
@@ -183,7 +181,7 @@ def plain_name(name: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def is_score_name(name: Any) -> bool:
-    """Whether a name has a word for scores in it, and none that says that less is better."""
+    """Whether a name contains a word for scores, and no word that means lower is better."""
     words = words_of(name) if isinstance(name, str) else ()
     if SCORE_WORDS.isdisjoint(words) or not LOWER_IS_BETTER.isdisjoint(words) or not _NO_SCORES.isdisjoint(words):
         return False
@@ -192,7 +190,7 @@ def is_score_name(name: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_reference_name(path: str) -> bool:
-    """Whether a path is of a reference: `gold`, `expected_output`, `doc.answer`, `label`.
+    """Whether a path names a reference: `gold`, `expected_output`, `doc.answer`, `label`.
 
     >>> is_reference_name("doc.answer"), is_reference_name("goldAnswer"), is_reference_name("answer")
     (True, True, False)
@@ -201,7 +199,7 @@ def is_reference_name(path: str) -> bool:
 
 
 def speaker_role(name: Any) -> str | None:
-    """Return the role of a speaker by a usual name, or None.
+    """Return the role of a speaker with a usual name, or None.
 
     >>> speaker_role("Customer"), speaker_role("support-agent"), speaker_role("U024")
     ('user', 'assistant', None)
@@ -213,7 +211,7 @@ def speaker_role(name: Any) -> str | None:
 def _role_of(words: tuple[str, ...]) -> str | None:
     role = SPEAKERS.get("_".join(words))
     if role is None:
-        # "Support Agent", "bot v2", "Customer 17": all words that are known say the same.
+        # "Support Agent", "bot v2", "Customer 17": all known words have the same role.
         known = {SPEAKERS[word] for word in words if word in SPEAKERS and len(word) > 1}
         others = [word for word in words if word not in SPEAKERS and not word.isdigit() and len(word) > 2]
         role = next(iter(known)) if len(known) == 1 and not others else None
@@ -251,7 +249,7 @@ def is_answer_stem(stem: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def side_of(name: str, side: str) -> str | None:
-    """Return what is left of a name without the words of a side, or None if it does not have them.
+    """Return a name without the words of a side, or None if it does not contain them.
 
     >>> side_of("chosen_response", "chosen"), side_of("score_chosen", "chosen"), side_of("prompt", "chosen")
     ('response', 'score', None)
@@ -267,7 +265,7 @@ def is_answer_word(rest: str) -> bool:
 
 
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
-    """Return the system prompt that is beside the messages of a row; [] if they have it already."""
+    """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
         return []
     for key in SYSTEMS:

@@ -1,13 +1,13 @@
-"""Rows of people's own data: a prompt and an answer under any of their usual names, with a score.
+"""Rows of user data: a prompt and an answer under any of their usual names, with a score.
 
     {prompt | input | question | instruction ..., completion | response | output ..., reward | score | correct ...}
     {question, responses: [text], scores: [number]}, {prompt, answers: [{answer, rank}]}      several candidates
     {prompt, response_a, response_b, winner}, {context, response1, response2, overall_preference}     preferences
     {conversations | conversation | dialog | messages | contents: [turn, ...], reward}        turns of any shape
 
-Which field is what is told by row_layout.py, or by the user's `--map`. Text is a chat turn, of the user or of the
-assistant; a prompt that a chat template has rendered already is raw text (role `text`), as TRL's standard rows are.
-A transcript ("\\n\\nHuman: ...") is split into turns. This format is tried last: every other one is more specific.
+row_layout.py or the user's `--map` identifies the fields. Text becomes a chat turn of the user or the assistant; a
+prompt already rendered by a chat template is raw text (role `text`), like TRL's standard rows. A transcript
+("\\n\\nHuman: ...") is split into turns. This format is the most general one and is tried last.
 """
 
 import re
@@ -70,14 +70,14 @@ from pairwright.sources.shapes.traces import pick_reward
 NAME = "rows"
 _MAX_ANSWERS = 128
 _HUMAN = re.compile(r"\n\n(Human|Assistant):")
-_BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
+_BODIES = ("text", "content", "message", "messages", "value")  # keys of a candidate object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
-_DECIDES = "decides"  # the last word of a refusal that a map resolves
+_DECIDES = "decides"  # occurs in refusals that a map resolves
 
 
 def matches(value: Any) -> bool:
     """Whether a row has a prompt and an answer, or a conversation with an answer in it."""
-    # A trace has an input and an output, too; read as a row it would lose the calls in its spans. So would a span.
+    # Traces and spans also have an input and an output; read as a row, they would lose the calls inside.
     if not isinstance(value, dict) or any(map(_is_spans, value.items())):
         return False
     if "trace_id" in value and any(key in value for key in ("parent_id", "parent_run_id", "parent_span_id")):
@@ -86,7 +86,7 @@ def matches(value: Any) -> bool:
         layout = arrange(apply_map(value, NO_MAP)[0])
         return layout.conversation is None or any(map(_is_from_model, turns_in(layout.conversation) or ()))
     except BadRecord as error:
-        return _DECIDES in str(error)  # it is a row, and the user must say how to read it
+        return _DECIDES in str(error)  # a row, but the user must say how to read it
     except RecursionError:
         return False
 
@@ -98,7 +98,7 @@ def _is_spans(field: tuple[Any, Any]) -> bool:
 
 
 def refuse(rows: list[Any], options: Options) -> str | None:
-    """Return why a file cannot be read as rows: a preference or a score of it could mean two things."""
+    """Return why a file cannot be read as rows: a preference or score is ambiguous."""
     for row in rows:
         try:
             if isinstance(row, dict):
@@ -111,16 +111,16 @@ def refuse(rows: list[Any], options: Options) -> str | None:
     return doubtful_scores(rows) if options.reward is None and "reward" not in options.map else None
 
 
-# A rating of these values beside 1 to 5 mostly means that there is none.
+# Among ratings from 1 to 5, these values usually mean "not rated".
 _NOT_RATED = (-1.0, 99.0, 999.0, -99.0, -999.0)
 _NO_VALUE = frozenset(
     ("", "-", "--", "—", "?", "n/a", "na", "none", "null", "nan", "unrated", "not rated", "skip", "skipped")
 )
-_MAX_WORDS = 8  # of a column of verdicts; more are free text
+_MAX_WORDS = 8  # distinct verdicts in a column; more are free text
 
 
 def doubtful_scores(rows: list[Json]) -> str | None:
-    """Return why the scores of a file need the user's word: some are not understood, or may mean "not rated"."""
+    """Return why the user must confirm the scores of a file: some are not understood, or may mean "not rated"."""
     for key in dict.fromkeys(key for row in rows for key in row):
         if not is_score_name(key) and key not in REWARD_KEYS:
             continue
@@ -164,7 +164,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     scores = [_score(row, answer, options, is_alone=len(sides) == 1) for answer in answers]
     if len(answers) == 1 and len(sides) > 1:  # the choices of one response
         answers, scores = answers * len(sides), scores * len(sides)
-    # What the map put under a name of ours is not the row's field of that name.
+    # A mapped value under a usual name is not the row's own field of that name.
     used = (layout.used | _READ | {tools_key} | {key for _, _, keys in scores for key in keys}) - (
         row.keys() - rest.keys()
     )
@@ -187,13 +187,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         return
     for number, (answer, completion, (reward, components, _)) in enumerate(zip(answers, sides, scores, strict=True)):
         if options.reward is None and (layout.best is not None or layout.is_tie):
-            # Of several answers the preferred one has 1 and the others 0; equal ones share it.
+            # The preferred answer has reward 1 and the others 0; in a tie, all have 0.5.
             reward = 0.5 if layout.is_tie else float(number == layout.best)
         yield Parts(
             NAME,
             origin,
             task=task,
-            # Candidates need runs of their own: each line of the file has room for 128.
+            # Each candidate is a separate run; 128 run numbers are reserved per line.
             run=origin.ordinal * _MAX_ANSWERS + number if len(sides) > 1 else run_of(row),
             prompt=prompt,
             completion=completion,
@@ -205,9 +205,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         )
 
 
-# The user's map: the row as it would be if its fields had the usual names.
+# The user's map: renames the fields of a row to the usual names.
 
-# Where each target of a map goes; a list of completions or rewards has the plural.
+# Target of a map -> usual name; lists of completions or rewards use the plural.
 _USUAL_NAMES = {
     "prompt": "prompt",
     "messages": "messages",
@@ -225,7 +225,7 @@ _USUAL_NAMES = {
 }
 
 
-# Public sets whose rows have names that mean something else elsewhere: the fields that tell a set, and its map.
+# Public datasets whose names usually mean something else: (fields that identify the dataset, its map)
 _KNOWN_MAPS = (
     (
         frozenset({"info", "summaries", "choice"}),  # OpenAI's summarize_from_feedback
@@ -235,12 +235,12 @@ _KNOWN_MAPS = (
 
 
 def known_map(row: Json) -> FieldMap:
-    """Return the map of a public set that is known by its fields; an empty one for other rows."""
+    """Return the map of a public dataset recognized by its fields; an empty map for other rows."""
     return next((fields for names, fields in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
 
 
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
-    """Return a row with the mapped fields under their usual names, and what is left of the row without them."""
+    """Return a row with the mapped fields under their usual names, and the rest of the row."""
     fields = fields if fields.names_fields else known_map(row)
     if not fields:
         return row, row
@@ -261,7 +261,7 @@ def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
         renamed["messages"] = _mapped_messages(renamed["messages"], fields)
     if "best" in fields:
         renamed["best_index"] = _mapped_best(fields.value(row, "best"), fields, renamed)
-    # Messages beside a completion are the prompt.
+    # Messages next to a completion are the prompt.
     if "messages" in fields and ("completion" in fields or "chosen" in fields) and "prompt" not in fields:
         renamed["prompt"] = renamed.pop("messages")
     return renamed, rest
@@ -297,7 +297,7 @@ def _mapped_best(value: Any, fields: FieldMap, row: Json) -> int:
 
 
 def _is_replaced(key: str, fields: FieldMap) -> bool:
-    """Whether a field would be read as something that the map names: the user has decided otherwise."""
+    """Whether a field would be read as a target that the map assigns to another field."""
     name = plain_name(key)
     if ("prompt" in fields or "messages" in fields) and (name in PROMPTS or name in CONTEXTS or name in CONVERSATIONS):
         return True
@@ -309,7 +309,7 @@ def _is_replaced(key: str, fields: FieldMap) -> bool:
 
 
 def read_turns(value: Any, where: str) -> list[Message]:
-    """Convert turns of any shape to messages; a turn that is none is BadRecord."""
+    """Convert turns of any shape to messages; BadRecord for an invalid turn."""
     listed = turns_in(value)
     if listed is None:
         raise BadRecord(f"{where}: expected messages, got {kind_of(value)}")
@@ -330,7 +330,7 @@ def read_turns(value: Any, where: str) -> list[Message]:
 
 
 def _with_usual_role(turn: Json) -> Json:
-    """Return a turn with the usual name of its role, and with calls and results out of its content parts."""
+    """Return a turn with the usual name of its role, and with calls and results taken from its content parts."""
     role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
         return turn
@@ -339,9 +339,9 @@ def _with_usual_role(turn: Json) -> Json:
     parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
     if not any(part.get("type") in ("tool_call", "tool_result") for part in parts):
         return turn
-    if any("tool_use_id" in part for part in parts):  # Anthropic's blocks, which `read_messages` knows
+    if any("tool_use_id" in part for part in parts):  # Anthropic's blocks, read by `read_messages`
         return turn
-    # As evaluators of agents write it: {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
+    # Agent evaluators write {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
     calls = [
         {"id": part.get("tool_call_id", part.get("id")), **mapping(part.get("tool_call", part), "tool_call")}
         for part in parts
@@ -381,7 +381,7 @@ def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[li
     if exchanges is not None:
         return _split_conversations(row, [], exchanges)
     prompt_value = _only_text(layout.prompt)
-    if prompt_value is not layout.prompt:  # inputs and outputs of a program, as tables of tracing tools have them
+    if prompt_value is not layout.prompt:  # inputs and outputs of a program, in tables of tracing tools
         layout, values = replace(layout, prompt=prompt_value), [_only_text(value) for value in values]
     if isinstance(layout.prompt, str) and any(mark in layout.prompt for mark in RENDERED):
         if not all(isinstance(value, str) for value in values):
@@ -411,7 +411,7 @@ def _only_text(value: Any) -> Any:
 def _split_conversations(
     row: Json, prompt: list[Message], sides: list[list[Message]]
 ) -> tuple[list[Message], list[list[Message]]]:
-    """Return the prompt that whole conversations begin with, and what is left of each."""
+    """Return the shared prompt of whole conversations, and the rest of each."""
     if len(sides) == 2:
         prompt, chosen, rejected = conversations_from(prompt, *sides)
         return [*system_of(row, prompt), *prompt], [chosen, rejected]
@@ -428,7 +428,7 @@ def _split_conversations(
 
 
 def _exchanges(prompt: Any, values: list[Any]) -> list[list[Message]] | None:
-    """Read a conversation stored as lists of texts: the user's turns, and for each side the answers to them."""
+    """Read a conversation stored as lists of texts: the user's turns, and the answers of each side."""
     asked = decode_json_text(prompt)
     if not isinstance(asked, list) or not asked or not all(isinstance(text, str) for text in asked):
         return None
@@ -451,7 +451,7 @@ def _read_prompt(value: Any, where: str) -> list[Message]:
         return read_turns(value, where)
     if isinstance(value, str):
         pieces = _HUMAN.split(value)
-        # A transcript: role and text in turn; the last turn may be the empty one that the model is to write.
+        # A transcript: alternating role and text; the last turn may be empty, for the model to write.
         if len(pieces) > 1 and not pieces[0].strip():
             roles = {"Human": "user", "Assistant": "assistant"}
             turns = [Message(roles[role], text.strip()) for role, text in zip(pieces[1::2], pieces[2::2], strict=True)]
@@ -504,7 +504,7 @@ def _score(
 
 
 def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, set[str]]:
-    """Return the reward of a row, under its usual names, other names of scores, or inside the object of a judge."""
+    """Return reward, components and used keys of a row: from usual or other score names, or a judge's object."""
     reward, components = reward_of(row, options)
     if reward is not None or components:
         usual = reward_in(row)
@@ -516,12 +516,12 @@ def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, se
     if not named:
         named = nested_scores({key: decode_json_text(value) for key, value in row.items()})
     if named:
-        # Several scores of different names: the rule for components decides, or the user with --reward.
+        # Several scores: `--reward` or the rule for components decides.
         keys = {name.partition(".")[0] for name in named} & row.keys()
         return pick_reward(named, options.reward), (named if len(named) > 1 else None), keys
     for key, value in row.items():
         rank = score(value) if plain_name(key) in RANKS and options.reward is None else None
-        if rank is not None:  # it counts from the best: 0.0 - rank, since -rank would give -0.0 for the rank 0
+        if rank is not None:  # 0.0 - rank, since -rank would be -0.0 for rank 0
             return 0.0 - rank, None, {key}
     # SWE trajectories: whether the issue was resolved; anything else under this name is a reference.
     return (float(row["target"]), None, {"target"}) if isinstance(row.get("target"), bool) else (None, None, set())
@@ -536,7 +536,7 @@ def _model(row: Json, answer: Answer) -> str | None:
 
 
 def _info_of(answer: Answer) -> Json:
-    """Return the small fields of a candidate that is an object."""
+    """Return the small fields of a candidate object."""
     item = answer.value if isinstance(answer.value, dict) else {}
     if "role" in item:
         return {}
@@ -545,20 +545,20 @@ def _info_of(answer: Answer) -> Json:
 
 
 def records_in(document: Any) -> list[Any]:
-    """Return the rows of a document that keeps them below one name, by their ids, or column by column; else [].
+    """Return the rows of a document that stores them in a list, by id, or by column; else [].
 
     {tickets: [row, ...]}, {rows: [{row_idx, row: {}}]} of the dataset viewer, {id: row}, {prompt: [...], answer: [...]}
     """
     if not isinstance(document, dict) or any(map(_is_spans, document.items())):
         return []
     parts = list(document.values())
-    # Lists of texts for both sides are the turns of one conversation each.
+    # Two lists of texts for chosen and rejected are the turns of one conversation each.
     if len(parts) > 1 and all(isinstance(part, list) and len(part) > 1 for part in parts) and not find_sides(document):
         is_table = len(set(map(len, parts))) == 1 and not any(
             isinstance(x, dict | list) for part in parts for x in part
         )
         return [dict(zip(document, cells, strict=True)) for cells in zip(*parts, strict=True)] if is_table else []
-    if matches(document):  # a row itself, whatever lists it has
+    if matches(document):  # a single row, even if it has lists
         return []
     if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
         return parts if all(part.keys() == parts[0].keys() and matches(part) for part in parts) else []
@@ -581,7 +581,7 @@ def _read_document(value: Any, origin: Origin, options: Options) -> Iterator[Par
             yield Rejected(origin.file, None, f"record {number}: {error}", NAME)
 
 
-# A JSON document with rows in it; tried before the rows themselves, since columns of texts look like one row.
+# A JSON document that contains rows; tried before `FORMAT`, since columns of texts look like one row.
 DOCUMENT_FORMAT = Format(
     NAME,
     "file",

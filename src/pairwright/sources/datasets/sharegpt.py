@@ -33,7 +33,7 @@ class _Calls:
         for call in calls:
             numbered.append(ToolCall(call.name, call.arguments, f"call_{self.num_calls}"))
             self.num_calls += 1
-        # A result answers the calls right before it; older ones without a result wait no longer.
+        # A result answers the calls directly before it; older unanswered calls are dropped.
         self.waiting = [call.id for call in numbered if call.id is not None]
         return tuple(numbered)
 
@@ -55,7 +55,7 @@ def turns_of_values(value: Any, where: str, *, num_calls: int = 0) -> list[Messa
         generated, weight = False if is_left_out(marked) else None, read_weight(marked)
         if role == "function_call":
             calls_in_text = calls_of_text(content or "")
-            if calls_in_text is None:  # not what a call looks like: kept as the text that it is
+            if calls_in_text is None:  # not a call: kept as text
                 messages.append(Message("assistant", content, generated=generated, extra={"from": speaker, **weight}))
             else:
                 in_text = calls.add(calls_in_text)
@@ -156,7 +156,7 @@ def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:
     """Convert an answer (a turn, a list of turns, or text) to messages."""
     if isinstance(value, str):
         return [Message("assistant", value)]
-    # Calls of the answer go on counting behind those of the prompt.
+    # Calls of the answer are numbered after those of the prompt.
     num_calls = sum(len(message.tool_calls) for message in prompt)
     answer = turns_of_values([value] if isinstance(value, dict) else value, where, num_calls=num_calls)
     if not answer:

@@ -1,10 +1,10 @@
-"""Slack and Discord exports: the messages of a channel, where a bot answers people and reactions are the scores.
+"""Slack and Discord exports: channel messages in which a bot answers people; reactions are the scores.
 
     {channel, messages: [{ts, user | bot_id, text, thread_ts, reactions: [{name, count}]}]}, or the list alone
     {channel, messages: [{timestamp, author{name, isBot}, content, reactions: [{emoji{name}, count}]}]} (Discord)
 
-Each message of a bot is an experience: its prompt is what was said since the message of the bot before it, in the same
-thread where there is one. More thumbs up than down are the reward 1, more down 0; without reactions there is none.
+Each message of a bot is an experience; its prompt is the messages since the bot's previous message, within the thread
+if there is one. More thumbs up than down give reward 1, more down reward 0; without reactions there is no reward.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def _messages(value: Any) -> list[Json]:
 
 
 def _as_slack(item: Json) -> Json:
-    """Return a message of a Discord channel under the names of Slack's."""
+    """Return a Discord message with Slack's field names."""
     author, sent = object_or_empty(item.get("author")), item.get("timestamp")
     if "isBot" not in author or not isinstance(sent, str):
         return item
@@ -77,8 +77,8 @@ def _reward(item: Json) -> float | None:
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each message of a bot that follows a message of somebody else."""
-    # Times of Slack are seconds, those of Discord ISO 8601 text.
+    """Yield an experience for each message of a bot that follows another author's message."""
+    # Slack's times are seconds, Discord's are ISO 8601 text.
     listed = sorted(_messages(value), key=lambda item: (score(item.get("ts")) or 0.0, str(item.get("ts"))))
     if not any(map(_is_bot, listed)):
         people = list(dict.fromkeys(str(item.get("user")) for item in listed))[:4]
@@ -94,7 +94,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | 
         if not isinstance(said, str) or not said.strip():
             continue
         thread = identifier(item.get("thread_ts"))
-        # The first message of a thread is itself without `thread_ts` until somebody answers in it.
+        # The first message of a thread may lack `thread_ts`, so a thread starts with the last message outside threads.
         waiting = asked.setdefault(thread, [*asked.get(None, [])[-1:]] if thread is not None else [])
         if not _is_bot(item):
             waiting.append(Message("user", said))

@@ -4,7 +4,7 @@
     {chosen, rejected}                implicit: two conversations; the prompt is their common prefix
     {prompt, completion, label}       unpaired: an experience with reward 1.0 or 0.0
     {prompt, completions, labels}     stepwise: an experience whose answer has one part per step; the labels are in
-                                      info["step_labels"], and it is unscored, since the outcome was not judged
+                                      info["step_labels"], unscored, since the outcome was not judged
 
 Rows whose prompt and answers are all text are TRL's standard rows: raw text, which TRL trains without a chat template.
 They are read as messages of role text. Text is read as a chat turn (user or assistant), with info["form"] = "text", if
@@ -35,7 +35,7 @@ _READ = frozenset(
     {*_PROMPTS, *SYSTEMS, "input", "chosen", "rejected", "completion", "completions", "label", "labels", "tools",
      "messages", *SCORES}
 )  # fmt: skip
-_CHAT_KEYS = frozenset((*_PROMPTS[1:], *SYSTEMS))  # fields that only rows of chats have
+_CHAT_KEYS = frozenset((*_PROMPTS[1:], *SYSTEMS))  # fields specific to chat rows
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
 _HUMAN = "\n\nHuman:"
 # Turn markers of Anthropic's HH transcripts; the group is the role.
@@ -78,14 +78,14 @@ def _pair(row: Json) -> Json:
     """Return the preference of a row."""
     info: Json = {}
     sides = row["chosen"], row["rejected"]
-    # Transcripts hold the prompt in both sides, as conversations do.
+    # Both sides of a transcript contain the prompt, like conversations.
     is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
     if _is_raw_text(row, *sides) and not is_transcript:
         return dict(zip(_SIDES, _texts(row.get("prompt"), *sides), strict=True))
     prompt = _prompt(row)
     if isinstance(sides[0], str) and isinstance(sides[1], str):
         info["form"] = "text"
-        # Texts without a prompt: it is their common beginning, cut off from both.
+        # Texts without a prompt: their common prefix is the prompt.
         if not prompt and not is_transcript:
             shared = _common_beginning(*sides)
             prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
@@ -145,14 +145,14 @@ def _prompt(row: Json) -> list[Message]:
     if key is None:
         return prompt_from(row["messages"], "messages") if _is_prompt(row.get("messages")) else []
     value = row[key]
-    # Alpaca rows: the instruction, and the input that it is about.
+    # Alpaca rows: an instruction and its input.
     if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
         value = f"{value}\n{row['input']}"
     return prompt_from(value, key)
 
 
 def _is_prompt(value: Any) -> bool:
-    """Whether messages beside the answers are their prompt; mostly they are the chosen conversation once more."""
+    """Whether messages next to the answers are their prompt; usually they repeat the chosen conversation."""
     return _is_side(value) and isinstance(value, list) and value[-1]["role"] != "assistant"
 
 
@@ -167,7 +167,7 @@ def _is_raw_text(row: Json, *answers: Any) -> bool:
 
 
 def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[list[Message], list[Message], list[Message]]:
-    """Return prompt and answers of raw text; without a prompt, it is the common prefix of both texts."""
+    """Return prompt and answers of raw text; the default prompt is the common prefix of both texts."""
     if prompt is None:
         prompt = _common_beginning(chosen, rejected)
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
@@ -176,13 +176,13 @@ def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[list[Message
 
 
 def _common_beginning(chosen: str, rejected: str) -> str:
-    cut, end = 0, min(len(chosen), len(rejected)) - 1  # at least a character is left for each answer
+    cut, end = 0, min(len(chosen), len(rejected)) - 1  # leave at least one character for each answer
     while cut < end and chosen[cut] == rejected[cut]:
         cut += 1
-    # Back to white space, so that no word is cut in two.
+    # Back to white space, so that no word is split.
     while cut > 0 and not chosen[cut - 1].isspace():
         cut -= 1
-    prompt = chosen[:cut].rstrip()  # the white space belongs to the answers, as in TRL
+    prompt = chosen[:cut].rstrip()  # white space belongs to the answers, as in TRL
     if not prompt:
         raise BadRecord("chosen and rejected: texts without a prompt that begin differently")
     return prompt

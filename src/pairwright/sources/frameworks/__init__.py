@@ -1,1 +1,1 @@
-"""Messages and traces as agent frameworks and model gateways save them."""
+"""Messages and traces saved by agent frameworks and model gateways."""

@@ -1,11 +1,11 @@
-"""Sessions of Google's Agent Development Kit, as its session services and its web page save them.
+"""Sessions of Google's Agent Development Kit, saved by its session services and its web page.
 
     {id, appName, userId, state, events[{invocationId, author, content{role, parts[]}, partial, actions{}}]}
 
-Names are in camel or in snake case. Events with `partial` are pieces of an answer that a later event has whole. A
-session is read only where its events are what the model was given: with several agents, each is shown the turns of the
-others in words that are not logged, and a rewind or a compaction changes what came before. Neither instructions nor
-tools are logged: prompts are incomplete. There is no reward.
+Names are in camel or snake case. Events with `partial` are pieces of an answer that a later event repeats as a whole. A
+session is read only if its events are the model's actual input: with several agents, each sees the others' turns in a
+form that is not logged, and a rewind or a compaction changes the previous context. Neither instructions nor tools are
+logged: prompts are incomplete. There is no reward.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from pairwright.sources.format import Origin
 from pairwright.sources.shapes.google_genai import field, messages_from_genai
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
 
-# Actions after which the model is given something else than the events before.
+# Actions after which the model's input differs from the previous events.
 _CHANGES = ("rewind_before_invocation_id", "compaction")
 
 

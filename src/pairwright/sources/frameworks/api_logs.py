@@ -1,10 +1,10 @@
 """Logs of calls to OpenAI's Responses API, Anthropic's Messages API and Google's generateContent:
 
     {request | params | input_request: {...}, response | message | answer: {...}, reward, task_id, ...}
-    {model, system, messages, tools, ..., response: {...}}        the request beside the answer
+    {model, system, messages, tools, ..., response: {...}}        the request next to the answer
     {object: response, instructions, tools, output, input}        a stored response with its input
 
-A stored response alone has no input, which the API keeps apart (`/input_items`): it is quarantined. Logs of chat
+A stored response without its input, which the API stores separately (`/input_items`), is quarantined. Logs of chat
 completions are read by `openai-chat`.
 """
 
@@ -25,7 +25,7 @@ _FIELDS = "input input_items contents instructions system messages tools model u
 
 def matches(value: Any) -> bool:
     """Whether a unit is a stored response, or has an answer of one of the three APIs and its request."""
-    # `call_type` is a field of LiteLLM's logs, which have sessions of their own.
+    # `call_type` is a field of LiteLLM's logs, which `litellm` reads.
     if not isinstance(value, dict) or "call_type" in value or is_batch_line(value):
         return False
     if is_response_object(value):
@@ -46,7 +46,7 @@ def _take(row: Json) -> Iterator[Json]:
 
 
 def _listed(page: Json) -> list[Any]:
-    """Return the items of a page of /input_items, whose order is not known: the API begins with the last one."""
+    """Return the only item of a page of /input_items; BadRecord for several, since their order is unknown."""
     listed = items(page.get("data"), "input.data")
     if len(listed) > 1 or page.get("has_more"):
         raise BadRecord(
@@ -61,7 +61,7 @@ def _answer(row: Json) -> Json | None:
 
 
 def _request(row: Json, answer: Json) -> Json | None:
-    """Return the request of an answer, which has the field that the API of the answer asks for."""
+    """Return the request of an answer: the object with the request field of the answer's API."""
     key = request_field(answer) or "messages"
     for value in (*(row.get(place) for place in _REQUESTS), row):
         if isinstance(value, dict) and isinstance(value.get(key), list | str):

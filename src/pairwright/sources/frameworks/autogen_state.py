@@ -1,4 +1,4 @@
-"""States that AutoGen AgentChat saves (`save_state`): of one agent, or of a team with the states of its agents.
+"""States saved by AutoGen AgentChat (`save_state`): of one agent, or of a team with the states of its agents.
 
     {type: AssistantAgentState, llm_context{messages[]} | llm_messages[]}
     {type: TeamState, agent_states{name: {agent_state | state}}}
@@ -7,9 +7,8 @@
     AssistantMessage                  content: text, or calls [{id, name, arguments}]; `thought` is the reasoning
     FunctionExecutionResultMessage    content: results [{call_id, name, content, is_error}]
 
-Every agent whose state holds messages is a record of what its model was given and answered. The system prompt and the
-tools are in the configuration of the agent and not in its state: prompts are incomplete. There is no reward. Written
-from the schema.
+Every agent whose state holds messages is a record. The system prompt and the tools are in the agent's configuration,
+not in its state: prompts are incomplete. There is no reward. Written from the schema.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ def matches(value: Any) -> bool:
 
 
 def _histories(value: Any) -> dict[str, list[Any]]:
-    """Return the messages of each agent by its name; of a state of one agent, under an empty name."""
+    """Return the messages of each agent by name; the name is empty in the state of a single agent."""
     state = object_or_empty(value)
     listed = state.get("llm_messages", object_or_empty(state.get("llm_context")).get("messages"))
     histories = {"": listed} if isinstance(listed, list) else {}

@@ -1,13 +1,13 @@
-"""Files of batch APIs, one line a request or a result:
+"""Files of batch APIs, one request or result per line:
 
     OpenAI       {custom_id, method, url, body}      {custom_id, response: {status_code, body}, error}
     Anthropic    {custom_id, params}                 {custom_id, result: {type: succeeded, message}}
     Gemini       {key, request}                      {key, response: {candidates}}
 
 A result does not repeat its request, so the request is looked up by custom_id in the JSON Lines files of the same
-folder (or is in the result's own line under `request`, `body` or `params`). Without it, and where two files of the
-folder have different requests of that custom_id, the result is quarantined. A line of requests has no answer and is
-quarantined as well. Several results of one custom_id are candidates.
+folder (or is in the result's own line under `request`, `body` or `params`). If it is missing, or if
+two files have different requests with that custom_id, the result is quarantined. A request line has no answer and is
+quarantined, too. Several results with the same custom_id are candidates.
 """
 
 import os
@@ -31,7 +31,7 @@ _MAX_FILES = 200
 _MAX_BYTES = 2**30
 _MAX_LINE = 64 * 2**20
 
-# custom_id -> file and offset of its request; None where two files have different ones.
+# custom_id -> (file, offset) of its request; None if two files have different requests.
 Index = dict[str, tuple[str, int] | None]
 
 
@@ -48,7 +48,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     request = _request_beside(origin, text(_name(row), "custom_id")) if inside is None else inside
     for wrapper in _REQUESTS:
         request = request[wrapper] if isinstance(request.get(wrapper), dict) else request
-    # The custom_id names the request: results that share it answer the same prompt.
+    # Results with the same custom_id answer the same prompt.
     yield from _CALL.read({**row, "request": request, "response": answer}, origin, options)
 
 
@@ -75,7 +75,7 @@ def _is_request(row: Json) -> bool:
 
 
 def _answer(row: Json) -> Json:
-    """Return the answer of a result; BadRecord with what the API said where there is none."""
+    """Return the answer of a result; BadRecord with the API's error if there is none."""
     response, result = optional_mapping(row.get("response"), "response"), optional_mapping(row.get("result"), "result")
     answer = response.get("body", response) if response else result.get("message")
     error = row.get("error") or result.get("error") or (answer.get("error") if isinstance(answer, dict) else None)
@@ -88,7 +88,7 @@ def _answer(row: Json) -> Json:
 
 
 def _request_beside(origin: Origin, custom_id: str) -> Json:
-    """Return the request of a custom_id from the files beside the results."""
+    """Return the request of a custom_id from the files in the folder of the results."""
     folder = origin.path.parent
     try:
         places = _index(str(folder), os.stat(folder).st_mtime_ns)
@@ -109,7 +109,7 @@ def _request_beside(origin: Origin, custom_id: str) -> Json:
 
 @lru_cache(maxsize=4)
 def _index(folder: str, stamp: int) -> Index:
-    """Return where the requests of a folder stand; `stamp` changes when files are added."""
+    """Return the locations of the requests in a folder; `stamp` changes when files are added."""
     index: Index = {}
     files = sorted(path for path in Path(folder).glob("*.jsonl") if path.is_file() and not path.is_symlink())
     for path in files[:_MAX_FILES]:
@@ -131,7 +131,7 @@ def _index_file(path: Path, index: Index) -> None:
                 )
                 index[name] = known if is_same else None
             elif offset == 0:
-                return  # the first line tells what the file is
+                return  # the first line identifies the kind of file
             offset += len(line)
 
 

@@ -1,11 +1,11 @@
-"""Calls that DSPy keeps in `lm.history`, one entry a call:
+"""Calls kept by DSPy in `lm.history`, one entry per call:
 
     {messages | prompt, outputs: [text | {text, reasoning_content, tool_calls}], kwargs: {tools, n, ...}, model,
      model_type, usage, cost, timestamp, uuid}
 
-The messages hold signature, demonstrations and inputs, as the adapter wrote them. Each output is an experience of one
-task and step. Models of type `text` are given the messages as one text that ends in "BEGIN RESPONSE:", and so is the
-prompt here. DSPy keeps no scores with its calls: `--scores`, or a reward beside the entry, adds them.
+The messages hold signature, demonstrations and inputs, as rendered by the adapter. Each output is an experience; all
+share task and step. Models of type `text` receive the messages as one text that ends in "BEGIN RESPONSE:", which is the
+prompt here. DSPy stores no scores: `--scores`, or a reward next to the entry, adds them.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def _answer(output: Any, where: str, is_text: bool) -> Message:
     fields = mapping(output, where)
     if "text" not in fields and not fields.get("tool_calls"):
         raise BadRecord(f"{where}: an output with neither text nor calls")
-    # Log-probabilities come without token ids, so they cannot be used.
+    # Log-probabilities are logged without token ids, so they are not used.
     keys = ("reasoning_content", "tool_calls")
     return message_from_chat(
         {"role": "assistant", "content": fields.get("text"), **{key: fields[key] for key in keys if fields.get(key)}},

@@ -1,11 +1,11 @@
-"""Logs of gateways in front of model APIs, declared by where they keep the request and the answer:
+"""Logs of gateways in front of model APIs, declared by the paths of request and answer:
 
     Helicone          {request_body, response_body, response_status, scores{name: {value}}}
     Amazon Bedrock    {schemaType: ModelInvocationLog, input{inputBodyJson}, output{outputBodyJson}, modelId}, or a
                       request of the Converse API with its answer: {system, messages, output{message}}
 
 Requests and answers have the shapes of their APIs (sources/shapes/any_messages.py). Several choices are candidates of
-one task. A request that failed, or whose bodies are stored elsewhere, is refused.
+one task. A failed request, or one whose bodies are stored elsewhere, is refused.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from pairwright.sources.shapes.row_fields import reward_of
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Fields that tell a log, and the paths of its parts."""
+    """Fields that identify a log, and the paths of its parts."""
 
     keys: frozenset[str]
     request: str
@@ -63,7 +63,7 @@ def _take(row: Json) -> Iterator[Json]:
         missing = layout.request if request is None else layout.answer
         raise BadRecord(f"{missing}: not in the log, so the call failed or its body is stored elsewhere")
     fields: Json = request if isinstance(request, dict) else {}
-    # The system prompt has the forms of several APIs: `system_of` reads them all.
+    # `system_of` reads the system prompt in the forms of all APIs.
     bare = {key: item for key, item in fields.items() if key not in SYSTEMS} if fields else request
     messages = conversation(bare, layout.request or "request", role="user")
     prompt = [*system_of(fields, messages), *messages]

@@ -1,4 +1,4 @@
-"""LangChain messages as its own functions write them: alone, as a row with a score, or as the state of a graph.
+"""LangChain messages written by its own functions: a bare list, a row with a score, or the state of a graph.
 
     [{type: human | ai | system | tool, data: {content, tool_calls, ...}}]         messages_to_dict, chat histories
     [{lc: 1, type: constructor, id: [..., "AIMessage"], kwargs: {...}}]            dumpd
@@ -43,7 +43,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _plain(message: Any, where: str) -> Json:
-    """Return the fields of a message without its wrapper; calls with broken arguments are calls, too."""
+    """Return the fields of a message without its wrapper; calls with invalid arguments are kept as calls."""
     message = mapping(message, where)
     if isinstance(message.get("data"), dict):
         message = {"type": message.get("type"), **message["data"]}

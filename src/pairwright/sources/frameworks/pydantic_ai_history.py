@@ -4,9 +4,8 @@
      {kind: response, parts: [{part_kind: text | thinking | tool-call | ...}], model_name, finish_reason}]
 
 also under `messages`, `message_history`, `all_messages` or `new_messages` of a row. The instructions of the first
-request follow its system prompts, as pydantic-ai sends them. A retry prompt is the result of its tool, marked as an
-error, or without a tool a turn of the user. Tools that the provider ran stay parts of the answer. Tool schemas are not
-recorded.
+request follow its system prompts, as pydantic-ai sends them. A retry prompt becomes the result of its tool, marked as
+an error, or a user turn if it has no tool. Provider-side tools stay parts of the answer. Tool schemas are not recorded.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pairwright.sources.fields import BadRecord, items, json_text, mapping, opti
 
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")
 _FAILED = ("failed", "denied", "retried", "interrupted")
-# Parts that say how the history was kept, and are not text for the model.
+# Bookkeeping parts that are not sent to the model.
 _SILENT = ("instruction-digest", "instruction-baseline", "model-settings-delta")
 
 
@@ -41,7 +40,7 @@ def _take(row: Json) -> Iterator[Json]:
         messages += [message for part in parts for message in _request(part, at)]
         instructions = optional_text(item.get("instructions"), f"{at}.instructions")
         if number == 0 and instructions:
-            # After the system prompts, and before anything else.
+            # After the system prompts, before all other messages.
             place = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
             messages.insert(place, Message("system", instructions))
     yield history(

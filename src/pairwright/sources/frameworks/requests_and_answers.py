@@ -6,8 +6,8 @@
     Messages            {system, messages, tools}               {type: message, role: assistant, content: [block]}
     generateContent     {contents, systemInstruction, tools}    {candidates: [{content: {parts}, finishReason}]}
 
-The prompt is the request and nothing else, the completion is the answer; several choices are candidates of one task and
-step. A request that continues a conversation which the server holds is refused: what the model was given is not there.
+The prompt is exactly the request, the completion is the answer; several choices are candidates of one task and step. A
+request that continues a conversation stored on the server is refused, since the model's input is incomplete.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from pairwright.sources.shapes.google_genai import answers_from_genai, request_f
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.row_fields import tools_of
 
-# Reasons to stop that mean that the answer was cut off.
+# Stop reasons of truncated answers.
 _CUT = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
 _ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 
@@ -39,7 +39,7 @@ def is_answer(value: Any) -> bool:
 
 
 def request_field(answer: Any) -> str | None:
-    """Return the field that the request of an answer has; None for chat completions and other values."""
+    """Return the key of the input in the request of an answer; None for chat completions and other values."""
     if is_response_object(answer):
         return "input"
     if is_anthropic_response(answer):
@@ -118,7 +118,7 @@ def _check_roles(contents: Any) -> None:
 
 
 def _choice(value: Any, where: str, is_text: bool) -> tuple[list[Message], Any]:
-    """Return the completion of a choice and why it ended."""
+    """Return the completion of a choice and its finish reason."""
     choice = mapping(value, where)
     reason = choice.get("finish_reason")
     if is_text:

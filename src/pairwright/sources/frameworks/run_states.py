@@ -2,9 +2,9 @@
 
     {$schemaVersion, original_input: text or items, generated_items[{type, raw_item, agent{name}}], current_agent, ...}
 
-The prompt is the original input, the completion are the raw items of the run, which are items of the Responses API.
-Requests for an approval are not part of the conversation: a call that waits for one has no result. Instructions and
-tools are not in the state: prompts are incomplete. A run whose beginning the server holds (`conversation_id`,
+The prompt is the original input, the completion the raw items of the run, which are items of the Responses API.
+Approval requests are not part of the conversation: a call that waits for approval has no result. Instructions and tools
+are not in the state: prompts are incomplete. A run whose start is stored on the server (`conversation_id`,
 `previous_response_id`) is refused. There is no reward.
 """
 

@@ -2,10 +2,10 @@
 
     [{task}, {step_number, model_input_messages, model_output_message, tool_calls, error, observations}, ...]
 
-Each step has the messages of its request. While a request repeats the one before it and then the answer to it, the run
-is one conversation; otherwise (agents that call tools: their calls come back as text; plans) the steps are experiences
-of their own, in order. Messages of role `tool-call` are sent as turns of the assistant that the model did not write,
-`tool-response` as turns of the user, and so they are read.
+Each step has the messages of its request. Requests with the prefix property (each repeats the previous request and its
+answer) form one conversation; otherwise (tool-calling agents, whose calls are resent as text; plans) each step is a
+separate experience, in order. As in smolagents' requests, messages of role `tool-call` are read as assistant turns that
+were not generated, `tool-response` as user turns.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from pairwright.sources.shapes.tool_errors import failure_kind
 _KEYS = ("steps", "messages", "full_steps")
 _ROLES = {"tool-call": "assistant", "tool-response": "user"}
 
-# A request and its answer.
+# (request, answer)
 Call = tuple[list[Message], Message]
 
 
@@ -44,7 +44,7 @@ def _take(row: Json) -> Iterator[Json]:
             calls.append(_call(step, f"{where}[{number}]"))
     if not calls:
         raise BadRecord(f"{where}: no step with an answer of the model")
-    # Later requests begin elsewhere, so the task is that of the first one.
+    # Later requests may start differently, so all share the task of the first one.
     task = task_of(row) or task_hash(tuple(calls[0][0]), (), None)
     for step_number, messages in enumerate(_conversations(calls)):
         num_prompt = next(n for n, message in enumerate(messages) if message.is_generated)
@@ -72,7 +72,7 @@ def _message(value: Any, where: str, *, is_answer: bool = False) -> Message:
     chat = mapping(value, where)
     fields = {key: chat.get(key) for key in ("role", "content", "tool_calls")}
     content = fields["content"]
-    # Every text is wrapped into a list of one part.
+    # Every text is wrapped in a list with one part.
     if (
         isinstance(content, list)
         and len(content) == 1
@@ -86,7 +86,7 @@ def _message(value: Any, where: str, *, is_answer: bool = False) -> Message:
 
 
 def _failed_turns(messages: list[Message], failures: list[str]) -> list[ErrorSite]:
-    """Return the turns of the user in which the agent reports a failure of a step."""
+    """Return the user turns in which the agent reports the failure of a step."""
     sites = []
     for index, message in enumerate(messages):
         failure = next((text for text in failures if text in message.text), None) if message.role == "user" else None

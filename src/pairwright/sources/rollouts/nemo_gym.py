@@ -1,7 +1,7 @@
 """NeMo Gym rollouts: JSON Lines with items of the Responses API.
 
     responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions first.
-                              Without an input, the text of the metadata that states the problem (STATEMENTS)
+                              Without an input, the problem statement in the metadata (STATEMENTS)
     response.output           items, see sources/shapes/responses.py (older files: top-level `output`): the completion
     agent_ref, _ng_task_index the task, as the JSON text of [agent name, index]; without an index a hash of the prompt
     _ng_rollout_index         the run; the batch is the name of the file
@@ -10,10 +10,10 @@
 
 System, developer and user turns at the start of the output belong to the prompt; later ones stay in the completion.
 A failed rollout has an empty completion and is kept. A row of a reward profile ({"mean/reward": ..., "sample": row}) is
-read as its sample, without a reward, since a mean over rollouts is not the reward of one; the statistics are its
+read as its sample, without a reward, since a mean over rollouts is not the reward of one; the statistics become
 metrics. A truncated response (`incomplete_details`) is `response_truncated`.
 
-Rollouts of a task repeat its `responses_create_params`: `decode` gives equal ones as one object, which is read once.
+Rollouts of a task repeat its `responses_create_params`: `decode` returns one object for equal values, read only once.
 """
 
 from collections.abc import Iterator
@@ -49,10 +49,10 @@ _READ = frozenset(
     {PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
 )
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
-# Texts of the metadata that stand for an empty input, the first that is there.
+# Metadata keys that replace an empty input; the first one present is used.
 STATEMENTS = ("problem_statement", "prompt", "question", "problem", "instruction", "query", "task_description")
 _PROMPT_ROLES = ("system", "developer", "user")
-_NUM_SHARED = 64  # tasks whose rollouts may be between each other
+_NUM_SHARED = 64  # tasks whose rollouts may be interleaved
 _decode = msgspec.json.decode
 _decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -83,7 +83,7 @@ def _experience(
     output = _output(row, response, is_profile)
     prompt, tools = _context_of_rollout(params, response)
     completion = messages_from_items(output, "output") if output else []
-    # Turns of the environment before the model first wrote are part of what it was given.
+    # Turns of the environment before the first generated one belong to the prompt.
     while completion and completion[0].role in _PROMPT_ROLES:
         prompt = (*prompt, completion.pop(0))
     info = small_fields(row, _READ)
@@ -136,14 +136,14 @@ def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
 
 
 class _Params(dict[str, Any]):
-    """`responses_create_params`, and the prompt and tools that they give, once these were read."""
+    """`responses_create_params`, with the prompt and tools cached after the first read."""
 
     context: tuple[tuple[Message, ...], tuple[Json, ...]] | None = None
 
 
 def _context_of_rollout(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
-    """Return prompt and tools, which the rollouts of a task share where `decode` gave them one object."""
-    # The response adds to what the parameters say: not the same for all rollouts, so not shared.
+    """Return prompt and tools, shared by the rollouts of a task if `decode` returned one object for them."""
+    # Instructions from the response may differ between rollouts, so such a prompt is not shared.
     adds_instructions = not params.get("instructions") and response.get("instructions")
     if adds_instructions or (not params.get("tools") and response.get("tools")):
         return _read_context(params, response)
@@ -196,7 +196,7 @@ def prompt_of(params: Json, response: Json) -> list[Message]:
 
 
 def _stated_problem(metadata: Any) -> list[Message]:
-    """Return the problem that the metadata state as a user turn; agents that fetch their task have an empty input."""
+    """Return the problem statement of the metadata as a user turn, for agents with an empty input."""
     texts = [metadata.get(key) for key in STATEMENTS] if isinstance(metadata, dict) else []
     statement = next((text for text in texts if isinstance(text, str) and text.strip()), None)
     return [] if statement is None else [Message("user", statement)]
@@ -214,9 +214,9 @@ def _batch(file: str) -> str:
 
 
 def _reward(row: Json) -> tuple[float | None, Json | None]:
-    """Return the reward and its components. A reward that is an object is read as components."""
+    """Return the reward and its components. A reward object is read as components."""
     value, components = row.get("reward"), row.get("reward_components")
-    if type(value) is float and components is None:  # the usual row, without the lookups below
+    if type(value) is float and components is None:  # fast path for the usual row
         return value, None
     if isinstance(value, dict):
         components, value = {**value, **(components if isinstance(components, dict) else {})}, None

@@ -2,8 +2,8 @@
 
 Torch pickles a tensor as a view (offset, size, stride) of a storage, and the storage as the bytes of `torch.save` in
 its old format: five small pickles (magic, version, platform, the storage's type and size, its key), the number of
-elements, and the elements. `read_storage` matches these bytes against that one layout instead of unpickling them, and
-`view_storage` copies a view after checking that it lies inside the storage.
+elements, and the elements. `read_storage` matches these bytes against this layout instead of unpickling them, and
+`view_storage` copies a view after checking its bounds.
 """
 
 import math
@@ -16,7 +16,7 @@ from pairwright.errors import CorruptBytes
 from pairwright.records.arrays import DTYPE_NAMES, Array, dtype_named
 
 _MAX_DIMS = 32
-_VIEW_BYTES = 64  # of an array without elements
+_VIEW_BYTES = 64  # charged to the budget for each array
 _DTYPES = {
     b"Bool": "bool", b"Char": "int8", b"Short": "int16", b"Int": "int32", b"Long": "int64", b"Byte": "uint8",
     b"Half": "float16", b"Float": "float32", b"Double": "float64", b"BFloat16": "bfloat16",
@@ -40,7 +40,7 @@ _STORAGE = re.compile(
 
 
 class Storage(NamedTuple):
-    """The elements of a storage, as bytes. `dtype` is None for an untyped storage, whose tensors name their own."""
+    """The elements of a storage, as bytes. `dtype` is None for an untyped storage, whose tensors have the dtype."""
 
     dtype: str | None
     data: memoryview
@@ -63,7 +63,7 @@ def read_storage(data: bytes) -> Storage:
 
 
 def view_storage(storage: Storage, offset: Any, size: Any, stride: Any, dtype: Any, budget: list[int]) -> Array:
-    """Copy the elements that a tensor shows of its storage.
+    """Copy the elements of a tensor from its storage.
 
     Args:
         storage: Elements.
@@ -71,8 +71,8 @@ def view_storage(storage: Storage, offset: Any, size: Any, stride: Any, dtype: A
         size: Length of each dimension.
         stride: Elements between two neighbours, for each dimension.
         dtype: Name of the dtype for an untyped storage, such as `torch.uint16`; else None.
-        budget: Bytes that may still be allocated; the copy is subtracted. A view may repeat elements (stride 0), and a
-            storage may be shared, so that few bytes can describe many.
+        budget: Bytes that may still be allocated; the copy is subtracted. A view may repeat elements (stride 0) and
+            share a storage, so that few bytes can describe large arrays.
     """
     name = storage.dtype or str(dtype).removeprefix("torch.")
     if name not in DTYPE_NAMES:
@@ -86,7 +86,7 @@ def view_storage(storage: Storage, offset: Any, size: Any, stride: Any, dtype: A
         raise CorruptBytes(
             f"tensor: {len(size)} sizes and {len(stride)} strides, expected as many, at most {_MAX_DIMS}"
         )
-    kind = np.dtype(np.uint8) if name == "bool" else dtype_named(name)  # any byte may stand for a bool
+    kind = np.dtype(np.uint8) if name == "bool" else dtype_named(name)  # untrusted bools may have any byte
     num_elements = math.prod(size)
     budget[0] -= num_elements * kind.itemsize + _VIEW_BYTES
     if budget[0] < 0:

@@ -1,10 +1,10 @@
-"""Rollouts that verl and SkyRL dump as the text of their tokens:
+"""Rollouts that verl and SkyRL dump as decoded text:
 
     verl     {input, output, gts, score, step, ...}                              further numbers are reward components
     SkyRL    {input_prompt, output_response, score, stop_reason, env_class, env_extras, data_source}
 
-The texts have been through a chat template, so they are raw text (role `text`) and are never wrapped into a chat again.
-The task is a hash of prompt and ground truth. A list of scores has one for each token: the reward is its sum.
+The texts are already rendered by a chat template, so they are raw text (role `text`) and never rendered again. The task
+is a hash of prompt and ground truth. A list of scores has one score per token; the reward is its sum.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from pairwright.sources.fields import BadRecord, index, mapping, score, small_fi
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 VERL, SKYRL = "verl", "skyrl"
-# By format: the prompt, the completion, and the ground truth.
+# Format -> names of prompt, completion and ground truth
 _FIELDS = {VERL: ("input", "output", "gts"), SKYRL: ("input_prompt", "output_response", "env_extras")}
 _NO_SCORES = frozenset({"step", "score", "request_id", "uid", "index"})
 

@@ -4,15 +4,15 @@
      dpo_pairs: [{state_messages, chosen, rejected}]}
     {state_messages, chosen, rejected}     a pair alone
 
-The turns are one experience with `final_reward`; each pair is a preference. A pair of a trace without `state_messages`
-answers the prompt of the trace. A turn with `tool_call` calls a tool, and the tool turns after it are its results, in
-order. Turns without text and calls are left out and counted in info["empty_turns"].
+The turns are one experience with `final_reward`; each pair is a preference. A pair without `state_messages` uses the
+prompt of its trace. A turn with `tool_call` calls a tool, and the following tool turns are its results, in order. Turns
+without text and calls are left out and counted in info["empty_turns"].
 
-An assistant turn with `tool_error` is the recovery: the message before it shows the failure and is the error site. On
-any other turn `tool_error` marks the turn itself. `tool_error` is the kind of the error, `error_meta` its details.
+An assistant turn with `tool_error` is the recovery: the previous message shows the failure and is the error site. On
+any other turn, `tool_error` marks the turn itself. `tool_error` is the kind of the error, `error_meta` its details.
 
-task = task_id or the like, else a hash of the prompt; run = a hash of trace_id. `pairwright.composer` uses `read_turns`
-and `read_pair`, too, so that a file and a batch give the same training data.
+task = task_id or a synonym, else a hash of the prompt; run = a hash of trace_id. `pairwright.composer` also uses
+`read_turns` and `read_pair`, so that a file and a batch give the same training data.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of the turns, then the preferences; one that cannot be read is Rejected."""
+    """Yield the experience of the turns, then the preferences; unreadable ones are Rejected."""
     row = mapping(value, "trace")
     if row.keys() >= _PAIR:
         yield preference_of_row(NAME, origin, row, read_pair(row, "pair", []), small_fields(row, _PAIR_READ))
@@ -101,7 +101,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def read_pair(pair: Json, where: str, prompt: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-    """Return the prompt and both answers; a pair without `state_messages` answers `prompt`."""
+    """Return the prompt and both answers; the default for `state_messages` is `prompt`."""
     state = pair.get("state_messages")
     state = prompt_from(state, f"{where}.state_messages") if state else prompt
     chosen, rejected = (answer_from(pair.get(side), f"{where}.{side}") for side in ("chosen", "rejected"))
@@ -126,7 +126,7 @@ def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
             num_empty += 1
             continue
         call = waiting.pop(0) if is_result and waiting else None
-        # A result may name its call itself.
+        # A result may have the id of its call.
         call_id = optional_text(turn.get("tool_call_id"), f"{where}.tool_call_id") or (call.id if call else None)
         messages.append(
             Message(
@@ -138,22 +138,22 @@ def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
             )
         )
         error = turn.get("tool_error")
-        # A recovery answers the message before it, which a first turn does not have.
+        # The error site of a recovery is the previous message, which a first turn lacks.
         index = len(messages) - (2 if role == "assistant" else 1)
         if error is not None and error is not False and index >= 0:
             errors.append(_error_site(index, messages[index], error, turn.get("error_meta"), last_call))
-        # The calls of a recovery are made after the failure.
+        # Updated last: the calls of a recovery come after the failure.
         if calls:
             waiting, last_call = list(calls), calls[-1]
     return messages, errors, num_empty
 
 
 def _error_site(index: int, shown: Message, error: Any, meta: Any, last_call: ToolCall | None) -> ErrorSite:
-    """`shown` is the message that shows the failure; its tool is named in `meta`, or was called last."""
+    """Return the error site of `shown`, the message with the failure; its tool is in `meta`, else the last called."""
     meta = meta if isinstance(meta, dict) else {}
     tools = (meta.get("tool"), meta.get("tool_name"), shown.name, last_call.name if last_call else None)
     kind = error
-    if not isinstance(error, str):  # a flag: the kind is in the details, or in what the tool said
+    if not isinstance(error, str):  # a flag: the kind is in the details, or in the tool's text
         kind = failure_kind(meta.get("type"), failure_kind(shown.text, "tool_error"))
     available = meta.get("available_tools")
     available = available if isinstance(available, list) else []
@@ -170,7 +170,7 @@ def _error_site(index: int, shown: Message, error: Any, meta: Any, last_call: To
 
 
 def _calls(value: Any, where: str, number: int) -> list[ToolCall]:
-    """One call, or a list of them; a call without an id gets one from the number of its turn."""
+    """Read one call or a list of calls; a call without an id gets one from the number of its turn."""
     calls = []
     for place, item in enumerate([] if not value else value if isinstance(value, list) else [value]):
         call = mapping(item, where)

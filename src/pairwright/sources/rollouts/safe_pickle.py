@@ -4,7 +4,7 @@ A pickle is a program that may name and call any importable function. This unpic
 numbers, text and bytes, and imports nothing. Classes listed in `holders` are replaced by objects that only hold
 attributes; numpy scalars and torch tensors are decoded from their bytes. Any other name is replaced by an inert object,
 and a value that contains one is rejected with that name. Sizes claimed by the pickle are checked before anything is
-allocated. `dump_plain` writes pickles of such values alone.
+allocated. `dump_plain` writes pickles of such values only.
 """
 
 import io
@@ -21,13 +21,13 @@ from pairwright.records.arrays import DTYPE_NAMES, Array
 from pairwright.sources.rollouts.pickled_tensors import Storage, read_storage, view_storage
 
 _MAX_DEPTH = 200
-_MIN_BUDGET, _MAX_GROWTH = 2**24, 64  # how far shared parts may make a pickle grow when it is written out
+_MIN_BUDGET, _MAX_GROWTH = 2**24, 64  # limits of the expansion of shared parts
 _NODE_BYTES = 32
 # Opcodes that load from a registry or callback of the process, bypassing `find_class`.
 _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"})
 _MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
-# Names of dtypes in a pickle: kind and bytes a value (i8, f4, b1), or U and the number of characters.
+# Dtype names in a pickle: kind and bytes per value (i8, f4, b1), or U and the number of characters.
 _NUMPY_DTYPE = re.compile(r"[biu][1248]|f[248]|U[0-9]{1,7}")
 
 Holders = Mapping[tuple[str, str], Any]
@@ -61,7 +61,7 @@ class Foreign:
 
 
 class PickledTensor(Foreign):
-    """A torch tensor of a pickle: its elements, or why they cannot be read. No opcode changes it."""
+    """A torch tensor of a pickle: its elements, or why they cannot be read. Opcodes cannot modify it."""
 
     name = "a torch tensor"
 
@@ -70,7 +70,7 @@ class PickledTensor(Foreign):
 
     @property
     def array(self) -> Array:
-        """The elements; CorruptBytes if the pickle does not describe a tensor."""
+        """Return the elements; CorruptBytes if the pickle does not describe a tensor."""
         if isinstance(self._content, CorruptBytes):
             raise self._content
         return self._content
@@ -100,19 +100,19 @@ def load(data: bytes, holders: Holders | None = None) -> Loaded:
         raise
     except EOFError:
         raise TruncatedBytes("pickle: the bytes end before the value does") from None
-    except Exception as error:  # whatever the opcodes lead to: they come from elsewhere
+    except Exception as error:  # untrusted opcodes may raise anything
         raise CorruptBytes(f"pickle: {type(error).__name__}: {error}") from None
     return Loaded(value, budget)
 
 
 def dump_plain(value: Any, where: str = "value") -> bytes:
-    """Pickle dicts, lists, tuples, text, bytes and numbers, numpy's and torch's scalars as numbers; RecordError for
-    anything else, so that reading it back needs no class."""
+    """Pickle dicts, lists, tuples, text, bytes and numbers (scalars of numpy and torch as numbers), which can be loaded
+    without any class; RecordError for anything else."""
     return pickle.dumps(as_plain(value, where), protocol=4)
 
 
 def as_plain(value: Any, where: str, depth: int = 0) -> Any:
-    """Copy a value as plain types; RecordError names the place of anything else."""
+    """Copy a value as plain types; RecordError with the path of any other value."""
     if depth > _MAX_DEPTH:
         raise RecordError(where, type(value).__name__, f"at most {_MAX_DEPTH} levels")
     if value is None or type(value) in (str, int, float, bool, bytes):
@@ -140,7 +140,7 @@ class _PlainUnpickler(pickle.Unpickler):
         self._holders = holders
 
     def find_class(self, module: str, name: str) -> Any:
-        # Every class and function that a pickle names passes here; the default would import it.
+        # Called for every class and function named by the pickle; the default would import it.
         if (module, name) in self._holders:
             return self._holders[module, name]
         return type("Foreign", (Foreign,), {"name": f"{module}.{name}"})
@@ -168,8 +168,8 @@ class _StorageHolder(Foreign):
         self.content = content
 
 
-# Called by the pickle as functions. They are classes with a `__setstate__`, so that the BUILD opcode, which sets
-# attributes on its target, fails on them and cannot affect the next load.
+# Called by the pickle as functions. They are classes with `__setstate__`, so that the BUILD opcode, which sets
+# attributes on its target, fails and cannot affect the next load.
 
 
 class _NumpyScalar(Foreign):
@@ -207,7 +207,7 @@ _NUMPY: Holders = {
 
 
 def _torch_names(budget: list[int]) -> Holders:
-    """The functions that a pickled tensor names, and the dtypes; `budget` limits the bytes that they allocate."""
+    """Return the functions and dtypes named by pickled tensors; `budget` limits the allocated bytes."""
 
     class LoadFromBytes(Foreign):
         name = "torch.storage._load_from_bytes"
@@ -215,7 +215,7 @@ def _torch_names(budget: list[int]) -> Holders:
         def __new__(cls, data: Any = None) -> Any:
             try:
                 return _StorageHolder(read_storage(data if isinstance(data, bytes) else b""))
-            except CorruptBytes as error:  # of this record: the others are read
+            except CorruptBytes as error:  # affects only this record
                 return _StorageHolder(error)
 
     class RebuildTensor(Foreign):
@@ -240,7 +240,7 @@ def _torch_names(budget: list[int]) -> Holders:
         ("torch.storage", "_load_from_bytes"): LoadFromBytes,
         ("torch._utils", "_rebuild_tensor_v2"): RebuildTensor,
         ("torch._utils", "_rebuild_tensor_v3"): RebuildTensor,
-        ("collections", "OrderedDict"): dict,  # of the hooks; a type that no opcode can change
+        ("collections", "OrderedDict"): dict,  # for the hooks; opcodes cannot modify the type
         **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
     }
 
@@ -253,7 +253,7 @@ def _check_opcodes(data: bytes) -> None:
             num_opcodes += 1
             if opcode.name in _REFUSED:
                 raise UnsafeBytes(f"pickle: asks for an object from outside ({opcode.name})")
-            # Unpickling takes memory up to the highest slot, and an opcode fills one at most: more is a false claim.
+            # Unpickling allocates memory up to the highest slot, and each opcode fills at most one: higher is invalid.
             if opcode.name in _MEMO and (argument is None or not 0 <= argument <= num_opcodes):
                 raise CorruptBytes(f"pickle: memo slot {argument} at opcode {num_opcodes}")
     except CodecError:

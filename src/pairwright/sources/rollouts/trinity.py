@@ -54,12 +54,12 @@ MAGIC = b"TRXP"
 VERSION = 1
 # Magic, version, length of the metadata (a pickle), length of the tensors (safetensors).
 HEADER = struct.Struct("<4sBQQ")
-_MODULES = ("trinity.common.experience", "pairwright.trinity.trinity_experience")  # of pickled experiences
-# Arrays with a value for each token of the response.
+_MODULES = ("trinity.common.experience", "pairwright.trinity.trinity_experience")  # modules of pickled experiences
+# Arrays with one value per response token.
 _RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
 _TENSOR_FIELDS = ("tokens", "action_mask", "chosen", "rejected", "routed_experts", *_RESPONSE)
 _MULTI_MODAL = "multi_modal_inputs:"
-# Names of dtypes in safetensors -> ours.
+# Dtype name in safetensors -> numpy
 _DTYPES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16",
     "U32": "uint32", "U64": "uint64", "F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16",
@@ -80,12 +80,12 @@ class BadItem(msgspec.Struct, frozen=True):
 
 
 def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = None) -> list[Experience]:
-    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are not records.
+    """Return the experiences of a payload; CodecError for unreadable bytes, RecordError for invalid records.
 
     Args:
-        data: What Trinity's `Experience.serialize` and `serialize_many` write. Nothing in it is run.
-        on_bad: Called with each record that cannot be read, and the others are returned; without it the first such
-            record raises its error.
+        data: Output of Trinity's `Experience.serialize` or `serialize_many`. No code in it is executed.
+        on_bad: Called with each unreadable record; the others are returned. Without it, the first unreadable record
+            raises its error.
 
     >>> import pairwright as pw
     >>> try:
@@ -113,21 +113,21 @@ def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
 
 
 def read_items(data: bytes, build: Callable[[Json, dict[str, Array]], _Built]) -> Iterator[_Built | BadItem]:
-    """Yield what `build` makes of the fields and arrays of each record; what it refuses is a BadItem."""
+    """Yield `build(fields, arrays)` for each record, and BadItem for records that it refuses."""
     if not data.startswith(MAGIC):
         loaded, rows, tensors = *_whole_pickle(data), {}
     else:
         metadata, tensor_bytes = _split(data)
         loaded = load(metadata)
         rows, tensors = _rows(loaded), _tensors(tensor_bytes)
-    # The tensors of each record by field; they are named "<number of the record>:<field>".
+    # Tensors are named "<record number>:<field>"; group them by record.
     by_item: list[dict[str, Array | CorruptBytes]] = [{} for _ in rows]
     for name, array in tensors.items():
         number, _, field = name.partition(":")
         if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(rows):
             raise CorruptBytes(f"tensor {name!r}: no item of this number among {len(rows)}")
         by_item[int(number)][field] = array
-    # A bad record is an item of its own: it does not keep the others from being read.
+    # A bad record does not prevent reading the others.
     for place, (row, arrays) in enumerate(zip(rows, by_item, strict=True)):
         try:
             for array in arrays.values():
@@ -147,7 +147,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
     """Build an experience from the fields of Trinity's Experience class and its tensors (`arrays`)."""
     info = dict(optional_mapping(row.get("info"), "info"))
     truncate_status = row.get("truncate_status")
-    # A status that we do not know is kept in `info`.
+    # An unknown status is kept in `info`.
     if truncate_status not in _TRUNCATIONS:
         info["truncate_status"], truncate_status = truncate_status, None
     common: Json = {
@@ -166,12 +166,12 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
         },
     }
     sides = [row.get("chosen_messages"), row.get("rejected_messages")]
-    # Bytes have both sides as tokens; JSON Lines have no tensors, and the sides as messages.
+    # Bytes store both sides as tokens; JSON Lines have no tensors and store the sides as messages.
     if ("chosen" in arrays and "rejected" in arrays) or (not arrays and all(sides)):
         return _preference(row, arrays, common)
     messages = messages_from_chat(row["messages"], "messages") if row.get("messages") else []
     prompt, completion = split_at_first_answer(messages)
-    # Bytes without the type have a mask only where there are several turns; whole pickles have both.
+    # Bytes without the type have a mask only for multi-turn records; whole pickles have both.
     kind = row.get("experience_type") or row.get("type") or ("multi_turn" if "action_mask" in arrays else "single_turn")
     response: Json = {field: arrays.get(field) for field in ("tokens", "action_mask", *_RESPONSE)}
     return Experience(
@@ -186,9 +186,9 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
-    """Build a preference: the shared prompt, and each side with its own tokens. What has no messages is its token ids.
+    """Build a preference: the shared prompt, and each side with its tokens. A side without messages is its token ids.
 
-    Per-token arrays are dropped, since nothing says which side they belong to.
+    Per-token arrays are dropped, since they are not assigned to a side.
     """
     prompt: list[Message] = []
     chosen: list[Message] = []
@@ -203,12 +203,12 @@ def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience
     if "tokens" in arrays and not prompt and not common["prompt_text"]:
         prompt = [message_of_ids(arrays["tokens"].tolist())]
     if "chosen" in arrays and "rejected" in arrays and not chosen:
-        # No messages of the sides: their ids are all there is to compare and to train.
+        # Sides without messages: only their ids can be compared and trained.
         role = prompt[0].role if prompt and prompt[0].role == TEXT else "assistant" if prompt else TEXT
         chosen, rejected = (
             [message_of_ids(arrays[side].tolist(), role, generated=True)] for side in ("chosen", "rejected")
         )
-    # Per-token values of a preference: nothing says which of the two answers they belong to.
+    # Per-token values of a preference are not assigned to a side.
     unused = [field for field in ("action_mask", *_RESPONSE) if field in arrays]
     if unused:
         common["info"]["arrays_dropped"] = unused
@@ -265,7 +265,7 @@ def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
                 f"tensor {name!r}: dtype {tensor['dtype']!r}, expected one of {', '.join(_DTYPES)}"
             )
             continue
-        if tensor["dtype"] == "BOOL":  # any byte may be there
+        if tensor["dtype"] == "BOOL":  # untrusted bools may have any byte
             array = np.frombuffer(tensor["data"], dtype=np.uint8) != 0
         else:
             array = np.frombuffer(tensor["data"], dtype=dtype_named(_DTYPES[tensor["dtype"]]))
@@ -334,7 +334,7 @@ def matches(value: Any) -> bool:
     messages = value.get("messages")
     if isinstance(messages, str):
         return messages.lstrip().startswith("[{")
-    is_judged = any(plain_name(key) in PREFERENCES for key in value)  # rows of another table, which `rows` reads
+    is_judged = any(plain_name(key) in PREFERENCES for key in value)  # judged rows are read by `rows`
     return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str) and not is_judged
 
 
@@ -353,7 +353,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Exper
 def _from_dict(row: Json, origin: Origin) -> Experience:
     if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
         raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
-    # The record keeps its own id; only its source is ours to say.
+    # The record keeps its id; only its source is replaced.
     return msgspec.structs.replace(
         experience_from_fields(row, {}),
         source=Source(origin.file, origin.line, NAME),
@@ -377,7 +377,7 @@ def _conversation(row: Json, origin: Origin, options: Options) -> Parts:
 
 
 def _plaintext(row: Json, origin: Origin) -> Parts:
-    # Text is a turn of a chat here: `prompt_from` and `answer_from` give it a role.
+    # Text is a chat turn here: `prompt_from` and `answer_from` assign its role.
     prompt, chosen, rejected = conversations_from(
         prompt_from(row["prompt"], "prompt"),
         answer_from(row["chosen"], "chosen"),
@@ -392,7 +392,7 @@ def _read_unjudged(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield one unscored experience per answer, in numeric order."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1
-    # answer1, answer2, ... up to the first number that is missing
+    # answer1, answer2, ... up to the first missing number
     while f"answer{number}" in row:
         answer = text(row[f"answer{number}"], f"answer{number}")
         yield Parts(NAME, origin, task=None, run=number - 1, prompt=prompt, completion=[Message("assistant", answer)])

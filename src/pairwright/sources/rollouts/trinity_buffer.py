@@ -1,10 +1,10 @@
-"""Trinity's SQLite buffer: a table of experiences, and their bytes in a table beside it (in older versions in it).
+"""Trinity's SQLite buffer: a table of experiences, and their bytes in a second table (in older versions, the same).
 
     <name>         id, task_id, run_id, msg_id, model_version, reward, consumed; for SFT and DPO message lists
     <name>_blob    id, experience_bytes: a payload of `Experience.serialize`
 
-The file is opened for reading only, views are not read, and nothing of a payload is run. As in Trinity, the columns of
-the table are above what the payload says: task, run, suffix of the id, reward and the model's version.
+The file is opened read-only, views are not read, and no code of a payload is executed. As in Trinity, the table's
+columns override the payload: task, run, suffix of the id, reward and model version.
 """
 
 import sqlite3
@@ -28,7 +28,7 @@ _BYTES = "experience_bytes"
 _BLOB = "_blob"
 _MAX_BYTES = 2**30
 MAX_PAYLOAD_BYTES = 2 * 2**30
-# The columns of an experience that are above its payload.
+# Columns that override the payload of an experience.
 _COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
 
 
@@ -42,7 +42,7 @@ def is_trinity_buffer(path: Path) -> bool:
 
 
 def read_buffer(path: Path) -> Iterator[Experience | Rejected]:
-    """Yield the experiences of all tables in the order of their ids; what cannot be read is Rejected with the row."""
+    """Yield the experiences of all tables in the order of their ids; unreadable rows are Rejected."""
     try:
         with closing(open_database(path)) as database:
             tables = _tables(database)
@@ -63,7 +63,7 @@ def _tables(database: sqlite3.Connection) -> dict[str, set[str]]:
 def _read_table(
     database: sqlite3.Connection, name: str, tables: dict[str, set[str]], path: Path
 ) -> Iterator[Experience | Rejected]:
-    """Yield the experiences of a table of payloads, with the columns of its table of experiences where there is one."""
+    """Yield the experiences of a table of payloads, with the columns of its table of experiences, if any."""
     meta = name.removesuffix(_BLOB)
     columns = [column for column in _COLUMNS if column in tables.get(meta, ())]
     chosen = "".join(f", m.{column}" for column in columns)

@@ -1,10 +1,10 @@
-"""Completions that TRL's online trainers log (`log_completions`), one row a completion:
+"""Completions logged by TRL's online trainers (`log_completions`), one per row:
 
     {step, prompt, completion, <name of a reward function>: number, ..., advantage}
 
-Conversations are messages; text is what the model was given after its chat template, so it stays raw text. Every number
-beside `step` and `advantage` is a reward component. Their weights are not logged: one reward function is the reward,
-with several of them the user names one. The training step and the advantage are kept in info and metrics.
+Conversations are messages; text is already rendered by the chat template, so it stays raw text. Every number except
+`step` and `advantage` is a reward component. Their weights are not logged: a single component is the reward, of several
+the user names one. The training step and the advantage are kept in info and metrics.
 """
 
 from collections.abc import Iterator

@@ -1,11 +1,11 @@
-"""Results of verifiers environments (v0 rows), and the rollouts that older versions of prime-rl dump in this form:
+"""Results of verifiers environments (v0 rows), and rollouts dumped by older versions of prime-rl:
 
     {example_id, task, prompt, completion, answer, reward, metrics, info, is_truncated, stop_condition, tool_defs, ...}
 
 Prompt and completion are lists of messages, whose calls are often JSON text, or raw text; turns before the first answer
-belong to the prompt. task = name of the environment and example_id; without a name of its own it is a hash of prompt,
-tools, answer and example_id, but not of the older `id`, which counts rows and not examples. Metrics (under `metrics`,
-in older files beside the reward) are the reward components. Tokens of a `trajectory` become the arrays.
+belong to the prompt. task = environment name and example_id; without a name, a hash of prompt, tools, answer and
+example_id, but not of the older `id`, which numbers rows instead of examples. Metrics (under `metrics`, in older files
+next to the reward) are the reward components. Tokens of a `trajectory` become the arrays.
 """
 
 from collections.abc import Iterator
@@ -48,12 +48,12 @@ _READ = frozenset(
         "advantage",
     }
 )
-# Numbers beside the reward that measure no quality.
+# Top-level numbers that are not metrics.
 _NO_METRICS = frozenset({"id", "example_id", "reward", "advantage", "generation_ms", "scoring_ms", "total_ms", "seed"})
 
 
 def matches(value: Any) -> bool:
-    """Whether a row has messages and a reward, and the fields that only verifiers writes beside them."""
+    """Whether a row has messages, a reward, and fields specific to verifiers."""
     if not isinstance(value, dict) or not all(key in value for key in ("prompt", "completion", "reward")):
         return False
     if isinstance(value["prompt"], str) and isinstance(value["completion"], str):
@@ -77,7 +77,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     added, completion = split_at_first_answer(completion)
     if not completion:
         raise BadRecord("completion: no message that the model wrote")
-    # Some environments begin the completion with what they gave to the model: the prompt again, or more of it.
+    # Some environments begin the completion with the model's input: the prompt repeated, or its continuation.
     if [(message.role, message.content) for message in added] != [
         (message.role, message.content) for message in prompt
     ]:
@@ -105,7 +105,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def tools_as_functions(value: Any) -> list[Json]:
-    """Return tool definitions in the chat form {"type": "function", "function": {...}}; others stay as they are."""
+    """Return tool definitions in the chat form {"type": "function", "function": {...}}; others are unchanged."""
     tools = []
     for tool in tools_from_chat(json_value(value, "tools"), "tools"):
         is_bare = isinstance(tool.get("name"), str) and tool.get("type", "function") == "function"
@@ -115,7 +115,7 @@ def tools_as_functions(value: Any) -> list[Json]:
 
 
 def chat_with_calls(value: Any, where: str) -> Json:
-    """Return a chat message whose calls are objects of the chat form: JSON text is decoded, flat calls are nested."""
+    """Return a chat message with calls in the chat form: JSON text is decoded, flat calls are nested."""
     message = mapping(value, where)
     if not message.get("tool_calls"):
         return message
@@ -132,7 +132,7 @@ def chat_with_calls(value: Any, where: str) -> Json:
 
 def _messages(value: Any, where: str, is_text: bool) -> list[Message]:
     if isinstance(value, str):
-        # Raw text only where both sides are: a text prompt of a chat environment is a turn of the user.
+        # Raw text only if prompt and completion are text: a text prompt of a chat environment is a user turn.
         return [Message("text" if is_text else "user", value, generated=True if where == "completion" else None)]
     places = [(item, f"{where}[{number}]") for number, item in enumerate(items(value, where))]
     return [message_from_chat(chat_with_calls(item, place), place) for item, place in places]
@@ -146,7 +146,7 @@ def _metrics(row: Json) -> Json:
 
 
 def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
-    """Return the completion with the reward of each step at its turn, where every generated turn is one step."""
+    """Add the reward of each step to its turn, if every generated turn is one step."""
     steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
     rewards = [score(step.get("reward")) for step in steps]
     turns = [place for place, message in enumerate(completion) if message.is_generated]
@@ -161,7 +161,7 @@ def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
 
 
 def _arrays(value: Any, completion: list[Message], info: Json) -> Json | None:
-    """Return the token fields of an experience from the steps of a trajectory; a reason not to is put into `info`."""
+    """Return the token fields of the steps of a trajectory, or None; `info` gets the reason if they are dropped."""
     steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
     tokens = [optional_mapping(step.get("tokens"), "trajectory[].tokens") for step in steps]
     if not any(step.get("completion_ids") for step in tokens):
@@ -180,7 +180,7 @@ def _arrays(value: Any, completion: list[Message], info: Json) -> Json | None:
     masks = [step.get("completion_mask") for step in tokens]
     generated = [len(turn.generated) for turn in turns if turn is not None]
     if all(isinstance(mask, list) and len(mask) == length for mask, length in zip(masks, generated, strict=True)):
-        # The rollout's own mask may leave out tokens that the model wrote.
+        # The rollout's mask may exclude generated tokens.
         own = np.concatenate([np.array([item in (1, True) for item in mask], dtype=bool) for mask in masks if mask])
         arrays["action_mask"][arrays["action_mask"]] = own
     return arrays

@@ -1,13 +1,13 @@
-"""Traces of verifiers v1 (`traces.jsonl`), as `verifiers` evals and prime-rl write them: message graphs with tokens.
+"""Traces of verifiers v1 (`traces.jsonl`), written by `verifiers` evals and prime-rl: message graphs with tokens.
 
     {task, env, traces: [trace], ...}                                                an episode: one or more agents
     {task{key, hash, data}, agent{name, config}, nodes[], calls[], rewards{}, metrics{}, ...}    a trace by itself
     nodes: {parent, message, sampled, tools, token_ids, mask, logprobs, advantages}
 
-Each path from a root to a leaf is an experience: turns that an earlier path has are context, and their tokens have mask
-0. A turn is generated where `sampled` says so. The tokens of a path are those of its nodes, one after the other; the
-prompt ends where the first sampled token begins. The reward is the sum of score times weight.
-task = key, else hash, id or idx of the task (with the agent's name where an episode has several traces).
+Each path from a root to a leaf is an experience; turns of an earlier path are context, and their tokens have mask 0. A
+turn is generated if `sampled` is true. The tokens of a path are the concatenated tokens of its nodes; the prompt ends
+before the first sampled token. The reward is the sum of score times weight.
+task = key, else hash, id or idx of the task (with the agent's name if an episode has several traces).
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from pairwright.sources.shapes.traces import run_of
 
 _MAX_BRANCHES = 1000
 _READ = frozenset({"nodes", "calls", "tools", "rewards", "metrics", "task", "agent", "timing", "verifiers", "version"})
-# Per-token values of a node that an experience has no field for.
+# Per-token values of a node without a field in Experience.
 _UNUSED = ("reference_logprobs", "trainer_logprobs", "entropies", "loss_weights")
 
 
@@ -51,7 +51,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of an episode or of a trace; a trace or path that cannot be used is Rejected."""
+    """Yield the experiences of an episode or of a trace; unusable traces and paths are Rejected."""
     row = mapping(value, "row")
     if "traces" not in row:
         yield from _read_trace(row, origin, options, {}, has_peers=False)
@@ -126,7 +126,7 @@ def _is_trace(value: Any) -> bool:
 
 def _message(node: Json, where: str) -> Message:
     chat = chat_with_calls(node.get("message"), f"{where}.message")
-    # Role alone does not say it: a harness may put an assistant turn into the prompt.
+    # The role is not enough: a harness may put an assistant turn into the prompt.
     is_context = chat.get("role") == "assistant" and node.get("sampled") is not True
     return message_from_chat(chat, f"{where}.message", generated=False if is_context else None)
 
@@ -136,7 +136,7 @@ def _paths(nodes: list[Json]) -> tuple[list[list[int]], int]:
     parents: list[int | None] = []
     for number, node in enumerate(nodes):
         parent = node.get("parent")
-        # A parent is before its child, so that no ring is possible.
+        # A parent must precede its child, so that there are no cycles.
         if parent is not None and (type(parent) is not int or not 0 <= parent < number):
             raise BadRecord(f"nodes[{number}].parent: expected a node before it, got {parent!r}")
         parents.append(parent)
@@ -171,7 +171,7 @@ def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
         if scores[name] is not None and weight is not None:
             total = (total or 0.0) + scores[name] * weight
     metrics = {key: item for key, item in optional_mapping(trace.get("metrics"), "metrics").items() if item is not None}
-    # A reward that is null was never computed: the sum of the others is not the reward.
+    # A null score was never computed, so the sum of the others is not the reward.
     if None in scores.values():
         total = None
     components = {name: value for name, value in scores.items() if value is not None}
@@ -179,11 +179,11 @@ def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
 
 
 def _arrays(nodes: list[Json], is_shared: list[bool], info: Json) -> Json | None:
-    """Return the token fields of a path, or None; if they are dropped, the reason is put into `info`."""
+    """Return the token fields of a path, or None; `info` gets the reason if they are dropped."""
     if not any(node.get("token_ids") for node in nodes):
         return None
     ids: list[int] = []
-    sampled: list[bool] = []  # per token: did the model write it, in this path or an earlier one?
+    sampled: list[bool] = []  # per token: was it generated, in this path or an earlier one?
     mask: list[bool] = []
     for node, shared in zip(nodes, is_shared, strict=True):
         tokens, node_mask = node.get("token_ids") or [], node.get("mask") or []
@@ -206,7 +206,7 @@ def _arrays(nodes: list[Json], is_shared: list[bool], info: Json) -> Json | None
     for key in ("logprobs", "advantages"):
         values = [item for node in nodes if _are_numbers(node.get(key)) for item in node[key]]
         if len(values) == sum(sampled):
-            # One value per token that the model wrote; 0.0 at the others.
+            # One value per generated token; 0.0 for the others.
             arrays[key] = np.zeros(len(ids) - start, dtype=np.float32)
             arrays[key][sampled[start:]] = values
         elif values:
@@ -221,7 +221,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _errors_of(row: Json) -> str:
-    """Return what a failed run says of its failure."""
+    """Return the error text of a failed run."""
     errors = row.get("errors")
     last = errors[-1] if isinstance(errors, list) and errors and isinstance(errors[-1], dict) else {}
     return f"it ended with {last.get('type')}: {str(last.get('message'))[:200]}" if last else "it names no error"

@@ -1,1 +1,1 @@
-"""Session logs of coding assistants: one session a file."""
+"""Session logs of coding assistants: one session per file."""

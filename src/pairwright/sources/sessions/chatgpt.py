@@ -1,12 +1,13 @@
 """ChatGPT data exports: `conversations.json`, a list of `{title, mapping{id: {message, parent}}, conversation_id}`.
 
     author.role user, system   a turn; empty and hidden system messages are left out
-    author.role assistant      an answer; with a `recipient` other than "all" a call of that tool with the text as input
-    author.role tool           the result of the call before it on its path: the export has no ids of calls
-    content_type thoughts      reasoning of the answer that follows
+    author.role assistant      an answer; with a `recipient` other than "all", a call to that tool with the
+                               text as input
+    author.role tool           the result of the previous call on its path: the export has no call ids
+    content_type thoughts      reasoning of the following answer
 
-The nodes form a tree: every path from a root to a leaf is an experience, so an answer that was asked for again is a run
-of its own. The system prompt and the tools of ChatGPT are not in the export: prompts are incomplete. No reward.
+The nodes form a tree: every path from a root to a leaf is an experience, so a regenerated answer is a separate run. The
+system prompt and the tools of ChatGPT are not in the export: prompts are incomplete. There is no reward.
 """
 
 from collections.abc import Iterator
@@ -36,8 +37,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     session.info = {"title": record["title"]} if isinstance(record.get("title"), str) else {}
     session.model = optional_text(record.get("default_model_slug"), "default_model_slug")
     nodes = {key: mapping(node, f"mapping.{key}") for key, node in mapping(record.get("mapping"), "mapping").items()}
-    thoughts: dict[str, list[Json]] = {}  # node: the reasoning that its children begin with
-    calls: dict[str, str] = {}  # node: the call that a result below it answers
+    thoughts: dict[str, list[Json]] = {}  # node -> reasoning at the start of its children
+    calls: dict[str, str] = {}  # node -> call answered by the next result below it
     entries: list[Entry] = []
     for key in _in_order(nodes):
         parent = nodes[key].get("parent")
@@ -55,7 +56,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _messages(message: Json, key: str, blocks: list[Json], call_id: str | None, session: Session) -> list[Message]:
-    """Convert a node; the reasoning of a node that has nothing else is added to `blocks`."""
+    """Convert a node; reasoning without other content is added to `blocks`."""
     author = mapping(message.get("author"), "author")
     role, recipient = text(author.get("role"), "author.role"), message.get("recipient", "all")
     content = mapping(message.get("content"), "content")
@@ -79,15 +80,15 @@ def _messages(message: Json, key: str, blocks: list[Json], call_id: str | None, 
     session.model = model if isinstance(model, str) else session.model
     if isinstance(recipient, str) and recipient != "all":
         source = "".join(str(part.get("text", "")) for part in parts)
-        # What is not a JSON object (code) is the one argument of the call.
+        # Text other than a JSON object (code) is the only argument of the call.
         arguments = source if source.lstrip().startswith("{") else {"input": source}
         return [assistant_from_blocks([*blocks, call_block(key, recipient, arguments)], "content")]
     return [assistant_from_blocks([*blocks, *parts], "content")]
 
 
 def _parts(content: Json) -> list[Json]:
-    """Content as parts; texts that are empty are left out."""
-    if isinstance(content.get("text"), str):  # code, and what a tool printed
+    """Return content as parts, without empty texts."""
+    if isinstance(content.get("text"), str):  # code and tool output
         return [text_block(content["text"])] if content["text"] else []
     parts: list[Json] = []
     for part in items(content.get("parts", []), "content.parts"):
@@ -109,7 +110,7 @@ def _is_hidden(message: Json) -> bool:
 
 
 def _in_order(nodes: dict[str, Json]) -> list[str]:
-    """Return the nodes with every parent before its children, else in the order of the file; rings are left out."""
+    """Return the nodes depth first, siblings in file order; cycles are left out."""
     children: dict[str, list[str]] = {}
     for key, node in nodes.items():
         parent = node.get("parent")

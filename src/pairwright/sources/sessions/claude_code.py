@@ -1,10 +1,10 @@
 """Claude Code sessions: JSON Lines `{type, uuid, parentUuid, sessionId, isSidechain, message{role, content[]}}`.
 
 A file is a tree (sources/sessions/claude_session.py); every path from a root to a leaf is an experience. task = hash of
-the session's first prompt and its agent, so that sessions that begin alike are runs of one task; step = number of the
-root in its session (a compaction, a `/clear` and a sidechain each start a new one), run = a number made from sessionId,
-plus the number of the branch. Branches of one root therefore share task, step and prompt and can be compared from the
-point where they diverge. Assistant turns shared with an earlier branch are `generated=False`, so that nothing is
+the session's first prompt and its agent, so that sessions with the same start are runs of one task; step = index of the
+root in its session (a compaction, a `/clear` and a sidechain each start a new root), run = a hash of sessionId plus the
+index of the branch. Branches of one root share task, step and prompt, so they are comparable from their divergence
+point. Assistant turns shared with an earlier branch are `generated=False`, so that nothing is
 trained twice. Also not generated: lines copied from another session (`forkedFrom`), program notices in the assistant's
 name (model `<synthetic>`), and compaction summaries. A result with `is_error` is an error site. A conversation whose
 start is not in the file is kept with info["prompt_missing"]. There is no reward.
@@ -44,7 +44,7 @@ from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from
 from pairwright.sources.shapes.chat_messages import as_context, content_from_chat
 
 NAME = "claude-code"
-MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
+MAX_BRANCHES = 256  # per root; each repeats the shared turns, so this bounds the size of the result
 # Start of results with `is_error`, by kind; the first match wins.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
@@ -56,7 +56,7 @@ _ERROR_STARTS = (
 
 
 def matches(value: Any) -> bool:
-    """Whether a line is a message of Claude Code, and none is a call as other tools export it (session_lines.py)."""
+    """Whether a line is a message of Claude Code, and no line is a call exported by other tools (session_lines.py)."""
     if not isinstance(value, list) or any(isinstance(line, dict) and line.get("type") == "tool" for line in value):
         return False
     return any(_is_message_line(line) for line in value)
@@ -68,8 +68,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     others: Counter[str] = Counter()
     summaries: list[str] = []
     agent: str | None = None
-    places: dict[str, int] = {}  # in `lines`, of the first line with a uuid
-    refused: set[str] = set()  # uuids that are free for another line
+    places: dict[str, int] = {}  # uuid -> index in `lines` of its first line
+    refused: set[str] = set()  # uuids of refused lines, which another line may use
     is_session = False
     for number, item in enumerate(items(value, "session"), origin.line or 1):
         if type(item) is MessageLine:
@@ -88,7 +88,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             yield _rejected(origin, number, str(error), item)
             if not isinstance(item, dict):
                 continue
-            line = _read_link(item, number)  # it still joins its children to its parent
+            line = _read_link(item, number)  # still links its children to its parent
             if line.uuid is not None and line.uuid not in places:
                 refused.add(line.uuid)
         else:
@@ -108,7 +108,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     file_info: Json = {"other_lines": dict(others)} if others else {}
     if summaries:
         file_info["summaries"] = summaries
-    steps: dict[Any, int] = {}  # by session: how many conversations it has so far
+    steps: dict[Any, int] = {}  # session -> number of conversations so far
     tasks: dict[Any, int | str | None] = {}  # by session
     for root in roots_of(lines, places):
         is_session = True
@@ -116,7 +116,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         step = steps.get(session, 0)
         yield from _experiences(root, origin, session, step, file_info, tasks, agent)
         steps[session] = step + 1
-        file_info = {}  # what is said of the file stands once, on its first conversation
+        file_info = {}  # file-level info is attached once, to the first conversation
     if not is_session:
         raise BadRecord("session: no line is a message of the user or the assistant")
 
@@ -131,14 +131,14 @@ def _experiences(
     agent: str | None,
 ) -> Iterator[Parts | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
-    shared: dict[Turn, list[Message]] = {}  # turns that an earlier branch has; as context once they are met again
+    shared: dict[Turn, list[Message]] = {}  # turns of earlier branches -> their messages as context, once repeated
     first = root.lines[0]
     for run, branch in enumerate(branches_of(root)):
         last = branch[-1].lines[-1]
         if run >= MAX_BRANCHES:
             yield _rejected(origin, last.number, f"more than {MAX_BRANCHES} branches from line {first.number}")
             continue
-        # The turns that only this branch has: its own line, usage and model come from them.
+        # Turns that only this branch has; they provide its line, usage and model.
         own = [turn for turn in branch if turn not in shared] if run else branch
         try:
             messages: list[Message] = []
@@ -150,7 +150,7 @@ def _experiences(
                 messages += shared[turn]
             before, completion = split_at_answer(messages)
             prompt = tuple(before)  # equal in all branches of a root
-            # Only an earlier branch leaves a completion without a message that was generated.
+            # A completion without a generated message occurs only if an earlier branch has all of them.
             if not completion or (run and not any(message.is_generated for message in completion)):
                 raise BadRecord(f"the branch from line {first.number} to {last.number} has no answer of its own")
             if session not in tasks:
@@ -220,7 +220,7 @@ def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str
 
 
 def _read_link(value: Json, number: int) -> Line:
-    """Return a line that is not a message, as it joins its children to its parent."""
+    """Return a line that is not a message and only links its children to its parent."""
     return Line(**_common_fields(value, number))
 
 
@@ -244,7 +244,7 @@ def _is_marked(message: Message) -> bool:
 
 
 def _api_errors(messages: list[Message]) -> list[ErrorSite]:
-    """Return the requests that failed, which the program notes in the assistant's name."""
+    """Return the failed requests, which the program logs as assistant messages."""
     return [
         ErrorSite(index=position, kind="exception", text=message.text)
         for position, message in enumerate(messages)
@@ -268,14 +268,14 @@ def _info(first: MessageLine, last: MessageLine, session: int | str | None, agen
     if first.is_sidechain:
         info["is_sidechain"] = True
     if first.parent is not None and not line_clears(first):
-        info["begins_after"] = first.parent  # a line that is not a message, or is not in the file
+        info["begins_after"] = first.parent  # not a message, or not in the file
     if last.uuid:
         info["leaf"] = last.uuid
     return info
 
 
 def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
-    """Return the sums of the token usage, and the last model. Each line of a message repeats these: the last counts."""
+    """Return the summed token usage and the last model. Lines of one message repeat its usage: the last line counts."""
     num_input = num_output = 0
     model = None
     for turn in turns:

@@ -1,8 +1,8 @@
 """Claude Code sessions: the lines of a file, the tree of turns and branches, and the messages of turns.
 
-Lines with the usual blocks are decoded by type (`decode_line`); `read_line` reads any other line, to the same messages.
-Content blocks become messages in shapes/anthropic.py, and the lines of one assistant message become one message. Of a
-line that was decoded by type they are made when its turn is read: nothing in it can be refused.
+Lines with the usual blocks are decoded by type (`decode_line`); claude_code.py reads other lines to the same messages.
+Content blocks become messages in shapes/anthropic.py, and the lines of one assistant message are merged. Messages
+of lines decoded by type are created when their turn is read, since such lines cannot be refused.
 """
 
 import re
@@ -18,7 +18,7 @@ from pairwright.sources.shapes.anthropic import plain_content
 
 _CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
 
-# Lines decoded by type: fields that are not named here are not read by anybody.
+# Lines decoded by type: other fields are never read.
 
 
 class _Text(Struct, gc=False, tag="text", forbid_unknown_fields=True):
@@ -55,14 +55,14 @@ class LineMessage(Struct, gc=False, kw_only=True):
 
 
 class Line(Struct, gc=False, kw_only=True):
-    """One line of the file. One that is not a message only joins its children to its parent."""
+    """One line of the file. A line that is not a message only links its children to its parent."""
 
     parent: str | None = msgspec.field(default=None, name="parentUuid")
     is_sidechain: bool | None = msgspec.field(default=None, name="isSidechain")
     session: int | str | None = msgspec.field(default=None, name="sessionId")
     agentId: str | None = None
     uuid: str | None = None
-    number: int = msgspec.field(default=0, name=" number")  # set by the reader, whatever stands under such a key
+    number: int = msgspec.field(default=0, name=" number")  # set by the reader, even if a line has such a key
 
     @property
     def thread(self) -> tuple[object, bool, object]:
@@ -71,7 +71,7 @@ class Line(Struct, gc=False, kw_only=True):
 
 
 class LineInfo(Struct, gc=False):
-    """Fields that only the first line of a conversation is asked for."""
+    """Fields that are read only from the first line of a conversation."""
 
     cwd: Any = None
     gitBranch: Any = None
@@ -93,7 +93,7 @@ class MessageLine(Line):
 
 
 class ReadLine(MessageLine, kw_only=True):
-    """A line that was not decoded by type: its messages are read already."""
+    """A line that was not decoded by type; its messages are already read."""
 
     messages: list[Message] = []
     info: LineInfo
@@ -104,9 +104,9 @@ _decode_info = msgspec.json.Decoder(LineInfo).decode
 
 
 def decode_line(text: bytes) -> MessageLine:
-    """Decode a line; raises ValidationError for one that is not plain, and UnicodeError as any decoder does."""
+    """Decode a line; raises ValidationError for lines with unusual blocks, and UnicodeError for invalid UTF-8."""
     if not text.isascii():
-        text.decode()  # strings that are skipped are not looked at
+        text.decode()  # the decoder does not validate skipped strings
     line = _decode_plain(text)
     line.raw = text
     content = line.message.content
@@ -123,7 +123,7 @@ def decode_line(text: bytes) -> MessageLine:
 
 
 def info_of(line: MessageLine) -> Json:
-    """Return the fields of LineInfo that are text."""
+    """Return the text fields of LineInfo."""
     info = line.info if type(line) is ReadLine else _decode_info(line.raw)
     return {key: value for key in info.__struct_fields__ if type(value := getattr(info, key)) is str}
 
@@ -139,8 +139,8 @@ class Turn(Struct, eq=False, gc=False):
     lines: list[MessageLine]
     answered: set[str] | frozenset[str] = frozenset()
     children: list["Turn"] = []
-    results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
-    # Of an assistant turn: depth and parent of the line that joined it last, and of the last one with results
+    results: "Turn | None" = None  # of an assistant turn: the turn with the results of its calls
+    # Of an assistant turn: (depth, parent) of its last line, and of its last line with results
     last_line: tuple[int, int] = (-1, -1)
     last_result: tuple[int, int] = (-1, -1)
     is_shuffled: bool = False  # its lines are not in file order
@@ -151,17 +151,17 @@ class Turn(Struct, eq=False, gc=False):
 
 
 class _OutOfOrder(Exception):
-    """In file order, lines would join a turn in another order than level by level."""
+    """Raised if file order would add lines to a turn in a different order than level order."""
 
 
 def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
     """Build the conversation trees of a file and return their root turns in file order.
 
-    Lines join their turns level by level, which is the order of the file unless it is shuffled or damaged.
+    Lines are added to turns in level order, which is file order unless the file is shuffled or damaged.
 
     Args:
         lines: All lines that are JSON objects.
-        places: Of each uuid, the place in `lines` of the first line that has it.
+        places: uuid -> index in `lines` of its first line.
     """
     turns: list[Turn | None] = []
     try:
@@ -170,20 +170,20 @@ def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
         turns = [None] * len(lines)
         return _join_by_level(lines, _parents(lines, places), turns)
     finally:
-        # The tree is walked downwards from here. Without the way up there is no circle, so that all is freed at once.
+        # From here on the tree is only walked downwards. Without references to parents there are no reference cycles.
         for turn in turns:
             if turn is not None:
                 turn.parent = None
 
 
 def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[Turn | None]) -> list[Turn]:
-    """Build the trees in one pass; raises _OutOfOrder where this might not give what `_join_by_level` gives.
+    """Build the trees in one pass; raises _OutOfOrder if the result might differ from that of `_join_by_level`.
 
-    `turns` gets the turn of each line; a line that is not a message has that of its parent.
+    `turns` receives the turn of each line; a line that is not a message gets its parent's turn.
     """
     roots: list[Turn] = []
-    threads: set[object] = set()  # in which a message has no parent in the file ...
-    repeated: set[object] = set()  # ... and then another one
+    threads: set[object] = set()  # threads with a message without a parent in the file
+    repeated: set[object] = set()  # threads with several of them
     depths: list[int] = []
     for place, line in enumerate(lines):
         parent = line.parent
@@ -199,7 +199,7 @@ def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[T
                 if thread in threads and not clears:
                     repeated.add(thread)
                 threads.add(thread)
-            # A sidechain names the line that started it, but it does not see that conversation.
+            # A sidechain names the line that started it, but its context does not include that conversation.
             elif clears or (line.is_sidechain and above is not None and not above.lines[0].is_sidechain):
                 above = None
             turn = _join_turn(line, above, depth, above_place)
@@ -209,7 +209,7 @@ def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[T
             repeated.add(line.thread)
         turns.append(turn)
         depths.append(depth)
-    # In a thread in which no line has its parent in the file, each line follows the one before.
+    # If no line of a thread has its parent in the file, each line follows the previous one.
     if repeated and not repeated <= {line.thread for line in lines if line.parent in places}:
         raise _OutOfOrder
     return roots
@@ -217,7 +217,7 @@ def _join_in_file_order(lines: list[Line], places: dict[str, int], turns: list[T
 
 def _join_by_level(lines: list[Line], parents: list[int | None], turns: list[Turn | None]) -> list[Turn]:
     """Build the trees of a file in any order, level by level."""
-    # By position in `lines`: the positions of the lines that name it as their parent.
+    # Index in `lines` -> indices of its children
     children: list[list[int]] = [[] for _ in lines]
     queue = []
     for position, parent in enumerate(parents):
@@ -226,7 +226,7 @@ def _join_by_level(lines: list[Line], parents: list[int | None], turns: list[Tur
         else:
             children[parent].append(position)
     roots: list[Turn] = []
-    for place, position in enumerate(queue):  # grows while we walk: parents come before their children
+    for place, position in enumerate(queue):  # grows during the loop: parents precede children
         queue += children[position]
         parent, line = parents[position], lines[position]
         turn = above = None if parent is None else turns[parent]
@@ -258,10 +258,10 @@ def _branches_of(root: Turn) -> Iterator[list[Turn]]:
         del path[depth:]
         path.append(turn)
         below = turn.children
-        while len(below) == 1:  # most turns have one that follows
+        while len(below) == 1:  # most turns have one child
             path.append(below[0])
             depth, below = depth + 1, below[0].children
-        # Descending, since the stack gives the last one first.
+        # Descending, since the stack pops the last item first.
         below = sorted(below, key=lambda child: child.first.number, reverse=True)
         stack += [(child, depth + 1) for child in below]
         if not below:
@@ -272,7 +272,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 def _answered_by(line: MessageLine) -> set[str] | frozenset[str]:
-    """Return the ids of the calls whose results the line has."""
+    """Return the ids of the calls that the line has results for."""
     content = line.message.content
     if type(line) is ReadLine:
         return {message.tool_call_id for message in line.messages if message.tool_call_id is not None}
@@ -282,7 +282,7 @@ def _answered_by(line: MessageLine) -> set[str] | frozenset[str]:
 
 
 def _join_turn(line: MessageLine, above: Turn | None, depth: int, parent: int) -> Turn:
-    """Add a line to the turn it belongs to, or to a new turn below `above`; return that turn."""
+    """Add a line to its turn, or to a new turn below `above`; return that turn."""
     answered = _NONE if line.type == "assistant" else _answered_by(line)
     if above is None:
         return Turn(None, [line], answered)
@@ -295,7 +295,7 @@ def _join_turn(line: MessageLine, above: Turn | None, depth: int, parent: int) -
                 return asked
         elif answered:
             asked.last_result = _next_in_order(asked.last_result, depth, parent)
-            # Results of one answer are gathered in one turn; a second result of the same call begins a branch.
+            # Results of one answer form one turn; a second result of the same call begins a branch.
             if asked.results is not None and asked.results.answered.isdisjoint(answered):
                 _add_line(asked.results, line)
                 asked.results.answered |= answered
@@ -315,7 +315,7 @@ def _add_line(turn: Turn, line: MessageLine) -> None:
 
 
 def _next_in_order(last: tuple[int, int], depth: int, parent: int) -> tuple[int, int]:
-    """Return depth and parent of a line; raises _OutOfOrder unless it comes after the last one level by level, too."""
+    """Return depth and parent of a line; raises _OutOfOrder unless it also follows the last line in level order."""
     if depth < last[0] or (depth == last[0] and parent != last[1]):
         raise _OutOfOrder
     return depth, parent
@@ -338,7 +338,7 @@ def line_clears(line: MessageLine) -> bool:
 def _parents(lines: list[Line], places: dict[str, int]) -> list[int | None]:
     """Return the position of each line's parent, or None at the start of a conversation. The result has no cycles."""
     named = [None if line.parent is None else places.get(line.parent) for line in lines]
-    # Threads in which some line finds its parent are trees; in others (old files) each line follows the one before.
+    # Threads with a line whose parent exists are trees; in others (old files), each line follows the previous one.
     trees = {line.thread for line, parent in zip(lines, named, strict=True) if parent is not None}
     parents: list[int | None] = []
     last: dict[tuple[object, ...], int] = {}
@@ -391,7 +391,7 @@ def messages_of(turn: Turn) -> list[Message]:
 
 
 def _message_of_answer(lines: list[MessageLine]) -> Message:
-    """Return the message of lines that were decoded by type, as `_merge_messages` merges the messages of each."""
+    """Return the message of lines decoded by type, equal to the result of `_merge_messages` over their messages."""
     texts: list[str] = []
     calls: list[ToolCall] = []
     reasoning: str | None = None
@@ -401,7 +401,7 @@ def _message_of_answer(lines: list[MessageLine]) -> Message:
         content: Any = line.message.content
         if type(content) is str:
             content = (_Text(content),)
-        # What an earlier line has is left out.
+        # Drop content repeated from an earlier line.
         num_texts, num_calls = len(texts), len(calls)
         thoughts: tuple[str, ...] = ()
         for block in content:
@@ -428,7 +428,7 @@ def _message_of_answer(lines: list[MessageLine]) -> Message:
 
 
 def is_copy_or_notice(line: MessageLine) -> bool:
-    """Whether a line of the assistant was copied from another session, or written by the program in its name."""
+    """Whether a line of the assistant was copied from another session, or written by the program."""
     return line.forkedFrom is not None or line.isApiErrorMessage is True or line.message.model == "<synthetic>"
 
 

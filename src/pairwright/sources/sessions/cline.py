@@ -3,10 +3,10 @@
     *.messages.json                 {sessionId, agent, system_prompt, messages[{role, content[], ts, modelInfo}]} (CLI)
     api_conversation_history.json   [{role, content[], ts}] (VS Code); the folder's name is the session id
 
-Blocks become messages in shapes/anthropic.py. Calls that the model wrote as XML inside its text stay text, as do the
-results that the program answered with: the file does not mark them. The CLI logs the system prompt; the VS Code
-extensions log neither system prompt nor tools, so those prompts are incomplete. A message with `metadata.kind`
-"compaction" holds the summary of what stood before it; Roo's `isSummary` likewise. There is no reward.
+Blocks become messages in shapes/anthropic.py. Calls written as XML inside the model's text stay text, as do their
+results: the file does not mark them. The CLI logs the system prompt; the VS Code extensions log neither system prompt
+nor tools, so their prompts are incomplete. A message with `metadata.kind` "compaction" or Roo's `isSummary` holds the
+summary of the previous conversation. There is no reward.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from pairwright.sources.shapes.anthropic import has_blocks, turn_from_anthropic
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
 
 _ROLES = frozenset({"user", "assistant"})
-# What the VS Code extensions put around the user's words.
+# Tags that the VS Code extensions put around the user's text.
 _TAGS = ("<task>", "<user_message>", "<feedback>", "<environment_details>")
 
 
@@ -30,7 +30,7 @@ def matches(value: Any) -> bool:
         return "sessionId" in value and "agent" in value and _are_messages(value.get("messages"))
     if not _are_messages(value) or not any("ts" in message or _is_tagged(message) for message in value):
         return False
-    return not message_rows.matches(value)  # a history of Cline does not name its session in every message
+    return not message_rows.matches(value)  # messages of Cline do not name their session
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:

@@ -3,16 +3,16 @@
     session_meta    id, instructions (a system message), cwd, versions    turn_context   the model
     response_item   an item of the Responses API (sources/shapes/responses.py): the conversation
     compacted       the context was replaced by `replacement_history`, else by the summary in `message`. The answer with
-                    the summary is the last item before it; its request is not logged (`--compaction-prompt` has it)
+                    the summary is the last item before it; its request is not logged (see `--compaction-prompt`)
     event_msg       UI events. They repeat the items; only additional data is read: the outcome of calls (`*_end` with
                     exit_code or success), calls that are not items, and `thread_rolled_back`
 
-task = hash of the session's first prompt, so that sessions that begin alike are runs of one task. step = number of
-preceding compactions: each starts an experience whose prompt is the new context, not generated. With the text of the
-request, a summary is a step of its own between the two; without it, it is in the new context alone. run = a number made
-from the session id, plus the number of rollbacks in that step: the part that was rolled back is an experience, and the
-next one repeats the remaining turns as context. There is no reward. A call whose result indicates a nonzero exit code,
-a failure or a timeout is an error site.
+task = hash of the session's first prompt, so that sessions with the same start are runs of one task. step = number of
+preceding compactions: each starts an experience whose prompt is the new context, not generated. If the text of the
+request is given, the summary is a separate step between the two; otherwise it is only part of the new context. run = a
+hash of the session id, plus the number of rollbacks in that step: the rolled-back part is an experience, and the next
+one repeats the remaining turns as context. There is no reward. A call whose result indicates a nonzero exit code, a
+failure or a timeout is an error site.
 """
 
 import re
@@ -33,7 +33,7 @@ from pairwright.sources.shapes.chat_messages import as_context
 from pairwright.sources.shapes.responses import messages_from_items
 
 NAME = "codex"
-MAX_ROLLBACKS = 256  # each attempt repeats what was kept, so their number bounds what a file can grow to
+MAX_ROLLBACKS = 256  # each attempt repeats the kept turns, so this bounds the size of the result
 _WRAPPED = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 _BARE = frozenset({"message", "reasoning", "function_call", "function_call_output", "local_shell_call"})
 _INFO_KEYS = ("cwd", "cli_version", "originator", "source", "model_provider", "forked_from_id")
@@ -54,9 +54,9 @@ class Session:
 
     meta: Json = field(default_factory=dict)
     model: str | None = None
-    failed: dict[str, str] = field(default_factory=dict)  # call id: kind of error, as events tell
+    failed: dict[str, str] = field(default_factory=dict)  # call id -> kind of error, from events
     others: Counter[str] = field(default_factory=Counter)
-    context: list[Message] = field(default_factory=list)  # what a compaction or roll-back left
+    context: list[Message] = field(default_factory=list)  # left by a compaction or rollback
     items: list[Json] = field(default_factory=list)
     first_line: int | None = None
     step: int = 0
@@ -116,7 +116,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
     """Process one line: update the session, or append an item to the current attempt."""
     item: Json | None = None
     if kind == "session_meta":
-        session.meta = session.meta or payload  # a resumed or forked file repeats the line of its origin
+        session.meta = session.meta or payload  # a resumed or forked file repeats this line
     elif kind == "turn_context":
         session.model = payload["model"] if isinstance(payload.get("model"), str) else session.model
     elif kind == "response_item":
@@ -176,7 +176,7 @@ def _conversation(session: Session) -> list[Message]:
     if not isinstance(instructions, str) or not instructions:
         return messages
     if any(instructions in message.text for message in messages if message.role != "assistant"):
-        return messages  # older versions say them again in a user message
+        return messages  # older versions repeat them in a user message
     return [Message("system", instructions), *messages]
 
 
@@ -190,7 +190,7 @@ def _compact_context(payload: Json) -> list[Message]:
 
 
 def _take_summary(session: Session, payload: Json) -> list[Message]:
-    """Remove the answer that wrote the summary from the items, and return its messages; none if it is not logged."""
+    """Remove the answer with the summary from the items and return its messages; [] if it is not logged."""
     message, last = payload.get("message"), session.items[-1] if session.items else {}
     if last.get("type") != "message" or last.get("role") != "assistant" or not isinstance(message, str):
         return []
@@ -206,7 +206,7 @@ def _take_summary(session: Session, payload: Json) -> list[Message]:
 
 
 def _summary_step(session: Session, prompt: list[Message], summary: list[Message], origin: Origin) -> Parts:
-    """Return the experience of a compaction: the conversation and the request for a summary, answered by it."""
+    """Return the experience of a compaction: the conversation and the request for a summary, then the summary."""
     name = identifier(session.meta.get("id"))
     session.task = session.task or session_task(name, prompt)
     return Parts(
@@ -281,7 +281,7 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
         metadata = output.get("metadata") if isinstance(output, dict) else None
         exit_code = metadata.get("exit_code") if isinstance(metadata, dict) else None
     elif match := _EXIT_CODE.search(text[:2000]):
-        # A number too long for a code is not 0, which is all that counts.
+        # Only zero or nonzero matters, so very long numbers become 1.
         exit_code = int(match[1]) if len(match[1]) < 12 else 1
     if isinstance(exit_code, int) and exit_code != 0:
         return "nonzero_exit"

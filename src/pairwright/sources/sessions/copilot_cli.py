@@ -4,9 +4,9 @@
     system.message           the system prompt                   user.message           `content`, as the user wrote it
     assistant.message        content, reasoningText, toolRequests[{toolCallId, name, arguments}], model
     tool.execution_complete  the result of a call: result{content} or error{message}, success
-    session.compaction_complete   `summaryContent` replaces what is before it
+    session.compaction_complete   `summaryContent` replaces the previous context
 
-A result joins its call by toolCallId. What the program put around the user's words (`transformedContent`: the time,
+A result is linked to its call by toolCallId. Text that the program adds to the user's (`transformedContent`: the time,
 reminders) stays in `extra`. Lines of subagents (`parentToolCallId`) and other events are counted in info. Tools are not
 logged: prompts are incomplete. There is no reward.
 """

@@ -4,8 +4,8 @@
     stream       {type: system | user | assistant | thinking | tool_call | result, session_id, ...} of
                  `cursor-agent -p --output-format stream-json`; a call is started and completed under one call_id
 
-A result joins its call by call_id. With `--stream-partial-output` a text comes in pieces and then as a whole: the
-pieces are left out. A call is named after its key (`readToolCall` is read). Neither system prompt nor tools are
+A result is linked to its call by call_id. With `--stream-partial-output`, a text is sent in pieces and then as a whole:
+the pieces are left out. A call is named after its key (`readToolCall` is read). Neither system prompt nor tools are
 logged: prompts are incomplete. There is no reward. Transcripts as plain text are not read.
 """
 
@@ -38,7 +38,7 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
 
 
 def _whole_texts(lines: list[Any]) -> list[tuple[int, Any]]:
-    """Leave out the pieces of texts that come whole, too."""
+    """Leave out the pieces of texts that are also sent as a whole."""
     has_whole_text = any(_is_text(line) and not _is_piece(line) for line in lines)
     return [(number, line) for number, line in enumerate(lines) if not (has_whole_text and _is_piece(line))]
 
@@ -92,7 +92,7 @@ def _arguments(body: Json) -> Any:
 
 
 def _output(content: Any) -> Any:
-    """The text of a result that is nothing but text, else the whole of it."""
+    """Return the text of a text-only result, else the whole result."""
     if isinstance(content, dict) and isinstance(content.get("content"), str):
         return content["content"]
     return content
@@ -118,7 +118,7 @@ def _is_text(line: Any) -> bool:
 
 
 def _is_piece(line: Any) -> bool:
-    """Whether the line is a piece of a text that comes whole, too."""
+    """Whether the line is a piece of a text that is also sent as a whole."""
     return _is_text(line) and "timestamp_ms" in line and "model_call_id" not in line
 
 

@@ -1,15 +1,15 @@
 """Gemini CLI and Qwen Code sessions, and streams of Gemini CLI.
 
     Gemini CLI   {sessionId, messages[{type: user | gemini | info | ..., content, thoughts[], toolCalls[], model}]}, or
-                 JSON Lines: the session, a message a line (a repeated id replaces it), {$set}, {$rewindTo}
+                 JSON Lines: the session, one message per line (a repeated id replaces it), {$set}, {$rewindTo}
     stream       JSON Lines {type: init | message | tool_use | tool_result | error | result} of
-                 `gemini -p --output-format stream-json`: the answer comes in pieces, a result joins its call by tool_id
+                 `gemini -p --output-format stream-json`: the answer is sent in pieces, results have a tool_id
     Qwen Code    JSON Lines {uuid, parentUuid, sessionId, type: user | assistant | tool_result | system, model,
                  message{role, parts[]}}: a tree; `system` lines of subtype chat_compression replace the context
 
-A call of Gemini CLI has its result beside it, so both come from one entry. Lines of type info, error and warning were
-shown to the user and not to the model. A rewind begins a branch: what was left behind is an experience too. Results in
-a stream are those shown to the user, which may be shorter than what the model was given; info["results_from"] says so.
+A call of Gemini CLI and its result are in the same entry. Lines of type info, error and warning were shown to the user,
+not to the model. A rewind begins a branch: the abandoned branch is an experience, too. Results in a stream are those
+shown to the user, which may be shorter than the model's input; info["results_from"] says so.
 Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
@@ -67,7 +67,7 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
 
 def _take(line: Json, session: Session) -> Entry | None:
     entries, places, kind = session.turns.entries, session.places, line.get("type")
-    if "$rewindTo" in line:  # back to before that message: an entry without messages, which the next one follows
+    if "$rewindTo" in line:  # back to before that message: an empty entry as parent of the next one
         target = places.get(str(line["$rewindTo"]))
         return Entry([], f"rewind {len(entries)}", "" if target is None else entries[target].parent)
     if not isinstance(kind, str):
@@ -79,7 +79,7 @@ def _take(line: Json, session: Session) -> Entry | None:
     entry = _read_qwen(line, session) if "uuid" in line else _read_gemini(line, session)
     if not entry.messages:
         session.others[kind] += 1
-    if entry.id in places:  # a message is written again when it has grown
+    if entry.id in places:  # a grown message is written again
         entries[places[entry.id]] = Entry(entry.messages, entry.id, entries[places[entry.id]].parent)
         return None
     if entry.id is not None:
@@ -132,7 +132,7 @@ def _read_gemini(line: Json, session: Session) -> Entry:
 
 
 def _results(call: Json) -> list[Message]:
-    """The result of a call: its function response, and images beside it; none while it was not run."""
+    """Return the result of a call: its function response and images; [] if it was not run."""
     if call.get("result") is None:
         return []
     parts = _parts(call["result"])
@@ -140,7 +140,7 @@ def _results(call: Json) -> list[Message]:
         text = "\n".join(str(part.get("text", "")) for part in parts)
         parts = [{"functionResponse": {"name": call.get("name"), "response": {"output": text}}}]
     for number, part in enumerate(parts):
-        if isinstance(part.get("functionResponse"), dict):  # it may lack the id, but is beside its call
+        if isinstance(part.get("functionResponse"), dict):  # may lack the id, but is stored with its call
             parts[number] = {"functionResponse": {"id": call.get("id"), **part["functionResponse"]}}
     messages = _turn("user", parts)
     if call.get("status") not in _FAILED:
@@ -168,7 +168,7 @@ def _read_qwen(line: Json, session: Session) -> Entry:
 
 
 def _turn(role: str, parts: list[Json]) -> list[Message]:
-    """Convert the parts of one turn; without parts there was none."""
+    """Convert the parts of one turn; [] without parts."""
     return messages_from_genai([{"role": role, "parts": parts}], None, "content") if parts else []
 
 
@@ -180,14 +180,14 @@ def _parts(value: Any) -> list[Json]:
 
 
 def _thought(value: Any) -> Json:
-    """A summary of the model's reasoning: its subject and description."""
+    """Return a reasoning part from a thought's subject and description."""
     thought = mapping(value, "thoughts")
     texts = [optional_text(thought.get(key), f"thoughts.{key}") for key in ("subject", "description", "text")]
     return {"text": "\n".join(text for text in texts if text), "thought": True}
 
 
 def _has_turns(value: Any) -> bool:
-    """Whether the messages are distinguished by `type`, and not by `role`."""
+    """Whether the messages have a `type` instead of a `role`."""
     messages = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     return any("content" in item and "role" not in item and str(item.get("type")) in _TYPES for item in messages)
 

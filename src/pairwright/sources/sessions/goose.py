@@ -1,14 +1,14 @@
 """goose sessions: `{id, working_dir, conversation[]}` as exported, or JSON Lines of the session and its messages.
 
-What `goose run` prints is read too: {messages[]}, or a stream of {type: message, message}.
+The output of `goose run` is also read: {messages[]}, or a stream of {type: message, message}.
 
     text, image       content                   thinking, reasoning      reasoning
     toolRequest       id, toolCall{status, value{name, arguments}} or toolCall{status: error, error}
     toolResponse      id, toolResult{status, value: content[] or {content[], isError}} or {status: error, error}
 
-A result joins its call by id. A call that could not be read (status error) has no name and stays a part. A compaction
-hides the messages before it from the model (`metadata.agentVisible` false) and begins with a summary that the user does
-not see. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
+A result is linked to its call by id. An unreadable call (status error) has no name and stays a part. A compaction hides
+the previous messages from the model (`metadata.agentVisible` false) and begins with a summary hidden from the user.
+Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from pairwright.sources.shapes.session_entries import (
 )
 
 _SESSION_KEYS = ("working_dir", "extension_data", "accumulated_total_tokens", "message_count")
-_RESTARTS = "$restarts"  # our mark of a summary
+_RESTARTS = "$restarts"  # set by us on summaries
 _NOTES = ("toolConfirmationRequest", "actionRequired", "systemNotification", "conversationCompacted")
 
 
@@ -56,7 +56,7 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
 
 
 def _with_summaries(lines: list[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the messages; a summary that only the model sees, after what it no longer sees, is marked."""
+    """Yield the messages; mark a summary, which is visible only to the model and follows messages hidden from it."""
     was_hidden = False
     for number, item in enumerate(lines):
         message = _unwrap(item) if isinstance(item, dict) else item
@@ -68,7 +68,7 @@ def _with_summaries(lines: list[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def _take(message: Json, session: Session) -> Entry | None:
-    if "role" not in message:  # the session itself, the end of a stream, and its notices
+    if "role" not in message:  # the session, the end of a stream, or a notice
         return None
     messages = _messages(message)
     if message[_RESTARTS]:
@@ -80,7 +80,7 @@ def _take(message: Json, session: Session) -> Entry | None:
 
 
 def _unwrap(line: Json) -> Json:
-    """The message of a line; a stream has it under `message`."""
+    """Return the message of a line; in a stream it is under `message`."""
     inner = line.get("message")
     return inner if line.get("type") == "message" and isinstance(inner, dict) else line
 
@@ -126,7 +126,7 @@ def _block(block: Json, where: str) -> list[Json]:
 
 
 def _for_model(content: Any) -> Any:
-    """Drop the parts of a result that were shown to the user alone."""
+    """Drop the parts of a result that were shown only to the user."""
     if not isinstance(content, list):
         return content
     return [_without_notes(part) if isinstance(part, dict) else part for part in content if _is_for_model(part)]

@@ -1,6 +1,6 @@
 """Hermes agent sessions: `{session_id, model, platform, session_start, system_prompt, tools, messages[]}`.
 
-Chat messages with the system prompt and the tools beside them; a result joins its call by tool_call_id. Reasoning is
+Chat messages with a separate system prompt and tools; a result is linked to its call by tool_call_id. Reasoning is
 `reasoning` or `reasoning_content` of a message. Written from the schema of the program. There is no reward.
 """
 
@@ -19,7 +19,7 @@ def matches(value: Any) -> bool:
 
 def _take(line: Json, session: Session) -> Entry:
     message = message_from_chat(line, "message")
-    # The list may begin with the system prompt itself.
+    # The list may begin with the system prompt.
     if message.role == "system" and not session.turns.entries:
         session.system = []
     return Entry([message])

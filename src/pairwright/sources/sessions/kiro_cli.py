@@ -1,12 +1,12 @@
-"""Kiro CLI sessions, and those of Amazon Q Developer before it.
+"""Sessions of Kiro CLI and its predecessor, Amazon Q Developer.
 
     session   JSON Lines {version, kind: Prompt | AssistantMessage | ToolResults | ..., data{message_id, content[]}}
-              (older: content beside kind), with blocks {kind: text | toolUse | toolResult | thinking | json, data}
-    saved     {conversation_id, history[{user{content}, assistant}], tools}, as `/save` and Amazon Q's database have it
+              (older: content next to kind), with blocks {kind: text | toolUse | toolResult | thinking | json, data}
+    saved     {conversation_id, history[{user{content}, assistant}], tools}, from `/save` and Amazon Q's database
 
-A result joins its call by toolUseId. The line "Clear" begins a new conversation, "Compaction" replaces the context by
-its summary. The system prompt is not logged, and tools only in saved conversations: prompts are incomplete. There is no
-reward. The file of a session is named after it; a saved conversation has its id.
+A result is linked to its call by toolUseId. The line "Clear" begins a new conversation, "Compaction" replaces the
+context by its summary. The system prompt is not logged, and tools only in saved conversations: prompts are incomplete.
+There is no reward. The session id is the name of the file; a saved conversation has its id.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
     session.id = origin.path.stem
     if isinstance(value, dict):
         session.model = text_at(value, "model_info.model_id", "model")
-        # Tools are listed by where they come from, a server for instance; the origin is dropped.
+        # Tools are grouped by origin, e.g. a server; the origin is dropped.
         groups = optional_mapping(value.get("tools"), "tools").values()
         session.tools = [_tool(mapping(tool, "tools")) for group in groups for tool in items(group, "tools")]
     return value
@@ -98,7 +98,7 @@ def _blocks(value: Any, where: str) -> list[Json]:
 
 
 def _result(result: Json, id_key: str) -> Json:
-    """A result of text and JSON parts; one text part is text."""
+    """Return a result with text and JSON parts; a single text part becomes text."""
     content = result.get("content")
     if isinstance(content, list):
         content = [text_block(_part_text(part)) for part in content]
@@ -106,7 +106,7 @@ def _result(result: Json, id_key: str) -> Json:
 
 
 def _part_text(part: Any) -> str:
-    """The text of a part: {kind, data} of a session, {Text} or {Json} of a saved conversation."""
+    """Return the text of a part: {kind, data} of a session, {Text} or {Json} of a saved conversation."""
     if isinstance(part, dict):
         part = part.get("data", part.get("Text", part.get("Json", part)))
     return part if isinstance(part, str) else json_text(part)
@@ -116,7 +116,7 @@ def _exchange(exchange: Json) -> list[Message]:
     """Return the turns of an exchange of a saved conversation."""
     blocks: list[Json] = []
     content = mapping(mapping(exchange.get("user"), "user").get("content"), "user.content")
-    # The key is the variant (a prompt, results, cancelled calls): the body itself tells what it has.
+    # The key is the variant (prompt, results, cancelled calls); the body is enough to read it.
     for body in content.values():
         body = mapping(body, "user.content")
         results = optional_items(body.get("tool_use_results"), "tool_use_results")
@@ -124,7 +124,7 @@ def _exchange(exchange: Json) -> list[Message]:
         if isinstance(body.get("prompt"), str):
             blocks.append(text_block(body["prompt"]))
     answer = mapping(exchange.get("assistant"), "assistant")
-    # One key, the name of the variant: ToolUse has calls, Response has text only.
+    # The only key is the variant: ToolUse has calls, Response only text.
     body = mapping(answer.get("ToolUse", answer.get("Response")), "assistant")
     written = [text_block(optional_text(body.get("content"), "assistant.content") or "")]
     for item in optional_items(body.get("tool_uses"), "tool_uses"):

@@ -1,14 +1,14 @@
-"""Events of Anthropic's managed agents: `{type, id, ...}` in a list or a line each, or calls of the client as logged.
+"""Events of Anthropic's managed agents: `{type, id, ...}` in a list or one per line, or logged calls of the client.
 
     user.message, agent.message, agent.thinking            content blocks
-    agent.tool_use, agent.mcp_tool_use, agent.custom_tool_use      a call: its id is the event's
+    agent.tool_use, agent.mcp_tool_use, agent.custom_tool_use      a call; its id is the event's id
     agent.tool_result, agent.mcp_tool_result               a result, by tool_use_id (mcp_tool_use_id)
     user.custom_tool_result                                a result, by custom_tool_use_id
-    session, or the answer of sessions.create              the agent: its model, system prompt and tools
+    session, or the response of sessions.create            the agent: its model, system prompt and tools
 
-A line may be `[method, payload]`, as recorders of the client write it. Events that were sent come back in the stream:
-only the stream counts where there is one. Calls between two results of the model form one turn. Tools that the server
-brings (`agent_toolset_...`) are logged by name alone. There is no reward.
+A line may be `[method, payload]`, written by recorders of the client. Sent events are repeated in the stream, so only
+the stream is read if there is one. Calls between two results of the model form one turn. Server-side tools
+(`agent_toolset_...`) are logged only by name. There is no reward.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from pairwright.sources.shapes.session_entries import (
 )
 
 _CALLS = frozenset({"agent.tool_use", "agent.mcp_tool_use", "agent.custom_tool_use"})
-# Result: the key that names its call.
+# Type of a result -> key of its call's id
 _RESULTS = {
     "agent.tool_result": "tool_use_id",
     "agent.mcp_tool_result": "mcp_tool_use_id",
@@ -44,7 +44,7 @@ def matches(value: Any) -> bool:
 
 
 def _streamed(lines: list[Any]) -> list[tuple[int, Json]]:
-    """Return the events; those that were sent, and have no id yet, only where there is no stream."""
+    """Return the events; sent events, which have no id, only if there is no stream."""
     events = _events(lines)
     has_stream = any("id" in event and str(event.get("type")) in _TEXTS for _, event in events)
     return [one for one in events if not has_stream or "id" in one[1] or one[1].get("type") == "session"]
@@ -96,7 +96,7 @@ def _events(lines: list[Any]) -> list[tuple[int, Json]]:
         if isinstance(line, list) and len(line) == 2 and isinstance(line[0], str):
             line = line[1]
         if isinstance(line, list) and len(line) == 2 and isinstance(line[1], dict):
-            line = line[1]  # arguments of a call: the session's id, then the body
+            line = line[1]  # arguments of a call: session id, body
         if isinstance(line, dict):
             sent = line.get("events", line.get("data"))
             inner = sent if isinstance(sent, list) else [line]

@@ -1,16 +1,15 @@
 """opencode sessions: an export, or the files of its storage folder.
 
-    export     {info{id, title, directory}, messages[{info{role, modelID}, parts[]}]}, as `opencode export` prints it
+    export     {info{id, title, directory}, messages[{info{role, modelID}, parts[]}]}, output of `opencode export`
     storage    session/<project>/<id>.json, message/<session>/<id>.json and part/<message>/<id>.json
 
     text, file   content     reasoning   reasoning     tool   a call and its result (state{status, input, output})
-    compaction   the summary that follows (`info.summary`) replaces what is before it
+    compaction   the following summary (`info.summary`) replaces the previous context
     others       step-start, step-finish, snapshot, patch, agent, retry: not part of the conversation
 
-A storage folder is read from its session files; files of messages and parts give nothing of their own, and without
-their session file they are refused. A result is in the part of its call. Parts with `ignored` are not sent to the
-model. `system` of a user message is the system prompt, where it is logged; tools are not: prompts are incomplete.
-There is no reward.
+A storage folder is read through its session files; message and part files yield no records, and are refused if their
+session file is missing. A result is in the part of its call. Parts with `ignored` are not sent to the model. `system`
+of a user message is the system prompt, if logged; tools are not logged: prompts are incomplete. There is no reward.
 """
 
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from pairwright.sources.shapes.session_entries import (
     user_messages,
 )
 
-MAX_FILES = 100_000  # of one folder
+MAX_FILES = 100_000  # per folder
 MAX_FILE_BYTES = 64 * 2**20
 _NOT_SENT = ("step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction")
 _ROLES = frozenset({"user", "assistant"})
@@ -79,7 +78,7 @@ def _take(item: Json, session: Session) -> Entry:
     session.model = optional_text(info.get("modelID"), "info.modelID") or session.model
     if isinstance(value_at(info, "error.data"), dict):
         session.failure = str(info["error"]["data"].get("message", info["error"].get("name")))
-    # A message of several requests: each begins with step-start.
+    # A message may hold several requests; each begins with step-start.
     turns: list[list[Json]] = [[]]
     for part in parts:
         if part.get("type") == "step-start" and turns[-1]:
@@ -92,7 +91,7 @@ def _take(item: Json, session: Session) -> Entry:
 
 
 def _blocks(part: Json) -> list[Json]:
-    """Convert a part to blocks: a tool part to a call and, once it has ended, its result."""
+    """Convert a part to blocks: a tool part becomes a call and, if it has ended, its result."""
     kind = part.get("type")
     if kind in _NOT_SENT or part.get("ignored") is True:
         return []
@@ -140,10 +139,10 @@ def _records(folder: Path) -> list[Json]:
 
 
 def _find_session(record: Json, path: Path) -> None:
-    """Check that the session of a message or part file is in the same storage folder; BadRecord if it is not."""
+    """Check that the session of a message or part file is in the same storage folder; else BadRecord."""
     storage = path.parent.parent.parent
     session_id = record.get("sessionID")
-    if session_id is None:  # older parts name only their message
+    if session_id is None:  # older parts have only the message id
         name = _safe(str(record.get("messageID")))
         session_id = next((file.parent.name for file in storage.glob(f"message/*/{name}.json")), "none")
     if not any(storage.glob(f"session/*/{_safe(str(session_id))}.json")):
@@ -151,7 +150,7 @@ def _find_session(record: Json, path: Path) -> None:
 
 
 def _safe(name: str) -> str:
-    """Return an id as a file name; BadRecord if it is none."""
+    """Return an id that is a valid file name; else BadRecord."""
     if not name or not all(character.isalnum() or character in "_-" for character in name):
         raise BadRecord(f"an id that is not a file name: {name!r}")
     return name

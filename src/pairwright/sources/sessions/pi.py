@@ -1,14 +1,14 @@
 """Pi and OpenClaw sessions: JSON Lines `{type, id, parentId, timestamp, ...}`, the first of type "session".
 
     message          user, assistant (text, thinking, toolCall), toolResult, bashExecution, custom
-    custom_message   context that an extension put in        branch_summary   what another branch was about
-    compaction       `summary` replaces what is before `firstKeptEntryId`
-    model_change     the model, where the answers do not name it; other lines are counted in info
+    custom_message   context added by an extension           branch_summary   summary of another branch
+    compaction       `summary` replaces the context before `firstKeptEntryId`
+    model_change     the model, if the answers do not name it; other lines are counted in info
 
 The ids form a tree: every path from its root to a leaf is an experience. An assistant turn without content was a
-failed request (`errorMessage`) and gives no message. OpenClaw's telemetry is read too: `agent.start` and `agent.end`
-lines have the messages that a session had then; where they do not continue those before, a new step begins, and what
-was there already is context. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
+failed request (`errorMessage`) and yields no message. OpenClaw's telemetry is read, too: `agent.start` and `agent.end`
+lines hold all messages of a session at that time; if they do not continue the previous messages, a new step begins, and
+repeated messages are context. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from pairwright.sources.shapes.session_entries import (
 )
 
 NAME = "pi"
-# A program's own turns reach the model as user turns.
+# The program's turns are sent to the model as user turns.
 _AS_USER = {"user": {}, "custom": {"is_meta": True}, "hookMessage": {"is_meta": True}}
 _CALLS = {"toolCall": "arguments", "tool_use": "input", "toolUse": "input"}
 
@@ -48,7 +48,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a session file, or those of each session in a telemetry file."""
+    """Yield the experiences of a session file, or of each session in a telemetry file."""
     histories: dict[str, list[list[Any]]] = {}
     for line in items(value, "session"):
         if _has_history(line):
@@ -64,10 +64,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
-    """Join the lists of messages that one session had at different times; messages that recur are context."""
+    """Join the message lists of one session at different times; repeated messages are context."""
     entries: list[Entry] = []
     known: set[str] = set()
-    current: list[str] = []  # hashes of the messages that the session has now
+    current: list[str] = []  # hashes of the session's current messages
     for messages in lists:
         hashes = [_hash(message) for message in messages]
         num_old = max((place + 1 for place, value in enumerate(hashes) if value in known), default=0)
@@ -95,7 +95,7 @@ def _take(line: Json, session: Session) -> Entry | None:
         session.id = identifier(line.get("id"))
         session.note(line, "cwd", "parentSession")
         return None
-    if kind == "model_change" and session.model is None:  # each answer names its own model, mostly
+    if kind == "model_change" and session.model is None:  # usually each answer names its model
         session.model = optional_text(line.get("modelId"), "modelId")
     messages: list[Message] = []
     if kind == "message":
@@ -106,7 +106,7 @@ def _take(line: Json, session: Session) -> Entry | None:
         messages = [replace(summary_message(text(line.get("summary"), "summary")), generated=False)]
     if not messages:
         session.others[kind] += 1
-    # A parent of null is the root of a tree; older versions have no parents at all.
+    # A null parent marks the root of a tree; older versions have no parents.
     parent = optional_text(line["parentId"], "parentId") or "" if "parentId" in line else None
     kept_id = line.get("firstKeptEntryId")
     return Entry(

@@ -1,10 +1,10 @@
-"""Lines in the manner of Claude Code: `{type, message{role, content}, sessionId, uuid}`, written by other programs.
+"""Lines similar to Claude Code's, written by other programs: `{type, message{role, content}, sessionId, uuid}`.
 
-Programs that collect sessions of several assistants write them, and so did old versions without ids. Lines of one
-`message.id` are one turn. A line of type "tool" has a call and its result in one (`tool_name`, `tool_input`,
-`tool_output`); the call joins the assistant turn before it, in the order of the lines. A line of type "system" is the
-system prompt; other lines are counted in info. Streams of Claude Code (`session_id`) have a reader of their own
-(tracing/claude_stream.py). There is no reward.
+Written by programs that collect sessions of several assistants, and by old versions without ids. Lines with the same
+`message.id` are one turn. A line of type "tool" holds a call and its result (`tool_name`, `tool_input`, `tool_output`);
+the call is added to the previous assistant turn, in file order. A line of type "system" is the system prompt; other
+lines are counted in info. Streams of Claude Code (`session_id`) are read by tracing/claude_stream.py. There is no
+reward.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def matches(value: Any) -> bool:
     turns = [line for line in lines if _is_turn(line)]
     if any(map(_is_tool_line, lines)):
         return True
-    # Session files and streams of Claude Code have readers of their own: they name their session, or say how it began.
+    # Session files and streams of Claude Code, which have other readers, have one of _OWN_KEYS or a subtype.
     is_own = any(_OWN_KEYS & set(line) for line in turns) or any("subtype" in line for line in lines)
     return bool(turns) and not is_own
 

@@ -1,12 +1,12 @@
-"""Anthropic messages: content blocks, a system prompt beside the messages, results inside user turns.
+"""Anthropic messages: content blocks, a separate system prompt, results inside user turns.
 
     text, image, document, ...   content                  thinking            reasoning
     tool_use                     tool_calls               redacted_thinking   a flag in `extra`
     tool_result                  a tool message; `is_error` is kept in `extra`
 
-Results come before the rest of their user turn: they answer the calls of the turn before. Blocks that a server ran
-(server_tool_use, web_search_tool_result) stay parts of the assistant's content. `cache_control` is a hint to the
-server that moves from request to request; it is dropped.
+Results precede the rest of their user turn, since they answer the calls of the previous turn. Blocks of server-side
+tools (server_tool_use, web_search_tool_result) stay in the assistant's content. `cache_control` is dropped: it is a
+caching hint that differs between requests.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord, items, json_text, kind_of, mapping, optional_items, optional_text, text
 from pairwright.sources.shapes.chat_messages import content_from_chat
 
-# Blocks that no other shape has.
+# Block types specific to Anthropic.
 BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})
 _ROLES = frozenset({"user", "assistant", "system"})
 
@@ -48,7 +48,7 @@ def system_from_anthropic(system: Any, where: str) -> list[Message]:
 def turn_from_anthropic(message: Any, where: str) -> list[Message]:
     """Convert one message, or the response of the API, whose `stop_reason` becomes `finish_reason` in `extra`."""
     message = mapping(message, where)
-    # Without a role it is a response, which is always the assistant's.
+    # A message without a role is a response of the assistant.
     role = text(message.get("role", "assistant"), f"{where}.role")
     if role not in _ROLES:
         raise BadRecord(f"{where}.role: expected user or assistant, got {role!r}")
@@ -68,7 +68,7 @@ def assistant_from_blocks(
     generated: bool | None = None,
     extra: Json | None = None,
 ) -> Message:
-    """Convert the blocks of an assistant turn; `calls` are those already known from elsewhere, not to be repeated."""
+    """Convert the blocks of an assistant turn; `calls` are already known from another field and not repeated."""
     parts: list[Json] = []
     thoughts: list[str] = []
     tool_calls = list(calls)
@@ -81,9 +81,9 @@ def assistant_from_blocks(
         elif kind == "thinking":
             thoughts.append(text(block.get("thinking"), f"{where}[{number}].thinking"))
         elif kind == "redacted_thinking":
-            extra["redacted_thinking"] = True  # encrypted: only that there was some is known
+            extra["redacted_thinking"] = True  # encrypted: only its presence is known
         elif kind == "tool_use":
-            # A call without an id cannot be recognised as a known one: it is added.
+            # A call without an id cannot be matched to a known one, so it is added.
             if not isinstance(block.get("id"), str) or block["id"] not in known_ids:
                 at = f"{where}[{number}]"
                 tool_calls.append(
@@ -108,7 +108,7 @@ def assistant_from_blocks(
 def user_from_blocks(
     blocks: Sequence[Json], where: str, *, role: str = "user", generated: bool | None = None, extra: Json | None = None
 ) -> list[Message]:
-    """Convert the blocks of a user turn: its tool results as tool messages, then what is left as a user message."""
+    """Convert the blocks of a user turn: its tool results as tool messages, then the rest as a user message."""
     messages: list[Message] = []
     parts: list[Json] = []
     for number, block in enumerate(blocks):
@@ -116,7 +116,7 @@ def user_from_blocks(
             messages.append(_result(block, f"{where}[{number}]"))
         else:
             parts.append(block)
-    # A turn of results alone leaves no user message; an empty turn leaves an empty one.
+    # A turn with only results yields no user message; an empty turn yields an empty one.
     if parts or not blocks:
         messages.append(Message(role, plain_content(parts), generated=generated, extra=extra or {}))
     return messages
@@ -159,11 +159,11 @@ def _blocks(content: Any, where: str) -> list[Json]:
 
 
 def tools_from_anthropic(tools: Any, where: str) -> list[Json]:
-    """Return tools as function schemas; a tool that the server runs ({type: web_search_...}) stays as it is."""
+    """Return tools as function schemas; server-side tools ({type: web_search_...}) are unchanged."""
     schemas: list[Json] = []
     for number, tool in enumerate(optional_items(tools, where)):
         tool = mapping(tool, f"{where}[{number}]")
-        # A tool with `function` is a function schema already.
+        # A tool with `function` is already a function schema.
         if "input_schema" in tool and "function" not in tool:
             function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
             tool = {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
@@ -172,7 +172,7 @@ def tools_from_anthropic(tools: Any, where: str) -> list[Json]:
 
 
 def has_blocks(content: Any) -> bool:
-    """Whether content is a list with at least one block that only Anthropic messages have."""
+    """Whether content is a list with at least one Anthropic-specific block."""
     return isinstance(content, list) and any(
         isinstance(block, dict) and isinstance(block.get("type"), str) and block["type"] in BLOCK_TYPES
         for block in content
@@ -186,6 +186,6 @@ def is_anthropic_response(value: Any) -> bool:
         and value.get("role") == "assistant"
         and isinstance(value.get("content"), list)
         and ("stop_reason" in value or value.get("type") == "message")
-        # Messages of OpenAI's Responses API look alike but for their output_text.
+        # Messages of OpenAI's Responses API differ only in their output_text blocks.
         and all(isinstance(block, dict) and block.get("type") != "output_text" for block in value["content"])
     )

@@ -11,8 +11,8 @@
     Koog        {role, content: JSON text of a list of calls}
 
 Envelopes are unwrapped: {messages}, {choices[{message}]}, {generations[[{message}]]}, {output}, {input}, {prompt}, and
-JSON text of any of these. Text stays text, and so does the only text of an object, as in {"question": "..."}. An
-object or list of any other shape raises BadRecord with the keys it has: it is never turned into text.
+JSON text of any of these. Text stays text; an object with a single text, as in {"question": "..."}, becomes that text.
+An object or list of any other shape raises BadRecord with its keys: it is never converted to text.
 """
 
 import re
@@ -71,12 +71,12 @@ _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
 )
 _CONTENT_TYPES = BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
-# Parts that are reasoning; Microsoft's agents name them after their class.
+# Types of reasoning parts; Microsoft's agents use class names.
 _REASONING = frozenset({"reasoning", "thinking", "text_reasoning", "TextReasoningContent"})
 _CALL_KEYS = frozenset({"function", "id", "type", "index"})
-# Keys whose text replaces an object that has no other value, as in {"question": "..."}.
+# An object with one of these keys and no other value is replaced by its text, as in {"question": "..."}.
 _TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "text", "response", "result")
-# A dict is a message if it has one of these roles and one of these keys; either alone is too common.
+# A dict is a message if it has one of these roles and one of these keys; neither is specific enough alone.
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "human", "ai", "model"})
 _BODY = frozenset({"content", "parts", "tool_calls", "function_call", "reasoning_content", "additional_kwargs"})
 _TOOL_RESULT = frozenset({"content", "isError", "is_error", "structuredContent", "_meta"})
@@ -86,9 +86,9 @@ _API_KEYS = frozenset(
     | {"model", "tool_calls", "toolCalls", "toolCallId", "finish_reason", "finishReason", "stop_reason", "stopReason"}
     | {"usage_metadata", "usageMetadata", "response_metadata", "additional_kwargs", "llm_output", "lc", "kwargs"}
 )
-# Envelopes, best first.
+# Envelope keys in order of preference.
 _ENVELOPES = ("messages", "message", "new_message", "input", "output", "prompt")
-# The start of a turn where an exporter has rendered messages as text.
+# Start of a turn in a prompt that an exporter rendered as text.
 _RENDERED = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
 # Maximum depth of nested envelopes, and number of keys named in an error message.
 _MAX_DEPTH = 8
@@ -98,8 +98,8 @@ _MAX_KEYS = 8
 def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = False) -> list[Message]:
     """Convert a value of any shape to messages; plain text becomes one message with `role`, None no message.
 
-    Raises BadRecord for an object or list of unknown shape, with the keys that it has. `objects_as_text` is for sources
-    whose turns are values of a program, such as the candidates of NAT: an object is then its JSON text.
+    Raises BadRecord for an object or list of unknown shape, with its keys. With `objects_as_text`, such an object
+    becomes its JSON text, for sources whose turns are program values, such as the candidates of NAT.
     """
     messages = plain_messages(value)
     if messages is None:
@@ -138,8 +138,8 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
     return [messages] if messages else []
 
 
-# Plain chat messages: nothing but role, text, calls and ids. Most logs hold no others, and each call repeats those of
-# the call before it, so a short message is known by its JSON text and read once.
+# Fast path for plain chat messages (only role, text, calls and ids). Each call in a log repeats the messages of the
+# previous call, so short messages are cached by their JSON text.
 
 _NUM_KNOWN, _SHORT = 2048, 4096
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -149,7 +149,7 @@ _decode_turn = msgspec.json.Decoder(PlainTurn).decode
 def plain_messages(value: Any) -> list[Message] | None:
     """Read one or several plain chat messages, or JSON text of them; None for anything else.
 
-    The result is that of `conversation`, which reads the other shapes, too.
+    The result equals that of `conversation`, which also reads other shapes.
     """
     try:
         if not isinstance(value, str):
@@ -161,7 +161,7 @@ def plain_messages(value: Any) -> list[Message] | None:
         else:
             return None
         return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text) for text in texts] or None
-    except (ValueError, RecursionError):  # not plain: the general code says what it is
+    except (ValueError, RecursionError):  # not plain: left to `conversation`
         return None
 
 
@@ -184,7 +184,7 @@ def _convert_plain(value: list[Any] | Json) -> list[Message]:
 
 
 def join_calls(messages: list[Message]) -> list[Message]:
-    """Join assistant messages that hold nothing but calls to the one before: calls of one answer, logged one by one."""
+    """Merge assistant messages with only calls into the previous one: calls of one answer, logged one by one."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -212,15 +212,15 @@ def decode_json_text(value: Any) -> Any:
 
 
 def decode_input(value: Any, mime_type: Any = None) -> Any:
-    """Decode the JSON text of a call's input: an object is what a program was called with, not what it was told."""
+    """Decode the JSON text of a call's input: an object holds a program's arguments, not a prompt."""
     return value if mime_type == "text/plain" else decode_json_text(value)
 
 
 def decode_output(value: Any, mime_type: Any = None) -> Any:
-    """Decode the JSON text of a call's output, unless it may be the text that the model wrote.
+    """Decode the JSON text of a call's output, unless the model may have written this text.
 
-    A model that was asked for JSON answers with an object of the user's; an object with one of the fields that APIs
-    have, or one that is declared as JSON, is a response.
+    A model that was asked for JSON answers with an arbitrary object. An object with a typical API field, or declared
+    as JSON, is a response.
     """
     inside = decode_input(value, mime_type)
     if inside is value or mime_type == "application/json":
@@ -247,7 +247,7 @@ def only_text(value: Any) -> str | None:
 
 
 def describe(value: Any) -> str:
-    """Name a value of unknown shape by its keys, for error messages."""
+    """Describe a value of unknown shape by its keys, for error messages."""
     if isinstance(value, list):
         return f"a list of {len(value)}, the first {describe(value[0])}" if value else "an empty list"
     if isinstance(value, dict):
@@ -260,7 +260,7 @@ def describe(value: Any) -> str:
 def split_rendering(messages: list[Message]) -> list[Message]:
     """Split a prompt that an exporter rendered as "system: ...\nuser: ...".
 
-    Only the opening is split: a rendering of later turns has lost the calls, and is refused.
+    Only the opening turns are split: a rendering of later turns has lost the calls and is refused.
     """
     text = messages[0].content if len(messages) == 1 else None
     marks = list(_RENDERED.finditer(text)) if isinstance(text, str) else []
@@ -333,7 +333,7 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         if len(choices) > 1:
             raise BadRecord(f"{where}: {len(choices)} alternative answers where one conversation was expected")
         return choices[0] if choices else None
-    # Envelopes: the first key that holds messages. Text under it is not an envelope, but an answer or a question.
+    # Envelopes: the first key that holds messages. Plain text under it is an answer or a question.
     for key in _ENVELOPES:
         if key not in value:
             continue
@@ -380,7 +380,7 @@ def _is_item(value: Json) -> bool:
 
 def _is_message(value: Json) -> bool:
     role = value.get("role")
-    if isinstance(role, str):  # an answer that happens to be JSON with a "role" is not a message
+    if isinstance(role, str):  # a JSON answer that happens to have a "role" is not a message
         return role in _KNOWN_ROLES and not _BODY.isdisjoint(value)
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
@@ -429,7 +429,7 @@ def _messages(item: Json, where: str) -> list[Message]:
 
 
 def _are_calls(content: Any) -> bool:
-    """Whether the content is a list of calls, or JSON text of one, which Koog logs in the place of text."""
+    """Whether the content is a list of calls, or JSON text of one, which Koog logs instead of text."""
     if isinstance(content, str) and not content.startswith('[{"'):
         return False
     calls = decode_json_text(content)
@@ -488,7 +488,7 @@ def _text_of_part(part: Json) -> str | None:
 
 
 def _call_id(part: Json) -> str | None:
-    """Return the id of a call; one that is a list of ids (Microsoft's agents) becomes JSON text."""
+    """Return the id of a call; a list of ids (Microsoft's agents) becomes JSON text."""
     return None if part.get("id") is None else json_text(part["id"])
 
 

@@ -14,7 +14,7 @@ _BLOCK_KEYS = frozenset({"toolUse", "toolResult", "reasoningContent", "guardCont
 
 
 def turn_from_bedrock(message: Json, where: str) -> list[Message]:
-    """Convert one message; results come before the rest of their turn."""
+    """Convert one message; results precede the rest of their turn."""
     role = text(message.get("role"), f"{where}.role")
     results: list[Message] = []
     parts: list[Json] = []
@@ -34,7 +34,7 @@ def turn_from_bedrock(message: Json, where: str) -> list[Message]:
                 thoughts.append(thought["text"])
             else:
                 extra["redacted_thinking"] = True
-        elif "cachePoint" not in block:  # a hint to the server
+        elif "cachePoint" not in block:  # a caching hint
             parts.append(_part(block, at))
     if results and not (parts or calls or thoughts):
         return results
@@ -57,7 +57,7 @@ def answer_from_bedrock(response: Json, where: str) -> list[Message]:
 
 
 def is_bedrock_message(value: Json) -> bool:
-    """Whether the value is a message whose blocks have no `type` but one of this API's keys."""
+    """Whether the value is a message whose blocks have one of this API's keys instead of a `type`."""
     content = value.get("content")
     if not isinstance(content, list) or not content or not isinstance(value.get("role"), str):
         return False

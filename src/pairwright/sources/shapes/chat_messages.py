@@ -17,7 +17,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
 )
-# Other names of the content: text is read, the others are refused rather than lost.
+# Other names of the content, so that a message without content is refused rather than losing them.
 _OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
 # Keys of a plain message: messages with no other keys take the fast path below.
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
@@ -27,12 +27,12 @@ _convert = msgspec.convert
 
 
 def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
-    """Read one chat message, as OpenAI and chat templates have it.
+    """Read one chat message in the shape of OpenAI's API and chat templates.
 
     Args:
         value: A dict with `role`, `content`, and perhaps `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
         where: Its path in the record, for error messages.
-        generated: Whether the model wrote it; by default, assistant messages are.
+        generated: Whether the model generated it; by default, assistant messages are generated.
 
     >>> from pairwright import message_from_chat
     >>> message_from_chat({"role": "assistant", "content": "4"}).text
@@ -46,15 +46,15 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
         call_from_chat(call, f"{where}.tool_calls[{number}]")
         for number, call in enumerate(optional_items(value.get("tool_calls"), f"{where}.tool_calls"))
     ]
-    if value.get("function_call") is not None:  # the form before tool_calls; it has no id
+    if value.get("function_call") is not None:  # predecessor of tool_calls, without an id
         calls.append(_function(value["function_call"], f"{where}.function_call", call_id=None))
-    # The first of the names that holds text.
+    # The first key that holds text.
     reasoning = next((value[key] for key in REASONING_KEYS if isinstance(value.get(key), str)), None)
     parts = content_from_chat(value.get("content"), f"{where}.content")
     if isinstance(parts, list) and role == "assistant":
         parts = _take_calls(parts, calls, f"{where}.content")
     extra = {key: item for key, item in value.items() if key not in _KNOWN and item is not None}
-    for key in ("refusal", *REASONING_KEYS):  # kept in extra where it is not the plain text that we know
+    for key in ("refusal", *REASONING_KEYS):  # kept in `extra` unless it is plain text, which is read above
         if value.get(key) is not None and value[key] != reasoning:
             extra[key] = value[key]
     if value.get("content") is None and not calls and reasoning is None:
@@ -72,10 +72,10 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
 
 
 def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Json] | None:
-    """Return the parts without those of type `tool_call`, which go to `calls` unless they are there already.
+    """Return the parts without those of type `tool_call`, which are added to `calls` unless already there.
 
-    Programs that convert sessions write a call both as a part and under `tool_calls`. As a part, a template would show
-    it a second time, or refuse it.
+    Session converters write a call both as a part and under `tool_calls`. A template would render the part a second
+    time, or refuse it.
     """
     others: list[Json] = []
     listed = list(calls)
@@ -98,8 +98,8 @@ def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Js
 
 
 def _content_elsewhere(extra: Json, role: str, where: str) -> str | None:
-    """Return the `text` of a message without content, or the `system_prompt` of a system message (SWE-agent's rows),
-    out of its other fields; refuse what has yet another name."""
+    """Pop and return the `text` of a message without content, or the `system_prompt` of a system message (SWE-agent's
+    rows); refuse content under any other name."""
     for key in ("text", *(("system_prompt",) if role == "system" else ())):
         if isinstance(extra.get(key), str):
             return str(extra.pop(key))
@@ -140,7 +140,7 @@ def _usual_message(value: Json, generated: bool | None) -> Message | None:
 
 
 def usual_chat(messages: list[Any]) -> list[Message] | None:
-    """Read messages with only the common fields and types, all at once; None if there is any other among them."""
+    """Read messages with only the common fields and types, all at once; None if any message is different."""
     try:
         turns = _convert(messages, list[PlainTurn])
     except (msgspec.ValidationError, UnicodeError):
@@ -156,18 +156,18 @@ def message_from_turn(turn: PlainTurn, generated: bool | None = None) -> Message
 
 
 def _role(name: str) -> str:
-    """Return the usual name of a role; a call that is a message of its own keeps its own, until it joins its turn."""
+    """Return the usual name of a role; roles of calls stored as messages are kept until the call joins its turn."""
     return name if name in ROLES or name in CALLS else role_of(name)
 
 
 def check_plain(turn: PlainTurn) -> None:
-    """Raise ValueError unless the general code would read the turn as it is."""
+    """Raise ValueError unless the general code would read the turn unchanged."""
     content, calls = turn.content, turn.tool_calls
     if turn.role not in _PLAIN_ROLES or (content is None and calls is None):
         raise ValueError("not a message of a known role")
     if content is not None and content[:1] == "[" and turn.tool_call_id is None and turn.role in ("assistant", "tool"):
         raise ValueError("perhaps calls as text")
-    # `name_tool_turns` would take a later turn of this role for the result.
+    # `name_tool_turns` would read a later turn of this role as the result.
     for call in calls or ():
         if call.function.name in ("user", "assistant"):
             raise ValueError("a tool with the name of a role")
@@ -182,8 +182,8 @@ def messages_from_chat(value: Any, where: str) -> list[Message]:
 
 
 def is_left_out(message: Any) -> bool:
-    """Whether fine-tuning data say that an assistant message is context: OpenAI's `weight`, `train` (axolotl), `loss`
-    (ms-swift) or `loss_weight` (LLaMA-Factory) that is 0 or false. Such a message is not generated.
+    """Whether fine-tuning data mark an assistant message as context, not generated: OpenAI's `weight`, `train`
+    (axolotl), `loss` (ms-swift) or `loss_weight` (LLaMA-Factory) is 0 or false.
 
     >>> is_left_out({"role": "assistant", "content": "hm", "train": False}), is_left_out({"role": "assistant"})
     (True, False)
@@ -192,7 +192,7 @@ def is_left_out(message: Any) -> bool:
 
 
 def read_weight(message: Any) -> Json:
-    """What goes into `extra` of a message that fine-tuning data give another weight than 0 or 1.
+    """Return the `extra` fields of a message whose weight in fine-tuning data is neither 0 nor 1.
 
     >>> read_weight({"role": "assistant", "content": "hm", "weight": 0.5})
     {'turn_weight': 0.5}
@@ -207,7 +207,7 @@ def read_weight(message: Any) -> Json:
 
 
 def _weights_of(message: Any) -> dict[str, float]:
-    """The numbers and booleans under the names of a weight in an assistant message."""
+    """Return the numeric and boolean weights of an assistant message, by key."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return {}
     values: Json = {key: message.get(key) for key in ("weight", "train", "loss", "loss_weight")}
@@ -225,7 +225,7 @@ def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
         if type(part) is not dict:
             part = {"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]")
         elif part.get("type") == "tool_output" and isinstance(part.get("text"), str):
-            part = {**part, "type": "text"}  # the name of a result's text, which no chat template knows
+            part = {**part, "type": "text"}  # a type of result text that chat templates do not know
         parts.append(part)
     return parts
 
@@ -235,7 +235,7 @@ def call_from_chat(value: Any, where: str) -> ToolCall:
     call_id = optional_text(value.get("id"), f"{where}.id")
     if "function" in value:
         return _function(value["function"], f"{where}.function", call_id=call_id, call_type=value.get("type"))
-    # A call without the `function` level, as some programs log it.
+    # Some programs log a call without the `function` level.
     if "name" in value:
         return _function(value, where, call_id=call_id)
     raise BadRecord(f"{where}: a tool call without a function name")

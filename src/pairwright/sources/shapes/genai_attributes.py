@@ -9,7 +9,7 @@ OpenInference has flat keys such as `llm.input_messages.0.message.role`:
 
 Older GenAI attributes number messages in the same way: gen_ai.prompt.N.{role, content, tool_calls.M.*}. The oldest
 instrumentations write one event per message: gen_ai.user.message, gen_ai.choice, gen_ai.content.prompt, ...
-A message whose number is missing was lost by its exporter: the rest is not a conversation, and is refused.
+A gap in the numbers means that the exporter lost a message: the rest is not a conversation and is refused.
 
 The Vercel AI SDK has JSON text: ai.prompt.messages or ai.prompt, ai.prompt.tools, ai.response.{text, toolCalls, object,
 reasoning, finishReason}; before version 4, ai.result.*.
@@ -28,13 +28,13 @@ from pairwright.sources.shapes.vercel import calls_from_vercel
 # Values of gen_ai.operation.name for model calls and for agents.
 _CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion", "generate"})
 _AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
-# ai.operationId of the Vercel AI SDK: the calls, inside the operations of the user's program.
+# Suffixes of ai.operationId of the Vercel AI SDK for model calls, which are nested in the program's operations.
 _VERCEL_CALLS = ("doGenerate", "doStream")
 _VERCEL_OPERATIONS = frozenset({"ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject"})
 
 
 def role_of_span(attributes: Json) -> str:
-    """Return what a span is, by its attributes: "call", "tool", "agent", "other", or "" if they do not say."""
+    """Return the kind of a span by its attributes: "call", "tool", "agent", "other", or "" if unknown."""
     kind = attributes.get("openinference.span.kind", attributes.get("traceloop.span.kind"))
     kind = kind.upper() if isinstance(kind, str) else ""
     operation = attributes.get("gen_ai.operation.name", attributes.get("llm.request.type"))
@@ -51,7 +51,7 @@ def role_of_span(attributes: Json) -> str:
 
 
 def input_in_attributes(attributes: Json) -> list[Message]:
-    """Return the input of a model call from the attributes that hold messages; empty if there are none of them."""
+    """Return the input of a model call from the attributes that hold messages, or []."""
     messages = system_in_attributes(attributes)
     if "gen_ai.input.messages" in attributes:
         return messages + conversation(attributes["gen_ai.input.messages"], "gen_ai.input.messages", role="user")
@@ -68,9 +68,9 @@ def input_in_attributes(attributes: Json) -> list[Message]:
 
 
 def system_in_attributes(attributes: Json) -> list[Message]:
-    """Return the system prompt that is beside the messages."""
+    """Return the system prompt stored outside the messages."""
     system = decode_json_text(attributes.get("gen_ai.system_instructions"))
-    # Parts without a role are the content of one system message.
+    # Parts without a role form one system message.
     if isinstance(system, list) and system and all(isinstance(part, dict) and "role" not in part for part in system):
         system = [{"role": "system", "parts": system}]
     return conversation(system, "gen_ai.system_instructions", role="system")
@@ -91,7 +91,7 @@ def answers_in_attributes(attributes: Json) -> list[list[Message]]:
 
 
 def alternatives_of(messages: list[Message]) -> list[list[Message]]:
-    """Return answers of the assistant as alternatives; with other roles among them they are one conversation."""
+    """Return assistant messages as alternative answers; if there are other roles, all are one conversation."""
     if all(message.role == "assistant" for message in messages):
         return [[message] for message in messages]
     return [messages]
@@ -103,7 +103,7 @@ def _vercel_answer(attributes: Json) -> Message | None:
     if head is None:
         return None
     content, thought = attributes.get(f"{head}.text"), attributes.get(f"{head}.reasoning")
-    if not content and attributes.get(f"{head}.object") is not None:  # structured output: its JSON is what was written
+    if not content and attributes.get(f"{head}.object") is not None:  # structured output: the model wrote its JSON
         content = json_text(attributes[f"{head}.object"])
     return Message(
         "assistant",
@@ -149,7 +149,7 @@ def _numbered(attributes: Json, prefix: str) -> dict[int, Json]:
     for key, value in attributes.items():
         if key.startswith(start):
             number, _, rest = key[len(start) :].partition(".")
-            # At most nine digits: the number comes from a key, which anybody may write.
+            # At most nine digits, since keys are untrusted.
             if number.isascii() and number.isdigit() and len(number) < 10:
                 groups.setdefault(int(number), {})[rest] = value
     return groups
@@ -179,7 +179,7 @@ def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
         content = group.get("content")
         inside = decode_json_text(content)
         if isinstance(inside, list) and inside and all(isinstance(part, dict) and "type" in part for part in inside):
-            content = inside  # the instrumentation writes parts as JSON text
+            content = inside  # parts stored as JSON text
         group = {"role": "assistant", **group} if prefix == "gen_ai.completion" else group
         messages.append(_message(group, content, calls, f"{prefix}.{number}"))
     return messages
@@ -195,7 +195,7 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
         tools = [schema for schema in map(decode_json_text, schemas) if isinstance(schema, dict)]
         return tools, len(schemas) - len(tools)
     request = decode_json_text(attributes.get("model_request_parameters"))
-    if isinstance(request, dict):  # pydantic-ai before tool definitions had an attribute
+    if isinstance(request, dict):  # older pydantic-ai, without an attribute for tool definitions
         listed = [*list_or_empty(request.get("function_tools")), *list_or_empty(request.get("output_tools"))]
         return [_pydantic_tool(tool) for tool in listed if isinstance(tool, dict)], 0
     functions = number_groups(attributes, "llm.request.functions")

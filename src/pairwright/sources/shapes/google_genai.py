@@ -7,8 +7,8 @@
     text, inline_data, file_data, executable_code, ...   content      text with `thought`   reasoning
     function_call{name, args, id}                        tool_calls   function_response     a tool message
 
-A call mostly has no id: its result names the function. A response whose only key is `error` is a failure, as the API's
-documentation has it. Signatures of thoughts are dropped.
+A call usually has no id: its result names the function. A response whose only key is `error` is a failure, as
+documented by the API. Thought signatures are dropped.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ def answers_from_genai(response: Json, where: str) -> list[list[Message]]:
 
 
 def tools_from_genai(request: Json, where: str) -> list[Json]:
-    """Return the tools of a request as function schemas; others (google_search) stay as they are."""
+    """Return the tools of a request as function schemas; others (google_search) are unchanged."""
     config = field(request, "config")
     listed = field(request, "tools") or (field(config, "tools") if isinstance(config, dict) else None)
     schemas: list[Json] = []
@@ -89,7 +89,7 @@ def is_genai_response(value: Any) -> bool:
 
 
 def is_genai_content(value: Any) -> bool:
-    """Whether the value is {role, parts[]} with parts of this API, which have no `type`."""
+    """Whether the value is {role, parts[]} with parts without a `type`."""
     if not isinstance(value, dict) or not isinstance(value.get("parts"), list):
         return False
     return bool(value["parts"]) and all(_is_part(part) for part in value["parts"])
@@ -97,7 +97,7 @@ def is_genai_content(value: Any) -> bool:
 
 def field(value: Any, name: str) -> Any:
     """Return a field by its name in snake or in camel case."""
-    # Where both spellings are there, snake case counts, even with null.
+    # If both spellings are present, snake case wins, even if it is null.
     if name in value:
         return value[name]
     first, *rest = name.split("_")
@@ -116,7 +116,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _contents(value: Any, where: str) -> list[Message]:
-    """Convert contents of any form; text and parts without a content are a user's turn."""
+    """Convert contents of any form; text and parts outside a content become a user turn."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -126,7 +126,7 @@ def _contents(value: Any, where: str) -> list[Message]:
     if not isinstance(value, list):
         raise BadRecord(f"{where}: expected text, a content or a list of contents, got {kind_of(value)}")
     messages: list[Message] = []
-    loose: list[Any] = []  # parts without a content: together one turn
+    loose: list[Any] = []  # parts outside a content form one turn
     for number, content in enumerate(value):
         if isinstance(content, str) or _is_part(content):
             loose.append({"text": content} if isinstance(content, str) else content)
@@ -168,11 +168,11 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
                 parts.append({"type": "text", "text": part["text"]})
         else:
             parts.append(_data(part, at))
-    # Results alone are not followed by an empty user turn.
+    # A content with only results yields no empty user turn.
     if results and not (parts or calls or thoughts):
         return results
     message = Message(
-        # Only a model makes calls, whatever role the content names.
+        # Only a model makes calls, regardless of the role.
         "assistant" if calls else _ROLES.get(name, name),
         content=parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or None,
         reasoning="\n\n".join(thoughts) if thoughts else None,
@@ -218,7 +218,7 @@ def _data(part: Json, where: str) -> Json:
 def _schema(declaration: Json) -> Json:
     """Return a function declaration as a function schema; the types of its parameters are written in lower case."""
     function = {key: declaration[key] for key in ("name", "description") if declaration.get(key) is not None}
-    # JSON Schema already, unlike `parameters`, whose type names are the API's own.
+    # Already JSON Schema, unlike `parameters`, which uses the API's type names.
     parameters = field(declaration, "parameters_json_schema")
     if parameters is None:
         parameters = _lower_types(declaration.get("parameters"), 0)

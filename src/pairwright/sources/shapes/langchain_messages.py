@@ -1,8 +1,8 @@
 """LangChain messages: {type: human | ai | system | tool, content, tool_calls[{name, args, id}]}, or {lc, kwargs{}}.
 
 A message is normalized to the chat shape. Content may hold Anthropic blocks, whose calls LangChain logs a second time
-under `tool_calls`. Older versions keep what the provider sent in `additional_kwargs`. The JavaScript library logs a
-result with the name of its tool in the place of the role.
+under `tool_calls`. Older versions keep the provider's fields in `additional_kwargs`. The JavaScript library logs a
+result with the name of its tool as role.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pairwright.sources.shapes.chat_messages import call_from_chat, content_from
 
 ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "AIMessageChunk": "assistant"}
 TYPES = frozenset({"human", "ai", "system", "tool", "function", "developer", "AIMessageChunk"})
-# Bookkeeping, which is not part of the conversation.
+# Bookkeeping fields, not part of the conversation.
 _NOISE = frozenset(
     {"type", "id", "example", "additional_kwargs", "response_metadata", "invalid_tool_calls", "tool_call_chunks"}
 )
@@ -30,7 +30,7 @@ def messages_from_langchain(messages: Any, where: str) -> list[Message]:
 
 
 def turn_from_langchain(message: Json, where: str) -> list[Message]:
-    """Convert one message to chat; results inside a user turn become messages of their own."""
+    """Convert one message to chat; results inside a user turn become separate messages."""
     chat = chat_from_langchain(unwrap(message), where)
     if has_blocks(chat.get("content")):
         return turn_from_blocks(chat, where)
@@ -41,7 +41,7 @@ def unwrap(message: Json) -> Json:
     """Return the fields of a serialized object, {lc, type: constructor, id[..., "AIMessage"], kwargs{}}."""
     if not isinstance(message.get("kwargs"), dict) or "role" in message:
         return message
-    # Its class is the last name of `id`: "AIMessageChunk" -> "ai".
+    # The last item of `id` is the class: "AIMessageChunk" -> "ai".
     path = message.get("id")
     name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
     return {"type": name.removesuffix("Chunk").removesuffix("Message").lower(), **message["kwargs"]}
@@ -66,16 +66,16 @@ def chat_from_langchain(message: Json, where: str) -> Json:
     for reason in reasons:
         if isinstance(reason, str):
             chat.setdefault("finish_reason", reason)
-    if not isinstance(chat.get("name"), str):  # null or an odd value; message_from_chat would refuse the latter
+    if not isinstance(chat.get("name"), str):  # null, or a value that message_from_chat would refuse
         chat.pop("name", None)
-    # Only a failure is worth keeping.
+    # Only a failed status is kept.
     if chat.get("status") == "success":
         del chat["status"]
     return chat
 
 
 def turn_from_blocks(chat: Json, where: str) -> list[Message]:
-    """Convert a message whose content has Anthropic blocks, perhaps with its calls beside them."""
+    """Convert a message whose content has Anthropic blocks; its calls may also be in `tool_calls`."""
     blocks = content_from_chat(chat["content"], f"{where}.content")
     blocks = blocks if isinstance(blocks, list) else []
     reason = chat.get("finish_reason")
@@ -87,7 +87,7 @@ def turn_from_blocks(chat: Json, where: str) -> list[Message]:
 
 
 def name_tool_turns(messages: Sequence[Any]) -> list[Any]:
-    """Give the role "tool" to results that have the name of a called tool as their role."""
+    """Replace the role of results by "tool" if it is the name of a called tool."""
     turns: list[Any] = []
     waiting: list[tuple[str, Any]] = []  # (name, id) of calls without a result
     for message in messages:

@@ -1,7 +1,7 @@
 """Token ids and log-probabilities recorded by a rollout, per turn.
 
-They form one token sequence only if each turn's prompt extends the tokens before it; otherwise the conversation was
-re-rendered between turns and no single sequence exists. Includes the token fields of NeMo Gym items.
+They form one token sequence only if they have the prefix property: each turn's prompt extends the tokens before it.
+Otherwise the conversation was re-rendered between turns. Includes the token fields of NeMo Gym items.
 """
 
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None
 
 
 def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
-    """Return the token fields of an experience, or None if a turn's prompt does not extend the turns before it.
+    """Return the token fields of an experience, or None without the prefix property.
 
     The prompt is the first turn's; after it, generated ids have mask 1 and tokens added by the environment mask 0.
     """
@@ -49,14 +49,14 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     mask: list[bool] = []
     logprobs: list[float] | None = [] if all(turn.logprobs is not None for turn in known) else None
     for turn in known:
-        # The prompt must repeat all tokens before it, id by id: a chat template may have rendered them again.
+        # Prefix property: the prompt must repeat all previous ids, which a template may have rendered differently.
         if turn.prompt[: len(ids)] != ids:
             return None
         added = turn.prompt[len(ids) :]
         ids += added + turn.generated
         mask += [False] * len(added) + [True] * len(turn.generated)
         if logprobs is not None and turn.logprobs is not None:
-            # Tokens of the environment were not sampled: 0.0 stands where the mask is 0.
+            # Tokens of the environment were not sampled: their log-probability is 0.0.
             logprobs += [0.0] * len(added) + turn.logprobs
     arrays: Json = {
         "tokens": np.array(ids, dtype=np.int32),
@@ -87,7 +87,7 @@ _GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_cal
 
 def recorded_tokens(output: list[Any], info: Json) -> Json | None:
     """Return the token fields of an experience, or None; if they are dropped, the reason is stored in `info`."""
-    # The usual rollout has no token ids, and is done here. Nested lists are looked into below.
+    # Fast exit for rollouts without token ids. Nested lists are searched below.
     for item in output:
         if isinstance(item, list) or "generation_token_ids" in item:
             break

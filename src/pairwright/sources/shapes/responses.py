@@ -33,7 +33,7 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
     messages: list[Message] = []
     turn: Json = {}  # the open assistant message: keyword arguments of Message
     for number, item in enumerate(values):
-        # A list among the items, which is rare: flatten them all, and begin again.
+        # A nested list (rare): flatten all items and start again.
         if not isinstance(item, dict):
             return messages_from_items(_flatten(values, where), where)
         kind = item.get("type")
@@ -50,14 +50,14 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
             role, content = item.get("role"), item.get("content")
             num_keys = len(item)
             if role == "assistant":
-                # By counting, since this runs for every message: type, role, content, id, status and nothing else.
+                # Exactly type, role, content, id and status; counted, since this runs for every message.
                 is_usual = num_keys == 5 and kind and content is not None and "id" in item and "status" in item
                 if is_usual or _CHAT_KEYS.isdisjoint(item):
                     if "content" in turn or "tool_calls" in turn:
                         _close(turn, messages)
                     _add_text(item, turn, where, number)
                     continue
-            # Role and content, perhaps the type, and nothing else: no other key can hold anything.
+            # Exactly role, content and perhaps type.
             if type(content) is str and type(role) is str and num_keys == (2 if kind is None else 3):
                 message = Message(role, content)
             else:
@@ -143,7 +143,7 @@ def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
     if type(content) is not str:
         content, extra = _content(content, f"{where}[{number}].content")
     turn["content"] = content
-    # Not the five usual keys, or not completed: look for what is left over.
+    # Not the five usual keys, or not completed: keep leftover fields.
     if extra or len(item) != 5 or item.get("status") != "completed" or "id" not in item:
         extra |= _leftover(item)
         if extra:
@@ -163,13 +163,13 @@ def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
         extra["reasoning_summary"] = summary
     if item.get("encrypted_content"):
         extra["encrypted_reasoning"] = True
-    if extra or not thought:  # reasoning that holds nothing still opens the turn: an item is never lost
+    if extra or not thought:  # empty reasoning still opens the turn, so that no item is lost
         turn["extra"] = {**turn.get("extra", {}), **extra}
 
 
 def _join_reasoning(parts: Any, where: str) -> str:
     """Join the texts of reasoning parts with newlines."""
-    # The usual case first: one part of the summary.
+    # Fast path: a single summary part.
     if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
         return optional_text(part.get("text"), where) or ""
     if isinstance(parts, str):
@@ -201,7 +201,7 @@ def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
         elif isinstance(kind, str) and kind in TEXT_PARTS:  # log-probabilities of parts are not read
             part = {key: item for key, item in part.items() if key != "logprobs" and (key != "annotations" or item)}
         parts.append(part)
-    # One text and nothing beside it is plain text; `annotations` that hold something keep it a part.
+    # A single text without other fields becomes plain text; non-empty `annotations` keep it a part.
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return parts[0]["text"], extra
     return parts, extra

@@ -15,7 +15,7 @@ from pairwright.sources.score_values import read_score, verdict
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.traces import pick_reward
 
-# The first name that holds a value counts. `uid` is last: some files number their rows with it.
+# The first name with a value is used. `uid` is last, since some files number their rows with it.
 TASK_KEYS = (
     *("task_id", "prompt_id", "question_id", "instance_id", "problem_id", "example_id"),
     *("task", "task_name", "uid"),
@@ -31,7 +31,7 @@ REWARD_KEYS = (*SCORE_KEYS, *LABEL_KEYS)
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Which of the names above a row has, in their order."""
+    """The names above that a row has, in the order above."""
 
     tasks: list[str]
     runs: list[str]
@@ -40,13 +40,13 @@ class Names(msgspec.Struct, frozen=True):
 
 
 def names_in(row: Json) -> Names:
-    """Return the names that a row has; those who read several fields of it pass them on."""
+    """Return the names that a row has; pass them to the functions below when reading several fields."""
     return _names_among(tuple(row))
 
 
 @lru_cache(maxsize=256)
 def _names_among(keys: tuple[str, ...]) -> Names:
-    """Return the names among the keys of a row; rows of one file mostly have the same keys."""
+    """Return the names among the keys of a row; cached, since rows of one file usually have the same keys."""
     tasks, runs, scores, labels = (
         [key for key in names if key in keys] for names in (TASK_KEYS, RUN_KEYS, SCORE_KEYS, LABEL_KEYS)
     )
@@ -112,7 +112,7 @@ def reward_of(
     names = names or names_in(row)
     for key in names.scores:
         if isinstance(row[key], dict):
-            # A reward that is an object holds components; those under their own key override it.
+            # A reward object holds components; separate components override them.
             components = {**row[key], **(components or {})}
             break
     if options is not None and options.reward is not None:

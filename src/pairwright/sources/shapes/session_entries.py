@@ -1,12 +1,11 @@
-"""Sessions of coding assistants as entries: the messages of one line each, in a list or in a tree.
+"""Sessions of coding assistants as a list or tree of entries, each with the messages of one line.
 
-A reader turns its file into a `Session` (what holds for all of it) and entries; a `SessionFormat` does so line by line,
-and a line that cannot be read is refused alone. Every path from a root to a leaf is an
-experience; assistant turns that an earlier path has are context, so that nothing is trained twice. An entry with
-`restarts` is a compaction: it ends the experience, and the next one begins with the messages of that entry and of the
-entries that were kept. task = a hash of what the model was given at the start of the session, run = a number from the
-session's id and the branch, step = number of compactions before it. info keeps `session_id`, which `--scores` may name,
-and `begins_after`, the id of a line that is missing before the experience, so that its prompt lacks what came before.
+A reader converts its file to a `Session` (values shared by the whole session) and entries; a `SessionFormat` does so
+line by line and refuses unreadable lines individually. Every path from a root to a leaf is an experience; assistant
+turns of an earlier path are context, so that nothing is trained twice. An entry with `restarts` is a compaction: it
+ends the experience, and the next one begins with the messages of that entry and of the kept entries. task = a hash of
+the initial prompt and tools, run = a hash of session id and branch, step = number of compactions before it. info keeps
+`session_id`, a key for `--scores`, and `begins_after`, the id of a missing line before the experience.
 """
 
 from collections import Counter
@@ -35,37 +34,37 @@ from pairwright.sources.shapes.anthropic import assistant_from_blocks, system_fr
 from pairwright.sources.shapes.any_messages import tools_in
 from pairwright.sources.shapes.chat_messages import as_context
 
-MAX_BRANCHES = 256  # each repeats what it shares, so their number bounds what a file can grow to
-MAX_STEPS = 256  # likewise: each repeats what was kept
+MAX_BRANCHES = 256  # each repeats the shared messages, so this bounds the size of the result
+MAX_STEPS = 256  # likewise: each repeats the kept messages
 
 
 @dataclass
 class Session:
-    """What holds for a whole session; `format` is the name of its format."""
+    """Values shared by a whole session; `format` is the name of its format."""
 
     format: str
     id: int | str | None = None
     model: str | None = None
     system: list[Message] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
-    has_other_tools: bool = False  # tools that are not listed, so that a call of another one is not a mistake
+    has_other_tools: bool = False  # `tools` is incomplete, so calls to other tools are not errors
     info: Json = field(default_factory=dict)
     reward: float | None = None
-    failure: str | None = None  # why the model gave no answer, where the file says so
+    failure: str | None = None  # why the model gave no answer, if the file has a reason
     others: Counter[str] = field(default_factory=Counter)  # lines that are not part of the conversation, by kind
-    places: dict[str, int] = field(default_factory=dict)  # by id: where an entry stands, if it may be written again
+    places: dict[str, int] = field(default_factory=dict)  # id -> position of an entry that may be rewritten
     turns: "EventTurns" = field(default_factory=lambda: EventTurns())
 
     def note(self, record: Json, *keys: str) -> None:
-        """Keep the texts that a record has under these keys in info."""
+        """Keep a record's texts under these keys in info."""
         self.info |= {key: record[key] for key in keys if isinstance(record.get(key), str)}
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The messages of one line. With a `parent` of None an entry follows the one before; a root has the parent "".
+    """The messages of one line. An entry whose `parent` is None follows the previous entry; a root has the parent "".
 
-    `restarts`: the context before it is replaced by its messages and those of the entries from `keeps_from` on.
+    `restarts`: the previous context is replaced by this entry's messages and those of the entries from `keeps_from` on.
     """
 
     messages: Sequence[Message]
@@ -77,22 +76,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class SessionFormat:
-    """A declared format of sessions: how to recognise one, where a document has its parts, and how to read each line.
+    """A declared session format: a predicate, the paths of a document's parts, and a function that reads one line.
 
-    `paths` names the parts of a document: "id", "model", "system", "tools" and "lines". A file of lines has no paths.
-    An unreadable line of a file is refused alone; in a document it refuses the whole session.
+    `paths` has the parts "id", "model", "system", "tools" and "lines" of a document; a file of lines has no paths.
+    An unreadable line of a file is refused alone; in a document, the whole session is refused.
     """
 
     name: str
     summary: str
     matches: Callable[[Any], bool]
-    # The entry of a line; None for a line that describes the session, is counted in `others`, or is in `turns` already
+    # Returns the entry of a line; None if it describes the session, is counted in `others` or is already in `turns`
     take: Callable[[Json, Session], "Entry | None"]
     paths: Mapping[str, str] = field(default_factory=dict)
-    info: tuple[str, ...] = ()  # texts of a document that are kept in info
-    # Describes the session further; returns the document or the lines that are read
+    info: tuple[str, ...] = ()  # keys of texts of a document that are kept in info
+    # Fills in the session; returns the document or the lines to read
     begin: Callable[[Any, Session, Origin], Any] = lambda value, session, origin: value
-    lines: Callable[[list[Any]], Iterable[tuple[int, Any]]] = enumerate  # those to be read, with their numbers from 0
+    lines: Callable[[list[Any]], Iterable[tuple[int, Any]]] = enumerate  # selects lines, numbered from 0
     others: str = "other_lines"  # the name of the count in info
     unit: Literal["record", "file"] = "file"
 
@@ -128,7 +127,7 @@ class SessionFormat:
 
 
 def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a session, or raise BadRecord if the model answered nowhere in it."""
+    """Yield the experiences of a session, or raise BadRecord if the model never answered."""
     task: int | str | None = None
     earlier: set[Entry] = set()
     for branch, path in enumerate(_paths(entries)):
@@ -148,10 +147,10 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
                 continue
             prompt, completion = split_at_answer(messages)
             has_prompt = any(message.role != "system" for message in prompt)
-            if task is None:  # that of the first experience is the task of the session
+            if task is None:  # the first experience sets the task of the session
                 name = session.id if session.id is not None else label_of(origin)
                 task = session_task(name, prompt if has_prompt else (), session.tools)
-            # A root that names a parent: that line is not in the file, or could not be read.
+            # A root with a parent: the parent's line is missing or unreadable.
             begins_after = path[0].parent if path and not step else None
             info = {"session_id": session.id, **session.info, "begins_after": begins_after}
             info["prompt_missing"] = None if has_prompt else True
@@ -174,7 +173,7 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
 
 
 def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
-    """Split a path at its compactions; yield the context that each step begins with, and the entries of the step."""
+    """Split a path at its compactions; yield (initial context, entries) of each step."""
     context: list[Message] = []
     own: list[Entry] = []
     for position, entry in enumerate(path):
@@ -190,17 +189,17 @@ def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
 
 
 def as_past(message: Message) -> Message:
-    """Return the message as part of a prompt: it is context, and no branch begins with it."""
+    """Return the message as part of a prompt: it is context, and never starts a completion."""
     return replace(message, generated=False) if message.is_generated else message
 
 
 def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """Yield every path from a root to a leaf, in file order; what leads to no message is not a path of its own."""
+    """Yield every path from a root to a leaf, in file order; entries that lead to no message are left out."""
     if all(entry.id is None for entry in entries):
         yield entries
         return
     children, roots = _children(entries)
-    # (entry, depth): the path above an entry is that of the entry before it, cut to its depth.
+    # (entry, depth): the path to an entry is the previous path, cut to its depth, plus the entry.
     stack = [(root, 0) for root in reversed(roots)]
     path: list[Entry] = []
     while stack:
@@ -214,7 +213,7 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entry]]:
-    """Return the children of each entry, and the roots; a parent is before its child, so there is no cycle."""
+    """Return the children of each entry, and the roots; a parent precedes its child, so there are no cycles."""
     by_id: dict[str, Entry] = {}
     parents: dict[Entry, Entry | None] = {}
     before: Entry | None = None
@@ -223,7 +222,7 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
         if entry.id is not None:
             by_id.setdefault(entry.id, entry)
         before = entry
-    # Backwards: an entry is on a path if it has messages, or if one below it has.
+    # Backwards: an entry is used if it or a descendant has messages.
     is_used = {entry: bool(entry.messages) for entry in entries}
     for entry in reversed(entries):
         parent = parents[entry]
@@ -237,7 +236,7 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
     return children, roots
 
 
-# Messages, by way of Anthropic's content blocks (shapes/anthropic.py), which most assistants' own blocks resemble.
+# Most assistants' blocks resemble Anthropic's content blocks, so they are converted with shapes/anthropic.py.
 
 
 def text_block(text: Any) -> Json:
@@ -249,7 +248,7 @@ def thought_block(text: Any) -> Json:
 
 
 def summary_message(text: str) -> Message:
-    """Return the summary that a compaction put in the place of what stood before it."""
+    """Return the summary by which a compaction replaced the previous context."""
     return Message("user", text, extra={"is_compact_summary": True})
 
 
@@ -258,7 +257,7 @@ def call_block(call_id: Any, name: Any, arguments: Any) -> Json:
 
 
 def result_block(call_id: Any, content: Any, *, is_error: bool = False) -> Json:
-    """A tool result; what is neither text nor parts becomes JSON text."""
+    """Return a tool result block; values other than text or parts become JSON text."""
     is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
     if content is not None and not isinstance(content, str) and not is_parts:
         content = json_text(content)
@@ -266,9 +265,9 @@ def result_block(call_id: Any, content: Any, *, is_error: bool = False) -> Json:
 
 
 def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = None) -> list[Message]:
-    """Convert the blocks of an assistant turn that holds the results of its calls too: the message, then the results.
+    """Convert the blocks of an assistant turn that includes its calls' results: the message, then the results.
 
-    A turn with neither text, reasoning nor calls was not an answer: it gives no message.
+    A turn without text, reasoning and calls yields no message.
     """
     results = [block for block in blocks if block.get("type") == "tool_result"]
     rest = [block for block in blocks if block.get("type") != "tool_result" and block != text_block("")]
@@ -277,7 +276,7 @@ def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = No
 
 
 def user_messages(content: Any, where: str, *, extra: Json | None = None) -> list[Message]:
-    """Convert a user turn: text, or blocks with the results of calls among them."""
+    """Convert a user turn: text, or blocks that may include tool results."""
     blocks = [text_block(content)] if isinstance(content, str) else items(content, where)
     if not all(isinstance(block, dict) for block in blocks):
         raise BadRecord(f"{where}: expected a list of objects")
@@ -285,9 +284,9 @@ def user_messages(content: Any, where: str, *, extra: Json | None = None) -> lis
 
 
 class EventTurns:
-    """Turns of a log of events, in which each text, call and result is an event of its own.
+    """Builds turns from a log in which each text, call and result is a separate event.
 
-    Texts and calls form one assistant turn until the first result is followed by another text or call.
+    Texts and calls form one assistant turn, which ends when a text or call follows a result.
     """
 
     def __init__(self) -> None:
@@ -297,7 +296,7 @@ class EventTurns:
         self._message_id: str | None = None
 
     def begin_turn(self, message_id: str | None) -> None:
-        """Begin a turn of the assistant, unless the message is the one that the turn belongs to already."""
+        """Begin an assistant turn, unless the current turn already belongs to this message."""
         if message_id is None or message_id != self._message_id:
             self.end_turn()
         self._message_id, self._has_result = message_id, False
@@ -311,7 +310,7 @@ class EventTurns:
         self._has_result = self._has_result or is_result
 
     def add_text(self, text: str) -> None:
-        """Add a piece of the assistant's text; pieces that follow one another are one text."""
+        """Add a piece of the assistant's text; consecutive pieces form one text."""
         if self._blocks and self._blocks[-1].get("type") == "text" and not self._has_result:
             text = self._blocks.pop()["text"] + text
         self.add(text_block(text))

@@ -1,9 +1,9 @@
 """Detection of failed tool calls: failure kinds, marks of failure in tool results, and error sites.
 
-One detector for all formats. A result is a failure if the machine says so: a flag of the format (`is_error`), an exit
-status other than 0, an object with an error in it, an error message at the start, or a traceback or a syntax error at
-the end. An exit status of 0 settles the question the other way. The word "error" alone says nothing: files, search
-results and test reports contain it, too. tests/sources/test_tool_errors.py has labelled results of each kind.
+One detector for all formats. A result is a failure if it has a flag of the format (`is_error`), a non-zero exit status,
+an object with an error, an error message at the start, or a traceback or syntax error at the end. An exit status of 0
+means success. The word "error" alone is not a mark, since files, search results and test reports contain it, too.
+tests/sources/test_tool_errors.py has labelled results of each kind.
 """
 
 import re
@@ -67,14 +67,14 @@ _START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "er
 _NO_TOOL = re.compile(
     r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
 )
-# A message of a program as the only line: "cat: x.txt: No such file or directory", "bash: rg: command not found".
+# A program's message as the only line: "cat: x.txt: No such file or directory", "bash: rg: command not found".
 _PROGRAM = re.compile(
     r"(?:/\S+/)?[\w.+-]+: [^\n]{0,300}(?:command not found|: not found|No such file or directory|Permission denied"
     r"|Is a directory|Not a directory|Connection refused|Operation not permitted|cannot open [^\n]{0,200}"
     r"|unrecognized option [^\n]{0,100}|invalid option [^\n]{0,100})\s*$"
 )
 
-# Exit statuses: as a line of their own, first, last, or in the header or the footer that a harness writes.
+# Exit statuses: on a separate line, either first, last, or in a harness's header or footer.
 
 _STATUS_LINE = re.compile(
     r"""(?:the\ |your\ )?(?:(?:command|process|program|script|shell|task|execution|bash|python|tool|job|it)\ )?
@@ -92,7 +92,7 @@ _STATUS_START = re.compile(
     re.I,
 )
 _NUM_STATUS_LINES = 5  # at either end of a result
-# Shell wrappers put a header before the output; nothing behind this line is theirs.
+# Shell wrappers end their header with one of these lines.
 _OUTPUT_BEGINS = ("output:", "stdout:", "<output>", "<stdout>")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -106,14 +106,14 @@ _CRASH = re.compile(
     r"|make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |Uncaught (?:\w*Error|exception)|fatal: )",
     re.M,
 )
-# A terminal's screen ends with the prompt of its shell; a prompt with a command behind it is the next command.
+# A terminal's screen ends with a shell prompt; a prompt followed by a command starts the next command.
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:[^\n$#]*|bash-[\d.]*)[#$]")
-_CALLS = ("    at ", "\tat ", "\t... ")  # lines of a stack, as Node and Java print it
-_NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # characters that are looked at
+_CALLS = ("    at ", "\tat ", "\t... ")  # stack lines of Node and Java
+_NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # examined characters
 
 
-# What a failed result contains, whichever of the marks it has: as text, as JSON, or as JSON text inside JSON, where
-# white space and quotes are escaped. Colours may stand inside a word; four letters are another case of i, k or s.
+# Matches every failed result, with any mark: as text, as JSON, or as JSON text inside JSON, where white space and
+# quotes are escaped. Colour codes may occur inside a word; four letters are other cases of i, k or s.
 _GAP = r"(?:\\+[a-z]|[^a-z])*"
 _HINTS = rf"""(?is)error|exception|fail|traceback|fatal|panic|errno|timeout|timed.out|❌|uncaught|segmentation fault
 |node\.js v|: \*\*\* |npm err|not found|no such|no tool named|(?:unknown|invalid) (?:tool|function|option)
@@ -123,11 +123,11 @@ _HINTS = rf"""(?is)error|exception|fail|traceback|fatal|panic|errno|timeout|time
 
 
 def suspicious_results(texts: Sequence[str]) -> list[int]:
-    """Return the positions of results that may be failures: `text_error_kind` is None for all others.
+    """Return the indices of results that may be failures; `text_error_kind` is None for all others.
 
-    One pass of a linear-time regular expression over many texts takes a tenth of the time of looking at each.
+    One pass of a linear-time regular expression over many texts is ten times as fast as examining each.
     """
-    import polars as pl  # takes a while to load, and only imports need it
+    import polars as pl  # slow to load, needed only for imports
 
     mask = pl.Series(texts, dtype=pl.String).str.contains(_HINTS)
     return mask.arg_true().to_list() if mask.any() else []
@@ -172,7 +172,7 @@ def _plain_kind(text: str) -> str | None:
         return _word(text)
     if any(map(head[:120].lower().__contains__, _START_WORDS)) and (_START.match(head) or _EXCEPTION.match(head)):
         return _word(text)
-    space = head.find(" ")  # the name of a program ends with the first one
+    space = head.find(" ")  # a program's name ends at the first space
     is_short = head[space - 1 : space] == ":" and len(text) < _NUM_HEAD and text.count("\n") <= 1
     if is_short and _PROGRAM.match(text.rstrip()):
         return _word(text)
@@ -182,7 +182,7 @@ def _plain_kind(text: str) -> str | None:
 
 
 def _may_have_status(text: str, head: str) -> bool:
-    """Whether a result may contain an exit status: a cheap test, since most results name none."""
+    """Whether a result may contain an exit status: a cheap test, since most results have none."""
     if "xit" in head or "eturn" in head or "ode" in head:
         return True
     if len(text) <= _NUM_HEAD:  # a short text is its own head
@@ -206,7 +206,7 @@ def _exit_status(text: str) -> int | None:
         if line.strip().lower() in _OUTPUT_BEGINS:
             break
         status = _STATUS_LINE.fullmatch(line[:200].strip(_FRAME))
-        # Below the first line, only a header with its own "Output:" is the shell's.
+        # After the first line, a status counts only in a header that ends with "Output:".
         if status and (number == 0 or any(begin in head.lower() for begin in _OUTPUT_BEGINS)):
             return int(status["number"])
     begin = _STATUS_START.match(text)
@@ -215,7 +215,7 @@ def _exit_status(text: str) -> int | None:
     lines = [line for line in tail.rsplit("\n", _NUM_STATUS_LINES)[-_NUM_STATUS_LINES:] if line.strip()]
     for number, line in enumerate(reversed(lines)):
         status = _STATUS_LINE.fullmatch(line[-200:].strip(_FRAME))
-        # Above the last line, only a line in brackets is the shell's.
+        # Before the last line, a status counts only in brackets.
         if status and (number == 0 or line.lstrip()[:1] == "["):
             return int(status["number"])
     return None
@@ -223,7 +223,7 @@ def _exit_status(text: str) -> int | None:
 
 def _is_crash(text: str, tail: str) -> bool:
     """Whether a result ends with a traceback, a syntax error, or the last words of a program that crashed."""
-    # A single character is looked for much faster than two.
+    # Searching for one character first is much faster than for two.
     if tail.endswith(("#", "$")) or ("\x1b" in tail and "\x1b[" in tail) or ("\r" in tail and "\r\n" in tail):
         text = _without_prompt(text[-_NUM_TRACEBACK:])
         tail = text[-_NUM_TAIL:]
@@ -255,19 +255,19 @@ def _ends_with_traceback(text: str) -> bool:
     is_notebook = not headers[-1][0].startswith("Traceback")
     if not is_notebook and not lines[0].lstrip().startswith(("File ", "[Previous")):
         return False
-    # Frames are indented; the first line that is not has the exception. A notebook's frames are not indented.
+    # Frames are indented; the first unindented line has the exception. Frames of notebooks are not indented.
     raised = [number for number, line in enumerate(lines) if line[:1].strip() and _RAISED.match(line)]
     if not raised:
         return False
     if is_notebook:
         return _EXCEPTION.match(lines[raised[-1]]) is not None
     message = lines[raised[0] + 1 :]
-    # A message may have several lines; a paragraph behind it is other text.
+    # A message may have several lines; a following paragraph is other text.
     return len(message) <= 12 and not any(not line.strip() or _PROMPT.match(line) for line in message)
 
 
 def _is_trace_of_calls(tail: str) -> bool:
-    """Whether a text ends with the stack of an uncaught exception, as Node and Java print it."""
+    """Whether a text ends with the stack of an uncaught exception of Node or Java."""
     lines = tail.rsplit("\n", 40)
     num_calls = 0
     for line in reversed(lines):
@@ -288,7 +288,7 @@ _CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_sta
 _ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
 _NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
 _WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
-# Keys of an envelope around a result. A record of something else may have a status "failed" of its own.
+# Keys of an envelope around a result. Other records may have a status "failed" that is not the call's.
 _ENVELOPE = re.compile(
     r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
     r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
@@ -299,9 +299,9 @@ _ENVELOPE = re.compile(
 # Keys of an exit status; with stdout or stderr, `status` is one
 _EXIT_KEYS = frozenset({*_STATUS_KEYS, "metadata", "stdout", "stderr"})
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
-# The signs that most objects have come first.
+# Most frequent signs first.
 _SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
-_NUM_JSON = 1000  # characters at either end of an object in which its marks are looked for
+_NUM_JSON = 1000  # characters searched for marks at either end of an object
 
 
 def _may_fail(text: str) -> bool:
@@ -313,7 +313,7 @@ def _may_fail(text: str) -> bool:
 def _value_kind(value: Any, depth: int) -> str | None:
     """Return the failure kind of a decoded result: an object, a list with a single item, or text."""
     if isinstance(value, str):
-        # Text inside an object: what a text result would say, or JSON again.
+        # Text inside an object: classified like a text result, or nested JSON.
         return text_error_kind(value) if depth and depth < 3 else None
     if isinstance(value, list):
         return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
@@ -355,7 +355,7 @@ def _names_error(value: Json) -> bool:
         return True
     if error is True or (isinstance(error, dict | list) and error):
         return True
-    if len(value) == 1 and "detail" in value:  # what a FastAPI server answers to a request that failed
+    if len(value) == 1 and "detail" in value:  # FastAPI's response to a failed request
         return bool(value["detail"])
     # GraphQL
     errors = value.get("errors")
@@ -381,7 +381,7 @@ def _is_envelope(value: Json) -> bool:
 
 
 def _words_of(value: Json) -> str:
-    """Return the text that tells the kind of a failure."""
+    """Return the text used to classify a failure."""
     for key in ("error", "message", "msg", "detail", "reason", "stderr", "output", "stdout", "content"):
         words = value.get(key)
         if isinstance(words, dict):
@@ -395,7 +395,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# Is this tool result an error? Returns its kind, or None. Formats that mark errors pass their own.
+# (position, tool message) -> failure kind or None. Formats with their own marks pass their own function.
 ErrorKind = Callable[[int, Message], str | None]
 
 
@@ -411,12 +411,12 @@ def tool_names(tools: Sequence[Json]) -> tuple[str, ...]:
 
 
 def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
-    """Return the error sites of a conversation: failed tool results, and calls of unknown tools.
+    """Return the error sites of a conversation: failed tool results, and calls to unknown tools.
 
-    `kind_of` knows the marks of its format; the marks of all formats count besides.
+    `kind_of` detects the marks of its format, in addition to the marks common to all formats.
     """
     available = tool_names(tools)
-    # Call id -> name of the tool, since results often lack the name.
+    # Call id -> tool name, since results often lack the name.
     callers: dict[str, str] = {}
     sites: list[ErrorSite] = []
     for index, message in enumerate(messages):

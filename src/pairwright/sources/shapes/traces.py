@@ -60,7 +60,7 @@ class Trace(msgspec.Struct, frozen=True):
     parents: dict[str, str | None] = {}
     task: int | str | None = None
     info: Json = {}
-    refused: list[str] = []  # reasons of the calls that could not be read
+    refused: list[str] = []  # reasons why calls could not be read
 
 
 def task_in(*places: Any) -> int | str | None:
@@ -94,7 +94,7 @@ def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
 
 DEFAULT_NAMES = ("reward", "score")
 _LESS_IS_BETTER = re.compile(r"hallucinat|toxic|bias|latency|duration|cost|error|loss|perplexity|harm|violation")
-_MAX_KEPT = 20  # values of one name for one span; more than these say nothing new
+_MAX_KEPT = 20  # values of one name for one span
 _MAX_ANCESTORS = 1000
 
 # Scores per span (None: the whole trace) and name, most recent value first.
@@ -112,7 +112,7 @@ def pick_reward(components: Json, name: str | None) -> float | None:
         if default in components:
             return score(components[default])
     numbers = {name: value for name, item in components.items() if (value := score(item)) is not None}
-    # The only score is the reward, unless its name says that less is better.
+    # The only score is the reward, unless its name means that lower is better.
     names = list(numbers)
     return numbers[names[0]] if len(names) == 1 and not _LESS_IS_BETTER.search(str(names[0]).lower()) else None
 
@@ -120,7 +120,7 @@ def pick_reward(components: Json, name: str | None) -> float | None:
 def index_scores(scores: list[Score]) -> ScoreIndex:
     """Group scores by target span and name, most recent value first."""
     by_target: ScoreIndex = {}
-    # Backwards, so that the last value comes first: a score that was corrected counts as corrected.
+    # Backwards, so that the last value comes first: corrections override earlier values.
     for one in reversed(scores):
         values = by_target.setdefault(one.target, {}).setdefault(one.name, [])
         if len(values) < _MAX_KEPT:
@@ -130,7 +130,7 @@ def index_scores(scores: list[Score]) -> ScoreIndex:
 
 def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
     """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several."""
-    # Span -> how many levels it lies above the nearest of the calls; 0 for a call itself.
+    # Span -> number of levels above the nearest call; 0 for the call itself.
     distances: dict[str, int] = {}
     for own_span in spans if any(target is not None for target in index) else ():
         span: str | None = own_span
@@ -139,7 +139,7 @@ def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str |
                 break
             distances[span] = distance
             span = parents.get(span)
-    # Nearest first; at one distance, the later call first. None at the end is the whole trace.
+    # Nearest first; at equal distance, the later call first. None (the whole trace) is last.
     scored = [
         (distance, -position, span) for position, (span, distance) in enumerate(distances.items()) if span in index
     ]

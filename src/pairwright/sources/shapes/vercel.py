@@ -4,10 +4,10 @@
                     args | input}, tool-result{toolCallId, toolName, result | output, isError}, image, file
     UI message      {role, parts[]}: text, reasoning, step-start, tool-<name>{toolCallId, state, input, output,
                     errorText}, dynamic-tool, tool-invocation{toolInvocation{...}}
-    tool calls      [{toolCallId, toolName, args | input}], as the response of a call
+    tool calls      [{toolCallId, toolName, args | input}], the response of a call
 
 A tool turn holds several results; each becomes a tool message. A UI message holds a whole loop of calls and results: it
-becomes one assistant message for each step, with its results after it. Options of providers are dropped.
+becomes one assistant message for each step, followed by its results. Provider options are dropped.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def calls_from_vercel(calls: Any, where: str) -> tuple[ToolCall, ...]:
 
 
 def tools_from_vercel(tools: Any, where: str) -> list[Json]:
-    """Return tools as function schemas; tools of a provider ({type: provider-defined}) stay as they are."""
+    """Return tools as function schemas; provider tools ({type: provider-defined}) are unchanged."""
     schemas: list[Json] = []
     for number, tool in enumerate(optional_items(tools, where)):
         tool = mapping(tool, f"{where}[{number}]")
@@ -52,7 +52,7 @@ def tools_from_vercel(tools: Any, where: str) -> list[Json]:
 
 
 def is_vercel_message(value: Any) -> bool:
-    """Whether the value is a message with parts that only this SDK has."""
+    """Whether the value is a message with parts specific to this SDK."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
     if isinstance(value.get("content"), list) and any(_kind(part) in _PART_TYPES for part in value["content"]):
@@ -102,7 +102,7 @@ def _from_parts(role: str, content: list[Any], where: str) -> list[Message]:
         tool_calls=tuple(calls),
         extra=extra,
     )
-    # The results of an assistant's own turn come from tools that the provider ran in it.
+    # Results inside an assistant turn come from tools that the provider ran.
     return [message, *results] if role == "assistant" else [*results, message]
 
 
@@ -117,8 +117,8 @@ def _from_ui(message: Json, where: str) -> list[Message]:
             steps.append([])
         elif _is_ui_tool(part):
             steps[-1] += _ui_tool(part, f"{where}.parts[{number}]")
-        elif isinstance(kind, str) and not kind.startswith(("data-", "source")):  # of the page, not of the model
-            # Text after a result belongs to the next step, where steps are not marked.
+        elif isinstance(kind, str) and not kind.startswith(("data-", "source")):  # for the page, not from the model
+            # Without step marks, text after a result starts the next step.
             if any(_kind(other) == "tool-result" for other in steps[-1]):
                 steps.append([])
             steps[-1].append(part)

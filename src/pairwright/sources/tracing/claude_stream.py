@@ -1,13 +1,13 @@
-"""Streams of the Claude Agent SDK and of `claude -p --output-format stream-json`: a message a line, or a list of them.
+"""Streams of the Claude Agent SDK and of `claude -p --output-format stream-json`: one message per line, or a list.
 
     {type: system, subtype: init, session_id, model, tools}     {type: assistant | user, message{content}, ...}
     {type: result, subtype, is_error, result, total_cost_usd}    {type: stream_event, ...}: pieces, left out
 
-Messages with one `parent_tool_use_id` are the conversation of one subagent, whose prompt is that of the call which
-started it; the others are the session's own. Its opening prompt is on the command line and mostly not in the stream:
+Messages with the same `parent_tool_use_id` are the conversation of one subagent, whose prompt is in the call that
+started it; all others belong to the session. The session's prompt is given on the command line and usually not logged:
 the prompt is then empty, `info["prompt_from"]` says so, and the task is the session, so that runs of different prompts
-are never compared. After a result the next turn of a session begins, whose prompt is not logged either: a turn is an
-experience of its own, a step of the session.
+are never compared. A result ends a turn of the session; the next turn's prompt is not logged either, so each turn is a
+separate experience, a step of the session.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def matches(value: Any) -> bool:
     if not rows or not all(isinstance(row, dict) and row.get("type") in _TYPES for row in rows[:50]):
         return False
     has_start = any(row["type"] == "system" and row.get("subtype") == "init" for row in rows[:50])
-    # The lines of a Claude Code session have ids of their own and a parent each.
+    # Lines of a Claude Code session have a `parentUuid`.
     return has_start and not any("parentUuid" in row for row in rows[:50]) and any(map(_is_turn, rows[:50]))
 
 
@@ -97,11 +97,11 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
         info["prompt_from"] = "nothing: the stream does not hold what the model was told"
     info |= {key: result.get(key) for key in ("is_error", "num_turns", "total_cost_usd")}
     tools = session.get("tools")
-    info["tools"] = tools if isinstance(tools, list) else None  # names alone: their schemas are not logged
+    info["tools"] = tools if isinstance(tools, list) else None  # only names: schemas are not logged
     return Parts(
         NAME,
         origin,
-        # Without the prompt, equal prompts say nothing: no other session may share this task.
+        # Without a logged prompt, no other session may share this task.
         task=None if prompt else f"{name or origin.file}#{step}",
         run=run_of(name if isinstance(name, str) else None, origin.ordinal),
         step=step,
@@ -114,7 +114,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
 
 
 def _join(lines: list[Json]) -> list[Json]:
-    """Join the lines of one message: the stream sends its blocks one by one, under the id of the message."""
+    """Join the lines of one message: the stream sends its blocks one by one, with the message's id."""
     joined: list[Json] = []
     for line in lines:
         message, last = line["message"], joined[-1] if joined else None

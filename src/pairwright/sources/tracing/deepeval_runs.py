@@ -1,8 +1,8 @@
 """Test runs of DeepEval: `{testCases: [{input, actualOutput, expectedOutput, success, metricsData[{name, score}]}]}`.
 
-Every test case is a record: the scores are those of its metrics by name, and the reward is the only one of them, or the
-one that `--reward` names. What was expected goes to info, and so does `success`. A test case with a `trace` of model
-calls is read from its spans (tracing/span_formats.py), with the same scores. Written from the schema.
+Every test case is a record. Its metrics are the scores, by name; the reward is the only metric, or the one that
+`--reward` names. The expected output and `success` go to info. A test case with a `trace` of model calls is read from
+its spans (tracing/span_formats.py), with the same scores. Written from the schema.
 """
 
 from collections.abc import Iterator

@@ -1,17 +1,17 @@
 """Langfuse exports: `{trace{id, input, output, metadata, scores[]}, observations[]}`, or a trace containing both.
 
-Model calls are observations of type GENERATION, tool runs those of type TOOL (or any whose output is a tool message, or
-whose attributes say so). Inputs and outputs may be JSON text, in any shape of sources/shapes/any_messages.py; where
-they have none, the attributes of OpenTelemetry in the metadata are read instead. Calls are converted to experiences by
-sources/tracing/trace_to_experiences.py; without any GENERATION, the input and output of the agent, the root or the
-trace are the call. Tools that LangChain logs as messages of role "tool" become tool schemas; `instructions` become the
-system message. A call that cannot be read is refused with its reason; the others of its trace are read.
+Model calls are observations of type GENERATION, tool runs those of type TOOL (or whose output is a tool message, or
+whose attributes mark a tool). Inputs and outputs may be JSON text, in any shape of sources/shapes/any_messages.py; if
+they have no known shape, the OpenTelemetry attributes in the metadata are read instead. Calls are converted to
+experiences by sources/tracing/trace_to_experiences.py; without any GENERATION, the input and output of the agent, the
+root or the trace are the call. Tools that LangChain logs as messages of role "tool" become tool schemas; `instructions`
+become the system message. An unreadable call is refused with its reason; the other calls of its trace are read.
 
 task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number derived from the
 trace id. Scores without an observationId apply to the whole trace; the value of a CATEGORICAL score is its label. An
 observation of level ERROR is an error site. A score of type CORRECTION is a better output: the call that it names, else
-the last one of the trace, is read once more, as a preference of the correction over its output, without a reward
-(written from the schema).
+the last call of the trace, also yields a preference of the correction over its output, without a reward (written from
+the schema).
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "r
 def matches(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("observations"), list):
         return False
-    # The trace beside its observations; below, with the observations inside it.
+    # Here the trace is next to its observations; below, it contains them.
     if isinstance(value.get("trace"), dict):
         return True
     return (
@@ -84,7 +84,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if export is not trace:
         listed += optional_items(export.get("scores"), "scores")
     scores = [mapping(score, f"scores[{n}]") for n, score in enumerate(listed)]
-    # Observations and their parents by id: scores and failures are looked up along these.
+    # Observations and their parents by id, for looking up scores and failures.
     names = [filled_text(observation.get("id")) or "" for observation in observations]
     ids = dict(zip(names, observations, strict=True))
     parents = {name: filled_text(observation.get("parentObservationId")) for name, observation in ids.items()}
@@ -108,7 +108,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
-    """Return the pair of a corrected output and the output that it corrects: that of its call, else of the last one."""
+    """Return a preference of a correction over the output of its call, or of the last call if it names none."""
     target = filled_text(score.get("observationId"))
     calls = [event for event in trace.events if isinstance(event, ModelCall) and target in (None, event.id)]
     corrected = filled_text(score.get("stringValue")) or filled_text(score.get("value"))
@@ -136,7 +136,7 @@ def _observations(export: Json, trace: Json) -> list[Any]:
     times = [
         moment(observation.get("startTime")) if isinstance(observation, dict) else None for observation in observations
     ]
-    # Without all times the order of the file is the best there is.
+    # If any time is missing, keep file order.
     if None in times:
         return observations
     order = sorted(range(len(observations)), key=lambda number: times[number] or 0)
@@ -152,7 +152,7 @@ def _events(
 ) -> list[ModelCall | ToolRun]:
     """Return the model calls and tool runs in order; raise BadRecord if there is no output at all."""
     generations = {name: observation for name, observation in observations if observation.get("type") == "GENERATION"}
-    # The Vercel AI SDK logs an operation around its calls; it stands for a call only where it has none inside.
+    # An operation of the Vercel AI SDK encloses its calls; it counts as a call only if it contains none.
     above = {parents.get(name) for name in generations}
     calls = [name for name, item in generations.items() if name not in above or not _is_operation(item)]
     # A generation inside another is the same call, logged by the framework and by the provider.
@@ -163,13 +163,13 @@ def _events(
             parent = ids.get(parents.get(name) or "", {})
             try:
                 events += _calls(name, observation, parent)
-            except PairwrightError as error:  # the other calls of the trace may still be good
+            except PairwrightError as error:  # other calls of the trace may be readable
                 refused.append(f"observation {name!r}: {error}")
         elif (run := _tool_run(name, observation)) is not None:
             events.append(run)
     if wanted:
         return events
-    # No generation: the widest input and output that were logged stand for the one call.
+    # No generation: the outermost logged input and output are the only call.
     agents = [observation for _, observation in observations if observation.get("type") == "AGENT"]
     roots = [observation for _, observation in observations if not observation.get("parentObservationId")]
     for candidate in [
@@ -189,7 +189,7 @@ def _is_operation(observation: Json) -> bool:
 def _unquote(value: Any) -> Any:
     """Decode a quoted JSON string: input and output of a trace are encoded once more than those of observations."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
-        # In brackets, since `decode_json_text` takes only lists and objects.
+        # In brackets, since `decode_json_text` decodes only lists and objects.
         inside = decode_json_text(f"[{value}]")
         return inside[0] if isinstance(inside, list) and len(inside) == 1 else value
     return value
@@ -199,7 +199,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
     """Convert an observation to model calls, one per alternative answer."""
     attributes = _attributes(observation)
     inputs, output = observation.get("input"), observation.get("output")
-    # Text of plain messages needs no further decoding, and has no tools and no instructions in it.
+    # Plain messages need no further decoding, and contain no tools or instructions.
     messages = None if attributes else plain_messages(inputs)
     answer = None if attributes else plain_messages(output)
     tools: list[Json] = []
@@ -207,7 +207,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
     if messages is None:
         inputs, tools = _without_tool_schemas(decode_input(inputs, attributes.get("input.mime_type")))
         messages = _input_messages(inputs, attributes)
-        # Where tools may stand, best first: messages, input, output, definitions, attributes of OpenTelemetry.
+        # Places of tools, best first: messages, input, output, definitions, OpenTelemetry attributes.
         tools = tools or tools_in(inputs if isinstance(inputs, dict) else None)
         flat = isinstance(inputs, str) and parent.get("type") == "AGENT"
     else:
@@ -247,7 +247,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
 
 
 def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
-    """Convert the input of a call; the attributes count where it has no shape of messages."""
+    """Convert the input of a call; without a known message shape, the attributes are read."""
     try:
         if messages := split_rendering(conversation(inputs, "input", role="user")):
             return messages
@@ -260,12 +260,12 @@ def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
 
 
 def _answers(output: Any, attributes: Json) -> list[list[Message]]:
-    """Convert the output of a call; the attributes count where it has no shape of messages."""
+    """Convert the output of a call; without a known message shape, the attributes are read."""
     try:
         if alternatives := answers(output, "output"):
             return alternatives
     except BadRecord:
-        # Structured output of the Vercel AI SDK: an object of the user's, and the text that the model wrote.
+        # Structured output of the Vercel AI SDK: the object is the text that the model wrote.
         if str(attributes.get("ai.operationId")).startswith(("ai.generateObject", "ai.streamObject")):
             return answers(output, "output", objects_as_text=True)
         if alternatives := answers_in_attributes(attributes):
@@ -283,7 +283,7 @@ def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
 
 
 def _is_tool_schema(item: Any) -> bool:
-    # A result has the id of its call; a schema in the place of one has none.
+    # A result has the id of its call; a schema in a tool message has none.
     if not isinstance(item, dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
         return False
     content = item.get("content")
@@ -357,7 +357,7 @@ def _failure(observation: Json, default: str) -> Failure | None:
 
 def _score(score: Json) -> Score:
     value = score.get("value")
-    # The number of a category is arbitrary; its label says what was meant.
+    # The number of a category is arbitrary; the label has the meaning.
     if score.get("dataType") == "CATEGORICAL" or value is None:
         value = score.get("stringValue", value)
     return Score(filled_text(score.get("name")) or "score", value, filled_text(score.get("observationId")))

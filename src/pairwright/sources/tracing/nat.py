@@ -5,12 +5,12 @@ A file is a list of steps (JSON Lines), or workflow_output.json: items `{id, que
 Each TTC_END event is a candidate: one experience with `data.input` as prompt, `data.output` as completion and
 `data.score` as reward. task = the item's id (else a hash of the prompt), run = the item's run, else the number of
 earlier items with the same id, step = turn_index; candidates with one turn_id share a step, and different turn_ids
-never do. The user may select a step by name (`step_name`); otherwise all are read, with the name in info, and if there
-are several names the name is the batch, so that they are not compared. Fields missing from an END event are taken from
-its START. LLM and tool events in such an item are not converted separately.
+never do. The user may select a step by name (`step_name`); otherwise all are read, with the name in info; several
+names become batches, so that their candidates are not compared. Fields missing from an END event are taken from its
+START. LLM and tool events in such an item are not converted separately.
 
 An item without TTC events is a trajectory: its LLM and TOOL events are converted by
-sources/tracing/trace_to_experiences.py. An item without either is its question and generated_answer.
+sources/tracing/trace_to_experiences.py. An item without any of these becomes its question and generated_answer.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def read_candidates(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Parts | Rejected]:
     """Yield one experience per TTC_END event of an item, and Rejected for those that are incomplete."""
-    # By UUID, which START and END of a step share.
+    # By UUID, shared by START and END of a step.
     starts = {p["UUID"]: p for p in payloads if p["event_type"] == "TTC_START" and isinstance(p.get("UUID"), str)}
     ends = [payload for payload in payloads if payload["event_type"] == "TTC_END"]
     names = list(dict.fromkeys(name_of(payload) for payload in ends))
@@ -109,10 +109,10 @@ def _fields(payload: Json, start: Json) -> Json:
         "output": data.get("output"),
         "data": data,
     }
-    # Other places count where the data say nothing; mostly there are none.
+    # Other places fill in fields missing from `data`; usually there are none.
     others = begun or metadata or data.get("payload")
     for place in (begun, metadata.get("provided_metadata"), metadata, data.get("payload"), data) if others else ():
-        # the last one counts
+        # the last value wins
         if isinstance(place, dict) and place:
             fields |= {key: place[key] for key in _KEYS if place.get(key) is not None}
     return fields
@@ -133,7 +133,7 @@ class _Prompts:
         self._last: tuple[tuple[type, str], _Prompt] | None = None
 
     def of(self, logged_input: Any) -> _Prompt:
-        # The type belongs to the key: text and the list that it would decode to are different inputs.
+        # The key includes the type: text and the list that it decodes to are different inputs.
         key = (type(logged_input), json_text(logged_input))
         if self._last is None or self._last[0] != key:
             self._last = (key, self._read(logged_input))
@@ -161,7 +161,7 @@ class _Place(msgspec.Struct, frozen=True):
 class _Turns(msgspec.Struct):
     """Assigns a step to each turn: its turn_index, or the next free number if another turn_id has that step."""
 
-    # turn_id -> step; the steps that are taken; the lowest number above all of them.
+    # turn_id -> step; used steps; the lowest number above all of them.
     steps: dict[int | str, int] = {}
     taken: set[int] = set()
     free: int = 0
@@ -197,7 +197,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
         raise BadRecord(f"data.output: {len(alternatives)} alternative answers under one score")
     if alternatives:
         completion = alternatives[0]
-    else:  # kept, so that it can lose: an empty answer is an answer
+    else:  # an empty answer is kept, so that it can be rejected
         completion = [Message("assistant", "")]
         info["empty_output"] = "no output key" if "output" not in fields["data"] else json_text(output)
     return Parts(
@@ -248,7 +248,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
         return
-    # id -> how many items of this id came before: the run of one without a number
+    # id -> number of earlier items with this id: the run of an item without a run number
     runs: dict[int | str, int] = {}
     for number, entry in enumerate(listed):
         try:
@@ -276,7 +276,7 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
         else:
             yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
     run_index = index(item.get("run", item.get("run_index")))
-    # The item's own number, else its count among items of its id, else its position.
+    # The item's run number, else the number of earlier items with its id, else its position.
     run = run_index if run_index is not None else before if "id" in item else origin.ordinal + number
     if any(payload["event_type"].startswith("TTC_") for payload in payloads):
         yield from read_candidates(item, payloads, run, origin, options)
@@ -318,7 +318,7 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     )
     data = optional_mapping(payload.get("data"), "data")
     first = optional_mapping(start.get("data"), "data")
-    # The chat messages, where they were logged; `data.input` is often the same as flat text.
+    # Prefer the logged chat messages; `data.input` often holds the same as flat text.
     inputs = begun.get("chat_inputs") or metadata.get("chat_inputs")
     flat = not inputs
     if flat:
@@ -356,7 +356,7 @@ def _tool_run(payload: Json, uuid: str) -> ToolRun:
         call_id, result = output["tool_call_id"], output.get("content")
         if output.get("status") == "error":
             failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    # No mark of a failure: how the text begins tells.
+    # Without a mark of failure, check the start of the text.
     if failure is None and isinstance(result, str) and result.startswith("Error:"):
         failure = Failure(failure_kind(result, "tool_error"), result)
     return ToolRun(

@@ -10,8 +10,8 @@ span has:
     gen_ai.{system,user,assistant,tool}.message and gen_ai.choice                span events, log records, `events`
     input.value, output.value                                                    messages as JSON text, or plain text
 
-Calls are converted to experiences by sources/tracing/trace_to_experiences.py; without any call, the agent's own span is
-the call. Each message of gen_ai.output.messages is an alternative answer. task = a task id attribute of the trace, else
+Calls are converted to experiences by sources/tracing/trace_to_experiences.py; without any call, the agent's span is the
+call. Each message of gen_ai.output.messages is an alternative answer. task = a task id attribute of the trace, else
 a hash of the prompt; run = a number derived from the trace id. Scores are evaluation events, annotations,
 `eval.<name>.score` and `reward` attributes. Spans with an error status become error sites.
 """
@@ -51,7 +51,7 @@ from pairwright.sources.tracing.otel_spans import Event, Span, holds_spans, trac
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
-# Metric name -> attributes of the conventions, newest first.
+# Metric name -> attribute names of the conventions, newest first.
 _USAGE = {
     "input_tokens": (
         "gen_ai.usage.input_tokens",
@@ -104,11 +104,11 @@ def _trace(spans: list[Span]) -> Trace:
     """Convert the spans of one trace to a Trace."""
     by_id = {span.id: span for span in spans}
     parents = {span.id: span.parent for span in spans}
-    # A provider's call inside a framework's is the same call: the outer one counts.
+    # A provider's call inside a framework's call is the same call: keep the outer one.
     outermost = outermost_of([span.id for span in spans if _is_call(span)], parents)
     calls = [span for span in spans if span.id in outermost]
     if not calls:
-        # No model call was traced: the agents' own spans stand for it, else the roots.
+        # No model call was traced: use the agents' spans instead, else the roots.
         tops = [span for span in spans if span.parent not in by_id and not _is_tool(span) and not _is_embedding(span)]
         calls = [span for span in spans if _is_agent(span)] or tops
     wanted = {span.id for span in calls}
@@ -119,12 +119,12 @@ def _trace(spans: list[Span]) -> Trace:
         if span.id in wanted:
             try:
                 events += _calls(span, by_id.get(span.parent or ""), shared)
-            except PairwrightError as error:  # the other calls of the trace may still be good
+            except PairwrightError as error:  # other calls of the trace may be readable
                 refused.append(f"span {span.id!r}: {error}")
         elif _is_tool(span):
             events.append(_tool_run(span))
     roots = [span for span in spans if span.parent not in by_id]
-    # Roots first: their attributes speak for the trace.
+    # Roots first: their attributes take precedence.
     attributes = [place.attributes for place in [*roots, *spans]]
     task = task_in(*attributes, *(decode_json_text(place.get("metadata")) for place in attributes))
     info: Json = {"name": roots[0].name} if roots else {}
@@ -132,7 +132,7 @@ def _trace(spans: list[Span]) -> Trace:
         name = next((place[key] for place in attributes if isinstance(place.get(key), str)), None)
         if name is not None:
             info[key] = name
-    # The first failure that no call and no tool run tells of.
+    # The first failure outside calls and tool runs.
     failed = next((span for span in spans if span.failure and span.id not in wanted and not _is_tool(span)), None)
     if failed is not None and failed.failure is not None:
         info["failed_span"] = {"name": failed.name, "kind": failed.failure.kind, "text": failed.failure.text}
@@ -144,7 +144,7 @@ def _trace(spans: list[Span]) -> Trace:
 
 def _is_call(span: Span) -> bool:
     role = role_of_span(span.attributes)
-    # A span that says it is something else is not a call, whatever messages it holds.
+    # A span with another declared kind is not a call, even if it has messages.
     if role:
         return role == "call"
     return any(key in span.attributes for key in ("gen_ai.input.messages", "gen_ai.prompt.0.role"))
@@ -168,7 +168,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
     """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
-    # Exporters cut long attributes; half a list of messages is not a prompt.
+    # Exporters truncate long attributes; a truncated list of messages is not a prompt.
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
             raise BadRecord("input.value is JSON text that ends too soon, cut by its exporter")
@@ -235,7 +235,7 @@ def _outputs(span: Span) -> tuple[list[list[Message]], bool]:
 
 
 def _value(attributes: Json, side: str) -> Any:
-    """Return the plain input or output of a span, decoded where it is JSON text of an object."""
+    """Return the plain input or output of a span; JSON text of an object is decoded."""
     other = "gen_ai.prompt" if side == "input" else "gen_ai.completion"
     value = _any(attributes, f"{side}.value", f"traceloop.entity.{side}", other)
     mime_type = attributes.get(f"{side}.mime_type")

@@ -58,7 +58,7 @@ def is_span(value: Any) -> bool:
     return ("traceId" in value and "spanId" in value and "name" in value) or "context.span_id" in value
 
 
-# Columns of a table of spans, without case and underscores, and the names of OTLP JSON.
+# Column of a table of spans (lower case, no underscores) -> name in OTLP JSON
 _STORED = {
     "traceid": "traceId",
     "spanid": "spanId",
@@ -95,7 +95,7 @@ def holds_spans(value: Any) -> bool:
 
 def traces_in(value: Any) -> list[list[Span]]:
     """Return the spans of a file, grouped by trace."""
-    # By span id: log records that join a span as events, and annotations that are beside the spans.
+    # By span id: log records, which become events of the span, and annotations stored outside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
     raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]
@@ -120,7 +120,7 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
             yield from _raw_spans(item, logs, notes, depth + 1)
     elif _is_stored(value):
         yield {name: item for key, item in value.items() if (name := _STORED.get(key.replace("_", "").lower()))}
-        for child in list_or_empty(value.get("child_spans")):  # how deep they lie is up to the agent
+        for child in list_or_empty(value.get("child_spans")):  # the nesting depth is unbounded
             yield from _raw_spans(child, logs, notes, 1)
     elif is_span(value):
         yield value
@@ -132,7 +132,7 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
             _read_logs(resource, logs)
         # The levels of OTLP JSON; Phoenix has `spans` alone.
         groups = [value[key] for key in ("resourceSpans", "scopeSpans", "spans") if key in value]
-        if not groups and depth < 2:  # names of the user's choice
+        if not groups and depth < 2:  # user-defined names
             groups = [item for item in value.values() if isinstance(item, list) and any(map(is_span, item[:1]))]
         for group in groups:
             yield from _raw_spans(group, logs, notes, depth + 1)
@@ -153,7 +153,7 @@ def _read_logs(resource: Any, logs: dict[str, list[Event]]) -> None:
 
 def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[str, list[Any]]) -> Span:
     """Convert a span object of any layout to a Span."""
-    # Rows of a data frame: a column "attributes.llm.model_name" for each attribute.
+    # Rows of a data frame have a column per attribute, e.g. "attributes.llm.model_name".
     columns = {key[len("attributes.") :]: item for key, item in value.items() if key.startswith("attributes.")}
     attributes = plain_attributes(value.get("attributes")) or _flat(columns)
     if isinstance(value.get("span_kind"), str):
@@ -168,7 +168,7 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     span_id = _first(*ids) or f"#{number}"
     events = [_event(event) for event in list_or_empty(value.get("events"))] + logs.get(span_id, [])
     for name, attributes_of_event in events:
-        # This event holds what newer conventions put on the span; the span's own attributes override it.
+        # This event holds attributes that newer conventions put on the span; the span's attributes override them.
         if name == "gen_ai.client.inference.operation.details":
             attributes = {**attributes_of_event, **attributes}
     return Span(
@@ -191,7 +191,7 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
 
 
 def _rollout(value: Json) -> str | None:
-    """Return the rollout and attempt of a span of agent-lightning's, None for any other."""
+    """Return the rollout and attempt of an agent-lightning span, None for any other."""
     names = [value.get("rollout_id"), value.get("attempt_id")]
     return "/".join(name for name in names if isinstance(name, str)) if isinstance(names[0], str) else None
 
@@ -202,7 +202,7 @@ def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | No
         "message": value.get("status_message"),
     }
     code = status.get("code", status.get("status_code"))
-    # The code as OTLP JSON, SDK, ClickHouse exporter and protobuf number write it.
+    # The code in OTLP JSON, the SDK, the ClickHouse exporter, and as a protobuf number.
     if code not in ("STATUS_CODE_ERROR", "ERROR", "Error", 2, "2"):
         return None
     raised = next((event for name, event in events if name == "exception"), {})
@@ -227,7 +227,7 @@ def _scores(
     for note in listed:
         if isinstance(note, dict):
             result = object_or_empty(note.get("result")) or note
-            # A label ("correct") where there is no score.
+            # Without a score, the label ("correct").
             points = result.get("score") if result.get("score") is not None else result.get("label")
             scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
     for key, item in attributes.items():
@@ -237,7 +237,7 @@ def _scores(
         elif key == "reward":
             scores.append(Score("reward", item, span_id))
         elif key.startswith("agentlightning.reward.") and key.endswith(".value"):
-            # A reward of the rollout; its first dimension is the one that counts.
+            # A reward of the rollout; only its first dimension is used.
             number = key.split(".")[2]
             label = attributes.get(f"agentlightning.reward.{number}.name")
             name = label if isinstance(label, str) and label != "primary" and number != "0" else "reward"
@@ -289,7 +289,7 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
         in_llm = path.startswith("llm.")
         if isinstance(item, list) and in_llm and item and all(isinstance(inner, dict) for inner in item):
             item = {str(number): inner for number, inner in enumerate(item)}
-        # At the top, only known names are levels: an object under a name of the user's is a value.
+        # At the top level, only known names are namespaces: an object under a user-defined name is a value.
         if isinstance(item, dict) and depth < _MAX_DEPTH and (depth or "." in key or key in _NESTED or in_llm):
             flat.update(_flat(item, f"{path}.", depth + 1) if _is_level(path) else {path: item})
         else:
@@ -314,7 +314,7 @@ def moment(value: Any) -> int | float | None:
     if isinstance(value, str) and not value.isdigit():
         try:
             parsed = datetime.fromisoformat(value)
-            # A time without a zone is taken as UTC, so that all spans compare.
+            # A time without a zone is read as UTC, so that all spans are sortable.
             return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             return None

@@ -1,22 +1,22 @@
-"""Formats of tracing tools that log one span a row, declared: how to recognise a row, where its fields are, and a hook.
+"""Declared formats of tracing tools that log one span per row: a predicate for rows, paths of fields, and a hook.
 
-A file is a list or lines of rows, which are joined to traces (sources/tracing/span_nodes.py); a trace without spans is
-its own call. `paths` names the fields of a span; `hook` returns those that a path cannot name; `describe` returns the
-scores, task and info of a trace. run = a number derived from the id of the trace; task = a task id in the places that
-each format names, else a hash of the prompt.
+A file is a list or lines of rows, which are grouped into traces (sources/tracing/span_nodes.py); a trace without spans
+is a single call. `paths` locates the fields of a span; `hook` returns fields that a path cannot express; `describe`
+returns the scores, task and info of a trace. run = a number derived from the trace id; task = a task id in the places
+listed by each format, else a hash of the prompt.
 
     litellm        {id, trace_id, call_type, model, messages, response}: payloads of callbacks, and spend logs of the
-                   proxy, which have `request_id`. Rows of one session_id, else of one trace_id, are a trace. Tools are
+                   proxy, which have `request_id`. Rows with the same session_id, else trace_id, are a trace. Tools are
                    in `model_parameters`, scores in the metadata: `reward`, `score`, `scores{}`. A row whose messages
                    were redacted is refused, and so is a failed call without a response
-    weave          {id, trace_id, parent_id, op_name, started_at, inputs, output, exception, summary}: the op says what
-                   a call is. Scores are `feedback`, and `scores` in the output of an evaluation's predict_and_score
+    weave          {id, trace_id, parent_id, op_name, started_at, inputs, output, exception, summary}: the op names
+                   the kind of call. Scores: `feedback`, and `scores` in the output of an evaluation's predict_and_score
     mlflow         {info{trace_id, assessments[], tags, trace_metadata}, data{spans[]}} or rows of `search_traces`.
-                   Attributes are JSON text each. Feedback of assessments are scores, of the span that they name or of
-                   the trace ("yes" is 1, "no" is 0), unless overridden or failed; expectations are kept in info
+                   Each attribute is JSON text. Feedback in assessments is a score of the named span or of the trace
+                   ("yes" is 1, "no" is 0), unless overridden or failed; expectations are kept in info
     openai-agents  {object: trace} and {object: trace.span, trace_id, parent_id, span_data{type}}, or requests of the
                    tracing API, {data: [...]}. The SDK's own export of a response span has only its id: such a call is
-                   refused, since what the model was given is not in the file
+                   refused, since the model's input is not in the file
     nat-atof       {kind: scope | mark, scope_category: start | end, category, uuid, data}: the lines of one run. The
                    input is the `data` of a scope's start, the output that of its end. Scores are marks of category
                    "evaluation" or "score" whose data has a `score` or `reward`
@@ -52,7 +52,7 @@ from pairwright.sources.tracing.span_nodes import Role, SpanFormat, listed
 
 
 def _has(*alternatives: str) -> Callable[[Any], bool]:
-    """Return a test for rows that have all keys of one of these lists of names."""
+    """Return a predicate for rows that have all keys of at least one alternative (names separated by spaces)."""
     wanted = [frozenset(names.split()) for names in alternatives]
     return lambda row: isinstance(row, dict) and any(keys <= row.keys() for keys in wanted)
 
@@ -80,7 +80,7 @@ def _litellm(row: Json) -> Json:
     parameters = _object(row.get("model_parameters"))
     inputs, output = decode_json_text(row.get("messages")), _decoded(row.get("response"))
     if _is_redacted(inputs) or _is_redacted(output):
-        inputs, output = {_REDACTED: None}, None  # of no shape: refused, with this key in the reason
+        inputs, output = {_REDACTED: None}, None  # unknown shape: refused, with this key in the reason
     return {
         "role": "call",
         "input": inputs,
@@ -126,7 +126,7 @@ LITELLM = SpanFormat(
     roles={"call": "call"},
 )
 
-# The ends of names of ops that are model calls, without their version.
+# Suffixes of op names (without version) that are model calls.
 _CALL_OPS = (
     "completions.create", "completions.parse", "responses.create", "responses.parse", "messages.create",
     "messages.stream", "generate_content", "generatecontent", "litellm.completion", "litellm.acompletion",
@@ -163,7 +163,7 @@ def _describe_weave(unit: Any, rows: list[Json]) -> Json:
 
 
 def _weave_scores(row: Json) -> Iterator[Score]:
-    """Yield the scores of a call: its feedback, and those that an evaluation wrote to its output."""
+    """Yield the scores of a call: its feedback, and scores that an evaluation wrote to its output."""
     results: list[tuple[str, Any]] = []
     for place in (row, object_or_empty(row.get("summary")).get("weave")):
         feedback = object_or_empty(place).get("feedback")
@@ -217,7 +217,7 @@ def _is_mlflow_span(span: Any) -> bool:
 
 
 def _mlflow(span: Json) -> Json:
-    """Return the fields of a span of version 3, or of one of version 2, whose ids are in `context`."""
+    """Return the fields of a span of version 3, or of version 2, which has its ids in `context`."""
     attributes = {key: _decoded(item) for key, item in optional_mapping(span.get("attributes"), "attributes").items()}
     status = _object(span.get("status"))
     code = status.get("code", span.get("status_code"))
@@ -282,7 +282,7 @@ MLFLOW = SpanFormat(
 
 
 def _agents_spans(value: Any) -> list[Any]:
-    """Return the spans of a file, out of the requests that may hold them; the traces are left to `_describe_agents`."""
+    """Return the spans of a file, unwrapped from API requests; `_describe_agents` reads the traces."""
     return [row for row in _agents_rows(value) if object_or_empty(row).get("object") != "trace"]
 
 
@@ -336,7 +336,7 @@ OPENAI_AGENTS = SpanFormat(
 
 
 def _scopes(value: Any) -> list[Any]:
-    """Join the events of each scope: {start, end}; marks are left to `_describe_atof`."""
+    """Join the events of each scope: {start, end}; `_describe_atof` reads the marks."""
     scopes: dict[str, Any] = {}
     for number, row in enumerate(listed(value)):
         if not isinstance(row, dict):
@@ -357,7 +357,7 @@ def _atof(scope: Json) -> Json:
     row, output = start or end, end.get("data")
     profile = {**object_or_empty(start.get("category_profile")), **object_or_empty(end.get("category_profile"))}
     has_answer = isinstance(output, dict) and "role" not in output and ("content" in output or "tool_calls" in output)
-    # The bare fields of an assistant's message: the message itself.
+    # The bare fields of an assistant message are the message itself.
     if row.get("category") == "llm" and has_answer and not isinstance(output.get("content"), dict):
         output = {"role": "assistant", **output}
     return {
@@ -406,7 +406,7 @@ NAT_ATOF = SpanFormat(
 
 def _logged(row: Json) -> Json:
     output, error = row.get("output"), row.get("error") or row.get("error_info")
-    # The choices of a response, without the response around them
+    # The choices of a response, without the enclosing response
     if isinstance(output, list) and output and all(isinstance(item, dict) and "message" in item for item in output):
         output = {"choices": output}
     message = error if isinstance(error, str) else str(value_at(error, "message") or error)
@@ -476,7 +476,7 @@ OPIK = SpanFormat(
 
 
 def _deepeval_spans(value: Any) -> list[Any]:
-    """Return the spans of a trace; DeepEval writes those of a kind from the last to the first."""
+    """Return the spans of a trace; DeepEval writes the spans of each kind in reverse order."""
     trace = object_or_empty(value)
     kinds = [trace.get(f"{kind}Spans") for kind in ("base", "agent", "retriever", "llm", "tool")]
     return [span for spans in kinds if isinstance(spans, list) for span in reversed(spans)]
@@ -521,7 +521,7 @@ DEEPEVAL = SpanFormat(
     unit="record",
 )
 
-_MAX_DEPTH = 50  # of runs inside runs
+_MAX_DEPTH = 50  # of nested runs
 
 
 def _is_run(value: Any) -> bool:
@@ -530,12 +530,12 @@ def _is_run(value: Any) -> bool:
 
 
 def _runs(value: Any) -> list[Any]:
-    """Return the runs of a file, each whole: non-empty values of later records of a run override earlier ones."""
+    """Return the merged runs of a file: non-empty values of later records of a run override earlier ones."""
     by_id: dict[str, Json] = {}
     ids: dict[str, str] = {}  # by dotted_order, since patches of some SDKs have no id
     for run in _nested_runs(value, 0):
         order = filled_text(run.get("dotted_order"))
-        # The id, else that of a run at the same place in the tree, else the place itself, else a number.
+        # The id, else the id of the run with the same dotted_order, else the dotted_order, else a number.
         key = filled_text(run.get("id")) or ids.get(order or "") or (order or f"#{len(by_id)}")
         if order is not None:
             ids.setdefault(order, key)
@@ -544,7 +544,7 @@ def _runs(value: Any) -> list[Any]:
         known = by_id.setdefault(key, {"id": key, "trace_id": root or key})
         known.update({name: item for name, item in run.items() if name != "id" and item not in (None, {}, [])})
     runs = list(by_id.values())
-    # Times lead every part, so the order of texts is that of starting, with parents before children.
+    # Every part begins with a time, so text order is start order, with parents before children.
     if all(filled_text(run.get("dotted_order")) for run in runs):
         runs.sort(key=lambda run: str(run["dotted_order"]))
     return runs
@@ -623,7 +623,7 @@ def _describe_langsmith(unit: Any, runs: list[Json]) -> Json:
             Score(str(key), item.get("avg") if isinstance(item, dict) else item, run["id"])
             for key, item in averages.items()
         ]
-    # A failure of the root is kept, unless the root is itself the call and has it as its own.
+    # A failure of the root is kept, unless the root is the call itself and already has the failure.
     has_calls = any(run.get("run_type") == "llm" for run in runs if run is not root)
     session = filled_text(root.get("session_name")) or filled_text(root.get("session_id"))
     return {

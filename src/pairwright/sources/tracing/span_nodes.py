@@ -1,9 +1,8 @@
-"""Spans of tools that log an input and an output with each: nodes, from which a Trace is made in one way for all.
+"""Nodes: spans with an input and an output, converted to a Trace in the same way for all tools.
 
-A `SpanFormat` declares how to recognise its rows, where their fields are, and what else is needed to make nodes of them
-(sources/tracing/span_formats.py). Inputs and outputs may be JSON text, in any shape of
-sources/shapes/any_messages.py. A call that cannot be read is refused with its reason; the others are read. Without any
-call, the agents' own spans stand for it, else the roots.
+A `SpanFormat` declares how to recognise rows and convert them to nodes (sources/tracing/span_formats.py). Inputs and
+outputs may be JSON text, in any shape of sources/shapes/any_messages.py. An unreadable call is refused with its reason;
+the others are read. Without any call, the agents' spans are the calls, else the roots.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,7 @@ _OUTPUT_TOKENS = ("output_tokens", "completion_tokens", "completionTokens", "out
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One span; `start` sorts it, and is None where the order of the file counts."""
+    """One span. Spans are sorted by `start`; None keeps file order."""
 
     id: str
     parent: str | None
@@ -62,12 +61,12 @@ def trace_of_nodes(
     task: int | str | None = None,
     info: Json | None = None,
 ) -> Trace:
-    """Make a trace of its nodes: model calls and tool runs in order, and the reasons of calls that cannot be read."""
+    """Convert nodes to a Trace: model calls and tool runs in order, and the reasons for unreadable calls."""
     starts = {node.id: node.start for node in nodes if node.start is not None}
     if len(starts) == len(nodes):
         nodes = sorted(nodes, key=lambda node: starts[node.id])
     parents = {node.id: node.parent for node in nodes}
-    # A provider's call inside a framework's is the same call: the outer one counts.
+    # A provider's call inside a framework's call is the same call: keep the outer one.
     wanted = outermost_of([node.id for node in nodes if node.role == "call"], parents)
     if not wanted:
         agents = [node.id for node in nodes if node.role == "agent"]
@@ -78,7 +77,7 @@ def trace_of_nodes(
         if node.id in wanted:
             try:
                 events += _calls(node)
-            except PairwrightError as error:  # the other calls of the trace may still be good
+            except PairwrightError as error:  # other calls of the trace may be readable
                 refused.append(f"span {node.id!r}: {error}")
         elif node.role == "tool":
             run = ToolRun(
@@ -145,7 +144,7 @@ def _model_in(value: Any) -> str | None:
     return filled_text(value.get("model")) if isinstance(value, dict) else None
 
 
-_SAMPLE = 3  # rows that a format is recognised by
+_SAMPLE = 3  # rows checked by `matches`
 _TEXTS = frozenset({"trace", "id", "parent", "error"})
 
 
@@ -155,20 +154,20 @@ def listed(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class SpanFormat:
-    """A declared format of spans."""
+    """A declared span format."""
 
     name: str
     summary: str
-    is_row: Callable[[Any], bool]  # of each of the first rows
-    # Field of a node, "trace" or "error": where a row may have it, best first; of a list of ids, the first one counts.
-    # Without "trace" all rows are one trace.
+    is_row: Callable[[Any], bool]  # must hold for each of the first rows
+    # Field of a node, "trace" or "error" -> paths in a row, best first; the first of a list of ids is used.
+    # Without "trace", all rows are one trace.
     paths: Mapping[str, tuple[str, ...]]
-    # Scores, task and info of a trace, from the unit and the rows of the trace
+    # (unit, rows of a trace) -> scores, task and info of the trace
     describe: Callable[[Any, list[Json]], Json]
-    roles: Mapping[str, Role]  # by the field "role"; "other" for what is not listed
-    hook: Callable[[Json], Json] = lambda row: {}  # fields of a row that paths cannot name
+    roles: Mapping[str, Role]  # value of the field "role" -> role; unlisted values are "other"
+    hook: Callable[[Json], Json] = lambda row: {}  # fields of a row that paths cannot express
     rows: Callable[[Any], list[Any]] = listed
-    failure: str | None = None  # the kind of a failure that names none; None: by the role of the span
+    failure: str | None = None  # default failure kind; None: by the role of the span
     unit: Literal["record", "file"] = "file"
 
     def matches(self, value: Any) -> bool:
@@ -209,7 +208,7 @@ class SpanFormat:
         )
 
     def _value(self, row: Json, name: str) -> Any:
-        """Return the first value of a field; of an id or error, the first text."""
+        """Return the first value of a field; for an id or error, the first text."""
         for path in self.paths[name]:
             value = value_at(row, path)
             if name in _TEXTS:

@@ -11,9 +11,9 @@ spans. If such a call (`flat`) repeats the input of its sibling and tools ran be
 reconstructed from outputs and tool runs, and `info["rebuilt"]` is set. If none ran and the number of input tokens shows
 that the actual input differed, the call is rejected: the input of the model is not in the trace.
 
-Others log only what is new since the call before: its results, perhaps after its answer. If such a call follows one of
-the same parent and its results have the ids of that call's own calls, it continues that conversation (`rebuilt`, too).
-If the calls are not in the trace, it is rejected.
+Others log only the messages added since the previous call: tool results, perhaps preceded by the previous answer. If
+these results have the ids of tool calls made by the previous call with the same parent, the conversation continues
+(`rebuilt` is set, too). If the tool calls are not in the trace, the call is rejected.
 
 A failed call adds an error site to the last message of its input; a failed tool run to its result.
 """
@@ -50,7 +50,7 @@ from pairwright.sources.shapes.traces import (
 _MAX_UNSEEN = 20
 _encode = msgspec.json.Encoder(order="sorted").encode
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
-# Conversations of a trace as a tree: the number of a prefix, by that of the prefix before it and its last message.
+# Tree of all conversations of a trace: (number of the parent prefix, role, content, calls) -> number of the prefix
 _Prefixes = dict[tuple[int, str, str | bytes, bytes], int]
 
 
@@ -60,18 +60,18 @@ class _Chain(msgspec.Struct, eq=False):
     calls: list[ModelCall]
     prompt_length: int
     messages: list[Message]
-    prefixes: list[int]  # numbers of all prefixes of the messages; the last as the next call's input would repeat it
+    prefixes: list[int]  # numbers of all prefixes of `messages`, as the next call's input would repeat them
     opening: int  # number of the prompt
-    known: _Prefixes  # of the whole trace
+    known: _Prefixes  # shared by the whole trace
     runs: list[ToolRun] = []  # tool runs since the last call, of the same parent
-    failures: list[tuple[int, Failure]] = []  # of calls, by the position of the last message that they were given
-    results: dict[int, Failure] = {}  # of tool runs whose results were added here, by position
-    rebuilt: str | None = None  # from what
+    failures: list[tuple[int, Failure]] = []  # of calls: (position of the last input message, failure)
+    results: dict[int, Failure] = {}  # of tool runs, by position of the added result
+    rebuilt: str | None = None  # the source of a reconstruction
     repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
 
 
 class _Findings(msgspec.Struct):
-    """Scores of a trace, failures by call id, and by parent the first failed tool runs that no message shows."""
+    """Scores of a trace, failures by call id, and the first failed tool runs without a message, by parent."""
 
     scores: ScoreIndex
     failures: dict[str, Failure] = {}
@@ -134,7 +134,7 @@ def _why_unusable(chain: _Chain) -> str | None:
     return None
 
 
-# Chains by the number of their whole conversation, in the order in which they ended; a dict, since chains leave it.
+# Prefix number of a whole conversation -> chains in the order in which they ended; an ordered set with fast removal
 _Ends = dict[int, dict[_Chain, None]]
 
 
@@ -142,8 +142,8 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
     """Group model calls into chains, reconstructing those that do not log the whole conversation."""
     chains: list[_Chain] = []
     ends: _Ends = {}
-    openings: dict[tuple[str | None, int], _Chain] = {}  # by parent and first input, for calls that repeat it
-    latest: dict[str | None, _Chain] = {}  # by parent: the chain of its last call
+    openings: dict[tuple[str | None, int], _Chain] = {}  # by (parent, first input), for calls that repeat it
+    latest: dict[str | None, _Chain] = {}  # parent -> chain of its last call
     known_prefixes: _Prefixes = {}
     for event in events:
         if isinstance(event, ToolRun):
@@ -156,7 +156,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
         if chain is None and event.flat:
             chain = openings.get((event.parent, prefixes[-1]))
             if chain is not None and not chain.runs and chain.calls[-1].output:
-                repeats, chain = chain, None  # nothing happened between the two that could be put together
+                repeats, chain = chain, None  # no tool ran between the two, so nothing can be reconstructed
             if chain is not None:
                 del ends[chain.prefixes[-1]][chain]
                 if chain.runs:
@@ -180,7 +180,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             )
             chains.append(chain)
             openings.setdefault((event.parent, prefixes[-1]), chain)
-        elif len(chain.messages) == chain.prompt_length:  # no answer logged so far: the prompt may still grow
+        elif len(chain.messages) == chain.prompt_length:  # no answer so far: the prompt may still grow
             answered = (n for n in range(known, len(event.input)) if event.input[n].is_generated)
             chain.prompt_length = next(answered, len(event.input))
             chain.opening = prefixes[chain.prompt_length]
@@ -202,13 +202,13 @@ def _find_chain(prefixes: list[int], ends: _Ends) -> tuple[_Chain | None, int]:
 
 
 def _overlap(chain: _Chain, call: ModelCall) -> int | None:
-    """Return how many messages of an input repeat the end of the chain, if the rest are results of its last calls."""
+    """Return how many input messages repeat the end of the chain, or None unless the rest answer its last calls."""
     if not chain.messages:
         return None
     last = chain.messages[-1]
     ids = {tool_call.id for tool_call in last.tool_calls if tool_call.id is not None}
     known = 1 if call.input and call.input[0].role == "assistant" else 0
-    # The whole is compared by the number of the chain's last message, in the place where it stands.
+    # Equal prefix numbers mean that the input's first message equals the chain's last one.
     if known and _prefixes(call.input[:1], chain.prefixes[-2], chain.known)[-1] != chain.prefixes[-1]:
         return None
     results = call.input[known:]
@@ -218,9 +218,9 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
 
 
 def _extend(chain: _Chain, call: ModelCall, known: int, prefixes: list[int]) -> None:
-    """Add the new input and the output of a call to its chain; `prefixes` are those of the whole input."""
+    """Add the new input and the output of a call to its chain; `prefixes` are the prefix numbers of the whole input."""
     first = len(chain.messages)
-    if chain.prefixes[-1] == prefixes[known]:  # the conversation so far, as the input repeats it
+    if chain.prefixes[-1] == prefixes[known]:  # the input repeats the conversation so far
         first += len(call.input) - known
         chain.prefixes += prefixes[known + 1 :]
     chain.messages += call.input[known:]
@@ -261,7 +261,7 @@ def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
         if chain.runs and chain.calls[-1].flat:
             _append_runs(chain)
         return
-    # Runs that are matched by their names: they, or the calls, have no ids.
+    # Runs without ids are matched by name.
     unnamed = [run for run in chain.runs if run.call_id is None]
     if any(call.id is None for call in chain.messages[-1].tool_calls):
         unnamed = list(chain.runs)
@@ -294,7 +294,7 @@ def _experience(
     if trace.id is not None:
         info["trace_id"] = trace.id
     info["calls"] = [call.id for call in calls]
-    known: list[Json] | None = None  # the tools that any call was given, where they differ
+    known: list[Json] | None = None  # union of the tools of all calls, if they differ
     usage: Json = {}
     for call in calls:
         info.update(call.notes)
@@ -306,7 +306,7 @@ def _experience(
         info["rebuilt"] = chain.rebuilt
     if known is not None:
         info["tools_changed"] = True
-    if any("tools_dropped" in call.notes for call in calls):  # with a part of the tools, none is unknown
+    if any("tools_dropped" in call.notes for call in calls):  # incomplete tools: no tool is unknown
         known = []
     if more:
         info["more_scores"] = more
@@ -345,7 +345,7 @@ def _experience(
 
 
 def _prefixes(messages: list[Message], start: int, known: _Prefixes) -> list[int]:
-    """Return the number of every prefix of the messages, beginning with `start`; ids and reasoning are ignored."""
+    """Return the numbers of all prefixes of the messages, after the prefix `start`; ids and reasoning are ignored."""
     numbers = [start]
     for message in messages:
         content, calls = message.content, b""
