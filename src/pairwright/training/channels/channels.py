@@ -132,7 +132,7 @@ def read_channels(
     progress: Callable[[dict[str, Any]], None] = lambda event: None,
     is_ready: bool = False,
 ) -> list[Any]:
-    """Load the channels with a weight and encode their data, without a model. `is_ready`: another process encoded it."""
+    """Load the channels with a weight and encode their data, without a model. `is_ready`: already encoded."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
     shared: dict[str, Any] = {
