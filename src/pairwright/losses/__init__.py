@@ -1,14 +1,14 @@
-"""Losses: pure functions over tensors, equation by equation. No model, no data, but for `dpo`, which takes both.
+"""Losses: pure functions of tensors. Only `dpo` takes a model and a batch.
 
-    dpo                  the loss of a model on a batch of pairs, for loops of one's own
-    masked_logps         log-probabilities at wanted positions, never all logits at once
-    preference_loss      a loss of PREFERENCE_LOSSES for each pair; kto_loss for examples without a partner
+    dpo                  the loss of a model on a batch of pairs, for custom training loops
+    masked_logps         log-probabilities at selected positions, without holding all logits
+    preference_loss      a loss of PREFERENCE_LOSSES for each pair; kto_loss for unpaired examples
     sft_loss             negative log-likelihood of each sequence
-    group_advantages     rewards of a task's runs to advantages
+    group_advantages     advantages from the rewards of a task's runs
     policy_loss          clipped policy loss, of tokens or of sequences
     distill_loss         generalised JSD between student and teacher at each position
 
-Nothing here divides by a batch: each gives what to sum up over an update and what to divide that by.
+No function divides by a batch: each returns values to sum over an update, and the normaliser to divide by.
 """
 
 from pairwright.losses.advantages import Advantages, group_advantages

@@ -1,9 +1,9 @@
-"""Rewards of a group of runs to advantages.
+"""Advantages from the rewards of a group of runs.
 
     S  sequences (runs)        G  groups (the runs of one task)
 
-Invariant: a group whose rewards do not differ teaches nothing. Its advantages are exactly 0, not what rounding leaves
-of r − mean, and it is counted; so are runs without a score, which stay out of their group's mean.
+Invariant: a group with equal rewards teaches nothing. Its advantages are exactly 0, without rounding errors of
+r − mean, and it is counted. Unscored runs are counted, too, and do not affect their group's mean.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from pairwright.errors import ConfigError
 class Advantages:
     values_S: Tensor
     is_active_S: Tensor
-    """True for a scored run of a group with spread; the others have an advantage of 0 and can be skipped."""
+    """True for a scored run of a group with different rewards; the others have advantage 0 and can be skipped."""
     num_groups: int
     num_flat_groups: int
-    """Groups with no spread: one scored run, none, or all rewards equal."""
+    """Groups without different rewards: at most one scored run, or all rewards equal."""
     num_unscored: int
     """Runs whose reward is NaN or infinite."""
 
@@ -30,7 +30,7 @@ class Advantages:
 def group_advantages(
     rewards_S: Tensor, group_S: Tensor, *, kind: str = "grpo", num_groups: int | None = None, epsilon: float = 1e-4
 ) -> Advantages:
-    """Advantages by name; `group_S` numbers the group of each run from 0.
+    """Compute advantages of a kind; `group_S` is the group number of each run, from 0.
 
     grpo     (r − mean) / (std + ε), std with n − 1 (Shao et al. 2024)
     dr_grpo  r − mean (Liu et al. 2025)
@@ -48,7 +48,7 @@ def group_advantages(
     # Whether the largest and the smallest reward of a group differ (G,).
     infinity = rewards_S.new_full((num,), torch.inf)
     high_S, low_S = (torch.where(scored_S, rewards_S, sign * infinity.new_tensor(torch.inf)) for sign in (-1, 1))
-    # Unscored runs are −∞ for the maximum and ∞ for the minimum, so that they decide neither.
+    # Unscored runs are −∞ for the maximum and ∞ for the minimum, so they affect neither.
     highest_G = (-infinity).scatter_reduce(0, group_S, high_S, "amax")
     spread_G = highest_G > infinity.scatter_reduce(0, group_S, low_S, "amin")
     apart_S = rewards_S - means_G[group_S]  # each run against the mean of its own group
@@ -71,21 +71,21 @@ def group_advantages(
 
 
 def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = "grpo") -> list[Tensor]:
-    """Advantages of the tokens of runs that were rewarded step by step or token by token; a reward of 0 is none.
+    """Compute token advantages of runs with rewards of steps or tokens; a reward of 0 means no reward.
 
-    Each reward becomes an advantage among all the rewards of its group, by `kind` as above, and a token has the sum of
-    those at it and after it in its run (process supervision: Shao et al. 2024, section 4.1.3). Runs of a group whose
-    rewards are all equal get 0.
+    Each reward becomes an advantage among all rewards of its group (`kind` as above). A token's advantage is the sum of
+    those at and after it in its run (process supervision: Shao et al. 2024, section 4.1.3). Runs of a group with equal
+    rewards get 0.
 
     >>> one, other = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([0.0, 2.0])
     >>> token_advantages([one, other], torch.tensor([0, 0]), kind="dr_grpo")
     [tensor([0., 0., 1.]), tensor([0., 0.])]
     """
-    # All tokens of all runs end to end (N,); K of them have a reward, and each of these is a run of its group.
+    # All tokens of all runs, concatenated (N,); the K tokens with a reward are treated like runs of their group.
     rewards_N = torch.cat([*rewards])
     group_N = group_S.repeat_interleave(torch.tensor([len(run) for run in rewards]))
     rewarded_K = rewards_N.nonzero().flatten()
     advantages = group_advantages(rewards_N[rewarded_K], group_N[rewarded_K], kind=kind)
     values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), advantages.values_S)
-    # Sum from each token to the end of its run: a cumulative sum from behind.
+    # Sum from each token to the end of its run: a reversed cumulative sum.
     return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]

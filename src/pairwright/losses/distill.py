@@ -1,9 +1,9 @@
-"""Distillation: how far the student's next-token distribution is from the teacher's, position by position.
+"""Distillation: divergence of the student's next-token distribution from the teacher's, at each position.
 
     K  gathered positions        V  vocabulary        k  support: the k likeliest tokens and one bucket for the rest
 
-Rows are gathered before they come here: (K, V), never (B, T, V). For more rows than memory has room for, call it chunk
-by chunk: every row is computed on its own.
+Inputs are gathered rows (K, V), never (B, T, V). Rows are independent: if they do not fit into memory, call it in
+chunks.
 
 Invariant: the teacher has no gradient, and rows of equal logits have a loss of 0.
 """
@@ -18,8 +18,8 @@ from pairwright.config.problems import CheckedSection
 from pairwright.config.train_config import DistillTerms
 from pairwright.errors import ConfigError
 
-# A token that both forbid has log-probability −inf, and −inf − (−inf) is NaN. e^-10000 is 0 in every dtype, so it adds
-# nothing to a sum over p; a logarithm below it counts as it and has no gradient.
+# A token that both forbid has log-probability −inf, and −inf − (−inf) is NaN. So log-probabilities are clamped here,
+# without gradient below; e^-10000 is 0 in every dtype, so it adds nothing to a sum over p.
 MIN_LOGP = -1e4
 MAX_LOG_RATIO = 20.0
 
@@ -37,7 +37,7 @@ class DistillLosses:
 
 
 def generalised_jsd(student_Kk: Tensor, teacher_Kk: Tensor, beta: float) -> Tensor:
-    """Divergence (K,) of rows of finite log-probabilities, of p_S and p_T.
+    """Compute the divergence (K,) of rows of finite log-probabilities of p_S and p_T.
 
     With M = (1−β) p_S + β p_T:  β KL(p_T‖M) + (1−β) KL(p_S‖M)  for 0 < β < 1,  KL(p_T‖p_S) for β = 0 and KL(p_S‖p_T)
     for β = 1 (Agarwal et al. 2023, eq. 1; GKD).
@@ -46,7 +46,7 @@ def generalised_jsd(student_Kk: Tensor, teacher_Kk: Tensor, beta: float) -> Tens
         return _kl(teacher_Kk, student_Kk)
     if beta == 1:
         return _kl(student_Kk, teacher_Kk)
-    # log M, from logarithms: M itself would round to 0 where both are unlikely.
+    # log M from logarithms: M itself would round to 0 if both are unlikely.
     middle_Kk = torch.logaddexp(student_Kk + math.log1p(-beta), teacher_Kk + math.log(beta))
     return beta * _kl(teacher_Kk, middle_Kk) + (1 - beta) * _kl(student_Kk, middle_Kk)
 
@@ -60,13 +60,12 @@ def distill_loss(
     old_logps_K: Tensor | None = None,
     weights_K: Tensor | None = None,
 ) -> DistillLosses:
-    """The loss of each position from the logits of both.
+    """Compute the loss of each position from the logits of both.
 
-    `targets_K` are the tokens that are there, needed for the importance ratio; `old_logps_K` their recorded
-    log-probabilities (NaN where there is none: a ratio of 1). `weights_K` says how much each position counts: divide by
-    their sum, not by their number.
+    `targets_K` are the actual tokens, needed for the importance ratio; `old_logps_K` their recorded log-probabilities
+    (NaN: unknown, ratio 1). `weights_K` are weights of positions: divide by their sum, not by their number.
     """
-    # At least float32, whatever the model has; the teacher is a constant.
+    # At least float32; the teacher is a constant.
     wide = torch.promote_types(student_KV.dtype, torch.float32)
     student_KV, teacher_KV = student_KV.to(wide), teacher_KV.detach().to(wide)
     student_logps_KV = torch.log_softmax(student_KV / options.temperature, -1).clamp(min=MIN_LOGP)
@@ -86,16 +85,16 @@ def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
 
 
 def _bucket_tail(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the student's k likeliest tokens, and in a last column log(1 − Σp) of the rest.
+    """Return log-probabilities of the student's k likeliest tokens, and log(1 − Σp) of the rest as last column.
 
-    The rest is summed up itself, in logarithms: 1 − Σp would be rounding where the k tokens have nearly everything.
+    The rest is summed directly, in logarithms: 1 − Σp would be mostly rounding error if the k tokens cover almost all.
     """
     index_Kk = student_KV.detach().topk(options.top_k, -1).indices
     return _with_tail(student_KV, index_Kk), _with_tail(teacher_KV, index_Kk)
 
 
 def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
-    # The k tokens get −∞, so that the logsumexp is over all others.
+    # Set the k tokens to −∞: the logsumexp is over all others.
     rest_KV = logps_KV.scatter(-1, index_Kk, -torch.inf)
     return torch.cat([logps_KV.gather(-1, index_Kk), rest_KV.logsumexp(-1, keepdim=True)], -1)
 
@@ -103,9 +102,9 @@ def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
 def _weight(
     student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillTerms
 ) -> Tensor | None:
-    """min(π/π_old, ratio_clip) of the token that is there, under the student at temperature 1; no gradient.
+    """Return min(π/π_old, ratio_clip) of the actual token, for the student at temperature 1, without gradient.
 
-    None where no log-probabilities were recorded.
+    None without recorded log-probabilities.
     """
     if options.ratio_clip is None or old_logps_K is None:
         return None

@@ -1,12 +1,12 @@
-"""Log-probabilities of the target tokens, from hidden states, without ever holding all logits.
+"""Log-probabilities of target tokens from hidden states, without holding all logits.
 
     N  wanted positions, flat over the sequences      H  hidden size
     C  positions of one chunk, C <= chunk_size        V  vocabulary
     S  sequences                                      T  temperature
 
-Only the hidden states of wanted positions come in. Forward and backward go over them in chunks, so that at most two
-(C, V) blocks exist at a time; the backward pass computes a chunk's logits again, but for the last chunk, which is
-kept. Where the head is frozen (LoRA), the gradient with respect to the hidden states is made in the forward pass and
+The input has only the hidden states of wanted positions. Forward and backward process them in chunks, so at most two
+(C, V) blocks exist at a time; the backward pass recomputes a chunk's logits, except those of the last chunk, which are
+kept. If the head is frozen (LoRA), the forward pass computes the gradient with respect to the hidden states, and
 nothing is computed twice.
 
 Invariant: values and gradients are those of `log_softmax(f(hidden @ weight.T + bias), -1)` gathered at the targets.
@@ -25,7 +25,7 @@ CHUNK_SIZE = 512  # positions of a chunk; with a vocabulary of 128k, a float32 b
 
 @dataclass(frozen=True)
 class _Head:
-    """What happens to raw logits before the softmax: z ← scale·z, z ← softcap·tanh(z / softcap), z ← z / T."""
+    """Transformation of raw logits before the softmax: z ← scale·z, z ← softcap·tanh(z / softcap), z ← z / T."""
 
     scale: float
     softcap: float | None
@@ -48,10 +48,10 @@ def masked_logps(
     softcap: float | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """log p(target) at each position, (N,) in float32 (float64 if the hidden states are).
+    """Return log p(target) at each position, (N,) in float32 (float64 if the hidden states are).
 
-    `scale` and `softcap` are the model's own (Cohere's logit_scale, one over Granite's logits_scaling, Gemma 2's
-    final_logit_softcapping); `temperature` is the one that the tokens were sampled with.
+    `scale` and `softcap` are the model's (Cohere's logit_scale, one over Granite's logits_scaling, Gemma 2's
+    final_logit_softcapping); `temperature` is that of sampling.
     """
     head = _Head(scale, softcap, temperature, chunk_size)
     # Under autocast the product runs in its dtype; inside, autocast is off, since the chunks choose their dtypes.
@@ -67,23 +67,23 @@ def masked_logps(
 def sum_by_sequence(
     logps_N: Tensor, sequence_N: Tensor, num_sequences: int, weights_N: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums (S,) of the values of each sequence and how many there are (S,); `sequence_N` says whose each one is.
+    """Return sums (S,) and counts (S,) of the values of each sequence; `sequence_N` is the sequence of each value.
 
-    With weights, a value counts by its weight in both.
+    With weights, both are weighted.
 
     >>> sum_by_sequence(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([0, 0, 2]), 3)
     (tensor([-3.,  0., -4.]), tensor([2., 0., 1.]))
     >>> sum_by_sequence(torch.tensor([-1.0, -2.0]), torch.tensor([0, 0]), 1, torch.tensor([1.0, 0.5]))
     (tensor([-2.]), tensor([1.5000]))
     """
-    # In the dtype of the values: a float64 sum stays one.
+    # In the dtype of the values: float64 stays float64.
     weights_N = torch.ones_like(logps_N) if weights_N is None else weights_N.to(logps_N.dtype)
     sums_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, weights_N * logps_N)
     counts_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, weights_N)
     return sums_S, counts_S.detach()
 
 
-# Chunked forward and backward passes: (C, V) blocks of logits, one after the other.
+# Chunked forward and backward passes: (C, V) blocks of logits, processed sequentially.
 
 
 def _wide(dtype: Any) -> Any:
@@ -97,7 +97,7 @@ def _chunks(num: int, size: int) -> list[slice]:
 def _logits_chunk(
     hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, head: _Head
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits of a chunk (C, V), and the slope of the softcap (C, V) where there is one."""
+    """Return logits of a chunk (C, V), and the slope of the softcap (C, V), if any."""
     raw_CV = torch.nn.functional.linear(hidden_CH, weight_VH, bias_V)
     if head.is_plain:
         return raw_CV, None
@@ -132,7 +132,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
     ) -> Tensor:
         wide = _wide(weight_VH.dtype)
         logps_N = hidden_NH.new_empty(len(hidden_NH), dtype=wide)
-        # Head frozen: only the hidden states need a gradient, which is made here, so nothing is computed twice.
+        # Frozen head: only the hidden states need a gradient, which is computed here, so nothing is computed twice.
         hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
         last_chunk = None
@@ -155,17 +155,17 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx, grad_N: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
         hidden_NH, weight_VH, bias_V, targets_N, grads_NH = ctx.saved_tensors
-        # Made in the forward pass: only the gradient of each output is missing.
+        # Computed in the forward pass: only multiply by the gradient of each output.
         if grads_NH is not None:
             return (grad_N[:, None] * grads_NH).to(hidden_NH.dtype), None, None, None, None, None
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         wide = _wide(weight_VH.dtype)
         hidden_grad = torch.empty_like(hidden_NH) if needs_hidden else None
-        # Sums over all chunks, in the wider dtype: added up in bfloat16 they would lose digits.
+        # Sum over chunks in the wider dtype: bfloat16 sums would lose digits.
         weight_grad = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for chunk in reversed(_chunks(len(hidden_NH), ctx.head.chunk_size)):
-            # Overwritten below, so it is used once: a second backward pass computes it again.
+            # Overwritten below, so it is used once: a second backward pass recomputes it.
             last_chunk, ctx.last_chunk = ctx.last_chunk, None
             if last_chunk is None:
                 logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, ctx.head)
@@ -179,7 +179,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             narrow_CV = grads_CV.to(weight_VH.dtype)
             if hidden_grad is not None:
                 hidden_grad[chunk] = narrow_CV @ weight_VH
-            # In place where the dtypes agree; else the product is added in the wider one.
+            # In place if the dtypes agree; else add the product in the wider dtype.
             if weight_grad is not None and weight_grad.dtype == narrow_CV.dtype:
                 weight_grad.addmm_(narrow_CV.T, hidden_NH[chunk])
             elif weight_grad is not None:

@@ -1,4 +1,4 @@
-"""A preference loss straight from a model and a batch, for training loops outside pairwright."""
+"""A preference loss of a model on a batch, for training loops outside pairwright."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -12,10 +12,10 @@ from pairwright.tokens.batch.collate import as_torch
 
 
 def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid", **options: Any) -> Tensor:
-    """The mean preference loss of a batch, with its gradient.
+    """Compute the mean preference loss of a batch, with gradient.
 
     Args:
-        model: A causal language model as Hugging Face has it: ids and attention mask in, `logits` out.
+        model: A Hugging Face causal language model: ids and attention mask in, `logits` out.
         batch: One of `Encoded.batches(size)`, or its arrays as a dict of tensors.
         reference: The model to stay close to, e.g. `copy.deepcopy(model)` from before training. A PEFT model is its
             own reference without the adapter, and "simpo" and "orpo" need none.
@@ -31,7 +31,7 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     settings = PreferenceOptions(**options)
     needs_reference = check_preference(loss, settings).needs_reference
     device = next(model.parameters()).device
-    # Beside tensors a batch has the origin of its rows.
+    # Besides tensors, a batch has the origins of its rows.
     tensors = {name: value.to(device) for name, value in _tensors(batch).items() if isinstance(value, Tensor)}
     # Sums (B,) over the trained tokens of each side, and their number.
     chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
@@ -43,13 +43,13 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
                 f"reference: {loss} compares with the model from before training: pass copy.deepcopy(model) of that "
                 "time as `reference`, use a PEFT adapter, or take loss='simpo', which needs none"
             )
-        # A PEFT model without its adapter is the model from before training: no second copy is needed.
+        # A PEFT model without its adapter is the initial model: no second copy is needed.
         with torch.no_grad(), model.disable_adapter() if reference is None else nullcontext():
             for side in ("chosen", "rejected"):
                 known[f"ref_{side}_B"], _ = _logps(reference or model, tensors, side)
     pairs = PairLogps(chosen_B, rejected_B, num_chosen_B, num_rejected_B, **known)
     losses = preference_loss(loss, pairs, settings)
-    # A pair that is empty on one side has weight 0; `clamp` is for a batch that has only such pairs.
+    # A pair that is empty on one side has weight 0; `clamp` handles a batch of only such pairs.
     return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
 
 
@@ -58,7 +58,7 @@ def _tensors(batch: Any) -> dict[str, Any]:
 
 
 def _logps(model: Any, tensors: dict[str, Tensor], side: str) -> tuple[Tensor, Tensor]:
-    """Sums (B,) of the log-probabilities of a side's trained tokens, and how many tokens they are."""
+    """Return sums (B,) of the log-probabilities of a side's trained tokens, and their number (B,)."""
     ids_BT, mask_BT = tensors[f"{side}_ids"], tensors[f"{side}_mask"][:, 1:]
     # The logits at position t predict token t + 1: drop the last logits and the first token.
     logits_BTV = model(input_ids=ids_BT, attention_mask=tensors[f"{side}_attention_mask"]).logits[:, :-1].float()

@@ -1,12 +1,12 @@
-"""The preference losses, one function each: from the scores of a pair's two sides to the loss of the pair.
+"""The preference losses, one function each: scores of a pair's two sides in, loss of the pair out.
 
     B  pairs        ε  label smoothing        σ  logistic function
 
-A score s is log π − log ref of a side, summed over its tokens, or divided by their number where the loss or the
-options say so; for losses without a reference it is the averaged log π. z = β (s_chosen − s_rejected) − margin.
+A score s is log π − log ref of a side, summed over its tokens, or averaged if the loss or the options demand it; for
+losses without a reference, it is the averaged log π. z = β (s_chosen − s_rejected) − margin.
 
-Invariant: a function takes finite scores and gives finite losses and gradients, however large the scores are: logistic
-terms go through `logsigmoid` and `sigmoid`, never through a logarithm of a rounded probability.
+Invariant: finite scores give finite losses and gradients, however large the scores are: logistic terms use `logsigmoid`
+and `sigmoid`, never the logarithm of a rounded probability.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Scores:
     chosen_B: Tensor
     rejected_B: Tensor
     margin_B: Tensor
-    """What z is lowered by: γ for simpo, the scaled reward gap where margins are used, else 0."""
+    """Subtracted from z: γ for simpo, the scaled reward gap with margins, else 0."""
     nll_B: Tensor
     """Negative log-likelihood of the chosen side per token, for orpo."""
     reference_point: Tensor
@@ -49,7 +49,7 @@ def sigmoid(scores: Scores, strength: Strength) -> Tensor:
 def robust(scores: Scores, strength: Strength) -> Tensor:
     """(−(1−ε) log σ(z) + ε log σ(−z)) / (1 − 2ε), unbiased if ε of the labels are wrong (Chowdhury et al. 2024)."""
     z_B, smoothing = _z(scores, strength), strength.label_smoothing
-    # 1 / (1 − 2ε) undoes what flipped labels take from the expected loss; needs ε < ½.
+    # 1 / (1 − 2ε) corrects the expected loss for flipped labels; needs ε < ½.
     return (-(1 - smoothing) * logsigmoid(z_B) + smoothing * logsigmoid(-z_B)) / (1 - 2 * smoothing)
 
 
@@ -60,7 +60,7 @@ def hinge(scores: Scores, strength: Strength) -> Tensor:
 
 def ipo(scores: Scores, strength: Strength) -> Tensor:
     """(s_chosen − s_rejected − 1/(2β))², averaged scores. IPO (Azar et al. 2023, eq. 17, where β is τ)."""
-    # The target is finite: beyond 1/(2β) the loss grows again, so the two scores do not drift apart.
+    # The target is finite: beyond 1/(2β) the loss grows again, which limits the gap of the scores.
     return (scores.chosen_B - scores.rejected_B - 1 / (2 * strength.beta)).square()
 
 
@@ -102,7 +102,7 @@ def _z(scores: Scores, strength: Strength) -> Tensor:
 
 
 def _log_odds(logp_B: Tensor) -> Tensor:
-    """log(p / (1 − p)) = log p − log(1 − p). p of 1 to the last bit counts as the largest number below 1."""
-    # expm1 keeps 1 − p exact where p is close to 1.
+    """Return log(p / (1 − p)) = log p − log(1 − p). p = 1 is treated as the largest number below 1."""
+    # expm1 keeps 1 − p exact for p close to 1.
     logp_B = logp_B.clamp(max=-torch.finfo(logp_B.dtype).eps)
     return logp_B - torch.log(-torch.expm1(logp_B))

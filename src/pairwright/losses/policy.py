@@ -1,13 +1,11 @@
-"""The policy loss: tokens of scored runs in, a sum and what to divide it by out.
+"""The policy loss: tokens of scored runs in, a sum and its normaliser out.
 
     N  trained tokens, flat over the sequences        S  sequences
 
-`policy_loss` returns a sum and its normaliser. The loop adds up normalisers over every micro-batch and rank of an
-update and divides the sum of sums by that: the update does not depend on how sequences were put into micro-batches. A
-sequence is never split between two of them.
+The loop adds up sums and normalisers over every micro-batch and rank of an update and divides one by the other: the
+update does not depend on how sequences are distributed to micro-batches. A sequence is never split between two.
 
-Invariant: tokens that are not there count for nothing. No token at all gives a sum of 0 with a gradient of 0, and a
-normaliser of 0.
+Invariant: padding has no effect. Without tokens, the sum, its gradient and the normaliser are 0.
 """
 
 from dataclasses import dataclass
@@ -29,18 +27,18 @@ class PolicyTokens:
     logps_N: Tensor
     """log π of each trained token, with gradient."""
     advantages_N: Tensor
-    """Advantage of each token: `advantages_S[sequence_N]`, or one a token where rewards are."""
+    """Advantage of each token: `advantages_S[sequence_N]`, or per token with token rewards."""
     sequence_N: Tensor
     """Which sequence each token belongs to, below `num_sequences`."""
     num_sequences: int
     old_logps_N: Tensor | None = None
     """Recorded log-probabilities, NaN for tokens without one; None for no recorded values. The ratio is 1 there."""
     ref_logps_N: Tensor | None = None
-    """log ref of each token; needed where `kl_weight` is not 0."""
+    """log ref of each token; needed if `kl_weight` is not 0."""
     weights_S: Tensor | None = None
-    """How much each sequence counts, in the sum and in what it is divided by; None counts all alike."""
+    """Weight of each sequence, in the sum and in the normaliser; None: equal weights."""
     weights_N: Tensor | None = None
-    """How much each token counts, in its sequence's sum and in what that is divided by; None counts all alike."""
+    """Weight of each token, in its sequence's sum and normaliser; None: equal weights."""
 
 
 class PolicyOptions(CheckedSection, PolicyTerms):
@@ -52,7 +50,7 @@ class PolicyLoss:
     total: Tensor
     """Sum, with gradient."""
     normaliser: Tensor
-    """What the sum is divided by, once both are added up over the update."""
+    """Divisor of the sum, after both are added up over the update."""
     num_tokens: int
     num_sequences: int
     """Sequences that have at least one token."""
@@ -71,7 +69,7 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) ->
     ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8).
     """
     clipped_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
-    # The minimum takes the pessimistic one of both: clipping never makes an update larger.
+    # The minimum is pessimistic: clipping never increases an update.
     return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
 
 
@@ -80,18 +78,17 @@ def divergence(logps_N: Tensor, ref_logps_N: Tensor) -> Tensor:
 
     Unbiased, and never below 0.
     """
-    # Bounded from below only: e^−d overflows where d is far below 0.
+    # Bounded only from below: e^−d overflows for very negative d.
     apart_N = (logps_N - ref_logps_N).clamp(min=-MAX_LOG_RATIO)
     return torch.expm1(-apart_N) + apart_N
 
 
 def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
-    """The loss of tokens, as a sum and its normaliser."""
+    """Compute the loss of tokens, as a sum and its normaliser."""
     logps_N, advantages_N = tokens.logps_N, tokens.advantages_N
     log_ratio_N, num_unrecorded = _log_ratio(tokens)
     if options.loss == "gspo":
-        # All tokens of a sequence get one ratio, the geometric mean of theirs.
-        # Mean of a sequence's log-ratios, for each of its tokens. GSPO (Zheng et al. 2025, eq. 7).
+        # All tokens of a sequence share the geometric mean of their ratios. GSPO (Zheng et al. 2025, eq. 7).
         sums_S, counts_S = sum_by_sequence(log_ratio_N, tokens.sequence_N, tokens.num_sequences)
         log_ratio_N = (sums_S / counts_S.clamp(min=1))[tokens.sequence_N]
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -121,9 +118,9 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
 
 
 def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tuple[Tensor, Tensor, int]:
-    """Sum, normaliser, and the number of sequences with tokens.
+    """Return the sum, the normaliser, and the number of sequences with tokens.
 
-    token: every token counts alike (DAPO, BNPO). sequence: every sequence counts alike, its tokens share (GRPO).
+    token: tokens have equal weight (DAPO, BNPO). sequence: sequences have equal weight, shared by their tokens (GRPO).
     constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025).
     """
     sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences, tokens.weights_N)
@@ -135,18 +132,18 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     elif options.aggregation == "sequence":
         total, normaliser = (weights_S * sums_S / _at_least(counts_S)).sum(), weight_sum
     else:
-        # A token counts the same whatever the length of its sequence.
+        # A token's weight does not depend on the length of its sequence.
         total, normaliser = (weights_S * sums_S).sum(), weight_sum * options.constant_length
     return total, normaliser, int(num_sequences)
 
 
 def _at_least(counts_S: Tensor) -> Tensor:
-    """What a sum is divided by: 1 where there is nothing, so that 0 stays 0."""
+    """Replace counts of 0 by 1, so that a sum of 0 stays 0."""
     return torch.where(counts_S > 0, counts_S, torch.ones_like(counts_S))
 
 
 def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:
-    """log π − log π_old; 0, with the gradient of log π, where nothing was recorded."""
+    """Return log π − log π_old; without a recorded value 0, with the gradient of log π."""
     current_N = tokens.logps_N.detach()
     if tokens.old_logps_N is None:
         return tokens.logps_N - current_N, len(current_N)

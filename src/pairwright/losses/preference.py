@@ -1,13 +1,12 @@
-"""Preference losses: log-probabilities of pairs in, one weighted loss a pair out.
+"""Preference losses: log-probabilities of pairs in, one weighted loss per pair out.
 
     B  pairs
 
-What the loop does with the result: sum `loss_B` over every micro-batch and rank of an update and divide by the sum of
-`weight_B` over the same. So a pair counts by its weight, with weights of 1 the loss is the mean over pairs, and how
-pairs were put into micro-batches changes nothing.
+The loop sums `loss_B` over every micro-batch and rank of an update and divides by the sum of `weight_B`. So the loss is
+the weighted mean over pairs, independent of how pairs are distributed to micro-batches.
 
-Invariant: a pair with no trained token on a side has no preference. Its weight, loss and gradient are exactly 0, and it
-is counted in `num_empty`: padding never adds ln 2.
+Invariant: a pair without trained tokens on a side has no preference. Its weight, loss and gradient are exactly 0, and
+it is counted in `num_empty`: padding never adds ln 2.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from pairwright.losses.pairwise import Scores, Strength
 
 @dataclass(frozen=True)
 class PairLogps:
-    """Of each pair, float32 or wider: sums of log-probabilities over trained tokens, and how many tokens they are."""
+    """For each pair, in float32 or wider: sums of log-probabilities over trained tokens, and numbers of tokens."""
 
     chosen_B: Tensor
     rejected_B: Tensor
@@ -36,11 +35,11 @@ class PairLogps:
     """The same sums under the reference; None for losses without one."""
     ref_rejected_B: Tensor | None = None
     weight_B: Tensor | None = None
-    """How much each pair counts; None is 1 each."""
+    """Weight of each pair; None: 1."""
     margin_B: Tensor | None = None
-    """The reward gap, chosen minus rejected; needed where margins are used."""
+    """The reward gap, chosen minus rejected; needed with `use_margin`."""
     noise_B: Tensor | None = None
-    """Probability that the label of each pair is wrong, in place of `label_smoothing`; NaN where it is not known."""
+    """Probability that the label of each pair is wrong, replaces `label_smoothing`; NaN: unknown."""
     reference_point: Tensor | None = None
     """kto: z₀ of the whole update, see `reference_point`."""
 
@@ -54,20 +53,20 @@ class PairLosses:
     loss_B: Tensor
     """w · (w_p ℓ + w_s NLL), with gradient."""
     weight_B: Tensor
-    """w, and 0 for an empty pair: what the sum of losses is divided by the sum of."""
+    """w, 0 for an empty pair; the sum of losses is divided by the sum of weights."""
     preference_B: Tensor
     """ℓ alone, without weight or gradient; 0 for an empty pair."""
     sft_B: Tensor
     """NLL of chosen alone, without weight or gradient; 0 for an empty pair."""
     chosen_rewards_B: Tensor
-    """β · s as the loss saw it (averaged where it averages), without gradient."""
+    """β · s as used by the loss (averaged if it averages), without gradient."""
     rejected_rewards_B: Tensor
     num_empty: int
 
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """A loss and what it is fed with. `options` are those that it alone, or it among few, understands."""
+    """A loss and its inputs. `options` are those that only some losses understand."""
 
     function: Callable[[Scores, Strength], Tensor]
     needs_reference: bool = True
@@ -78,7 +77,7 @@ class PreferenceLoss:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The losses that are added up, each with its weight; usually one."""
+    """A weighted sum of losses, usually of one."""
 
     terms: tuple[tuple[str, PreferenceLoss, float], ...]
 
@@ -95,7 +94,7 @@ class Mixture:
 _MARGIN = frozenset({"use_margin"})
 _SPECIAL = sorted(_MARGIN | {"label_smoothing", "gamma", "desirable_weight", "undesirable_weight"})
 
-# By the name in the configuration. Fields that are not given are the usual case: a reference, sums, no margin.
+# By name in the configuration. Defaults: with a reference, sums, no margin.
 PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     "sigmoid": PreferenceLoss(pairwise.sigmoid, options=_MARGIN | {"label_smoothing"}),
     "robust": PreferenceLoss(pairwise.robust, options=_MARGIN | {"label_smoothing"}),
@@ -116,7 +115,7 @@ PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
 def find_preference_loss(name: str) -> PreferenceLoss:
     """Return a loss of `PREFERENCE_LOSSES`, or the user's `file.py:NAME` or entry point.
 
-    The user's is a PreferenceLoss, or a function of Scores and Strength, which then has a reference and sums.
+    The user's object is a PreferenceLoss, or a function of Scores and Strength, used with a reference and sums.
 
     Raises:
         ConfigError: There is no such loss.
@@ -134,7 +133,7 @@ def find_preference_loss(name: str) -> PreferenceLoss:
 
 
 def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: PreferenceTerms) -> PairLosses:
-    """The losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses.
+    """Compute the losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses.
 
     Args:
         name: A loss of `PREFERENCE_LOSSES`, or several with the weight of each; rewards are then those of the first.
@@ -142,7 +141,7 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
         options: What the losses take.
     """
     mixture = check_preference(name, options)
-    # Pairs with a trained token on both sides; the others (cut to nothing) count for nothing.
+    # Pairs with a trained token on both sides; the others have no effect.
     full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
     strength = Strength(
         beta=options.beta,
@@ -177,9 +176,9 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
 def sft_loss(
     logps_S: Tensor, num_S: Tensor, weight_S: Tensor | None = None, *, average: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Weighted negative log-likelihood of each sequence, and the weights to divide the sum by; empty ones have 0.
+    """Return the weighted negative log-likelihood of each sequence, and the weights to divide the sum by; 0 if empty.
 
-    `average` divides a sequence's by its number of tokens, so that long ones do not count for more.
+    `average` divides by a sequence's number of tokens, so that long sequences do not dominate.
     """
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)
@@ -188,11 +187,11 @@ def sft_loss(
 
 
 def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) -> Mixture:
-    """The loss of a name, or losses with their weights, if every option that is set is understood by one of them."""
+    """Return the named losses with their weights; raise ConfigError for an option that is set but not used by any."""
     weights = {name: 1.0} if isinstance(name, str) else dict(name)
     mixture = Mixture(tuple((one, find_preference_loss(one), weight) for one, weight in weights.items()))
     names = " + ".join(weights)
-    # An option counts as set where it differs from its default.
+    # An option counts as set if it differs from its default.
     for option in _SPECIAL:
         value = getattr(options, option)
         is_used = any(option in loss.options for _, loss, _ in mixture.terms)
@@ -204,7 +203,7 @@ def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) 
 
 
 def _smoothing(mixture: Mixture, logps: PairLogps, options: PreferenceTerms) -> float | Tensor:
-    """ε of the loss: that of the options, or of each pair where it has its own."""
+    """Return ε: that of the options, or that of each pair if known."""
     if logps.noise_B is None:
         return options.label_smoothing
     without = [name for name, loss, _ in mixture.terms if "label_smoothing" not in loss.options]
@@ -217,7 +216,7 @@ def _smoothing(mixture: Mixture, logps: PairLogps, options: PreferenceTerms) -> 
 
 
 def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: PreferenceTerms, full_B: Tensor) -> Scores:
-    """Both sides' scores, with 0 in place of an empty pair's, so that its gradient is 0 and not NaN."""
+    """Return both sides' scores, 0 for an empty pair, so that its gradient is 0 and not NaN."""
     chosen_B, rejected_B = logps.chosen_B, logps.rejected_B
     if loss.needs_reference:
         chosen_B = chosen_B - _require(name, "ref_chosen_B", logps.ref_chosen_B)
@@ -226,9 +225,9 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     chosen_B = _per_token(chosen_B, logps.num_chosen_B, average)
     rejected_B = _per_token(rejected_B, logps.num_rejected_B, average)
     zeros_B = torch.zeros_like(chosen_B)
-    # `where` and not a product: 0 · inf would be NaN in the backward pass.
+    # `where` instead of a product: 0 · inf would be NaN in the backward pass.
     chosen_B, rejected_B = torch.where(full_B, chosen_B, zeros_B), torch.where(full_B, rejected_B, zeros_B)
-    # simpo's γ is a constant margin; the reward gap is added to it where margins are used.
+    # simpo's γ is a constant margin; `use_margin` adds the reward gap.
     margin_B = zeros_B + options.gamma if "gamma" in loss.options else zeros_B
     if options.use_margin and "use_margin" in loss.options:
         gap_B = _require(name, "margin_B", logps.margin_B).to(zeros_B.dtype)
@@ -244,7 +243,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
 
 
 def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
-    # An empty side has a sum of 0: divided by 1, not by 0, its gradient stays finite. Weights may sum to less than 1.
+    # Divide the sum of an empty side by 1, not 0, to keep its gradient finite. Weights may sum to less than 1.
     return values_B / torch.where(num_B > 0, num_B, torch.ones_like(num_B)) if average else values_B
 
 

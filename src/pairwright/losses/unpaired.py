@@ -1,4 +1,4 @@
-"""KTO: examples that are good or bad on their own, with no partner to compare with."""
+"""KTO: single examples labelled good or bad, without pairs."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ class ExampleLosses:
     loss_S: Tensor
     """w · λ · loss, with gradient."""
     weight_S: Tensor
-    """w, and 0 for an example with no trained token: what the sum of losses is divided by the sum of."""
+    """w, 0 for an example without trained tokens; the sum of losses is divided by the sum of weights."""
     rewards_S: Tensor
     """β (log π − log ref), without gradient."""
     num_empty: int
 
 
 def mismatch_sums(logps_M: Tensor, ref_logps_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of log π − log ref over mismatched examples, and their number, to be added up over the update."""
+    """Return the sum of log π − log ref over mismatched examples, and their number, to add up over the update."""
     apart_M = (logps_M - ref_logps_M).detach()  # z₀ has no gradient
     return apart_M.sum(), torch.tensor(float(len(apart_M)), dtype=apart_M.dtype, device=apart_M.device)
 
 
 def reference_point(total: Tensor, count: Tensor) -> Tensor:
-    """z₀ = max(0, mean); 0 where there was no mismatched example."""
-    # A KL divergence is never below 0, though an estimate of it may be.
+    """Return z₀ = max(0, mean); 0 without mismatched examples."""
+    # A KL divergence is never negative, but an estimate may be.
     return (total / count.clamp(min=1)).clamp(min=0).detach()
 
 
@@ -41,11 +41,11 @@ def kto_loss(
     undesirable_weight: float = 1.0,
     weight_S: Tensor | None = None,
 ) -> ExampleLosses:
-    """λ_D σ(β (z₀ − s)) of desirable examples, λ_U σ(β (s − z₀)) of undesirable ones (λ − v in the paper)."""
+    """Compute λ_D σ(β (z₀ − s)) of desirable examples, λ_U σ(β (s − z₀)) of undesirable ones (λ − v in the paper)."""
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)
     score_S = torch.where(full_S, logps_S - ref_logps_S, zeros_S)
-    # s − z₀ is to grow for desirable examples and to shrink for the others.
+    # s − z₀ should grow for desirable examples and shrink for the others.
     sign_S = torch.where(is_desirable_S, 1.0, -1.0).to(score_S.dtype)
     lambda_S = torch.where(is_desirable_S, desirable_weight, undesirable_weight).to(score_S.dtype)
     loss_S = lambda_S * torch.sigmoid(beta * sign_S * (z0.detach() - score_S))

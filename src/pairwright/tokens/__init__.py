@@ -3,11 +3,11 @@
     encode_chat          a conversation as one sequence: ids, mask, message of each token, report
     encode_turns         the same for templates that rewrite history: as few sequences as are exact
     encode_pair          a prompt with two completions that continue the same ids; encode_pairs for many
-    encode_experience    recorded ids where there are some, else the messages
+    encode_experience    an experience: its recorded ids if it has them, else its messages
     encode_distillations student and hinted teacher, aligned by index
-    check_template       what a template can do
-    collate_preference   sequences to batches, with collate_policy and collate_distill for the other channels;
-                         collate_trees for any of them, as the trainer has it
+    check_template       what a template supports
+    collate_preference   sequences to batches; collate_policy and collate_distill for the other channels,
+                         collate_trees for the trainer's layout of any channel
 
 Where no exact mask exists, a Refusal names the turn and the reason.
 """

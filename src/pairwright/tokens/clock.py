@@ -1,19 +1,19 @@
-"""The time that chat templates print: a record's own, else one that is fixed, never the time of training.
+"""The time that chat templates print: the record's, else a fixed one, never the current time.
 
-Some templates write the date into the prompt. With the wall clock the same record would have other ids every day.
+Some templates write the date into the prompt. With the wall clock, ids of the same record would change every day.
 """
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-# For conversations that come from nowhere with a time: neither a record, a configuration nor an experience table.
+# Used if neither the record, the configuration nor the experience table has a time.
 FIXED = datetime(2026, 1, 1, 12)
 _KEYS = ("time", "created_at", "timestamp", "started_at", "start_time")
 
 
 def time_of(info: Mapping[str, Any]) -> datetime | None:
-    """When a record was sampled, by its `info`; None where that does not say.
+    """Return when a record was sampled, from its `info`; None if unknown.
 
     >>> time_of({"created_at": "2025-07-01T10:00:00Z"}), time_of({"time": 0}), time_of({"time": "soon"})
     (datetime.datetime(2025, 7, 1, 10, 0), datetime.datetime(1970, 1, 1, 0, 0), None)
@@ -25,7 +25,7 @@ def time_of(info: Mapping[str, Any]) -> datetime | None:
 
 
 def parse_time(value: object) -> datetime | None:
-    """A time in ISO form or in seconds since 1970, in UTC; None where it is neither."""
+    """Parse an ISO time or seconds since 1970 as naive UTC; None for anything else."""
     try:
         if isinstance(value, str):
             moment = datetime.fromisoformat(value)

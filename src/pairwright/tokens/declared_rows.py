@@ -1,7 +1,7 @@
-"""Declared rows: facts about families of models that the renders of their chat templates do not show.
+"""Declared rows: facts about model families that renders of their chat templates do not show.
 
-The package's rows are in families.yaml, which explains the fields; `tokens.grammar` names a file with more of them,
-which are tried first.
+The package's rows are in families.yaml, which explains the fields. `tokens.grammar` names a file with more rows, which
+are tried first.
 """
 
 from functools import cache
@@ -17,7 +17,7 @@ _OWN = Path(__file__).with_name("families.yaml")
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a family samples; a field that is empty declares nothing."""
+    """What models of a family sample; an empty field declares nothing."""
 
     name: str
     match: tuple[str, ...]
@@ -26,21 +26,21 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_text: str = ""
     end_call: str = ""
     prefer: Literal["next", "last", ""] = ""
-    is_users: bool = False  # from tokens.grammar: where its check fails, that is an error
+    is_users: bool = False  # from tokens.grammar: a failed check is an error
 
     def end_of(self, *, has_calls: bool) -> str:
-        """The token that ends a turn."""
+        """Return the token that ends a turn."""
         return (self.end_call if has_calls else "") or self.end_text
 
 
 @cache
 def own_rows() -> tuple[Row, ...]:
-    """The rows of the package."""
+    """Return the package's rows."""
     return read_rows(_OWN)
 
 
 def read_rows(path: Path, *, is_users: bool = False) -> tuple[Row, ...]:
-    """The rows of a file: a list in YAML."""
+    """Read rows from a YAML file with a list."""
     try:
         rows = msgspec.convert(read_yaml(path), list[Row])
     except msgspec.ValidationError as error:

@@ -1,8 +1,8 @@
-"""Conversations to sequences: one render, one encode, the mask by provenance.
+"""Encode conversations as sequences: one render, one encode, the mask by provenance.
 
-Invariants of what `encode_chat` returns: the ids are those of `apply_chat_template`; the mask is exactly what the
-model generated in each trained turn, from the end of what inference would have been given to the stop token, with it.
-Where that cannot be had, a Refusal names the turn and the reason. Raw text has no template: `encode_raw_text`.
+Invariants of `encode_chat`: the ids equal those of `apply_chat_template`; the mask covers exactly what the model
+generated in each trained turn, from the end of the inference prompt up to and including the stop token. If this is
+impossible, a Refusal names the turn and the reason. Raw text has no template: see `encode_raw_text`.
 
 >>> from tokenizers import Tokenizer, models, pre_tokenizers
 >>> words = {"hi": 0, "hello": 1, "ok": 2}
@@ -48,7 +48,7 @@ from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING, Cha
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 Messages = Items[Message] | Items[Mapping[str, Any]]
-Spans = tuple[list[int], list[int]]  # of regions: their first tokens, and the ones after their last
+Spans = tuple[list[int], list[int]]  # token spans of regions: starts, and exclusive ends
 
 _PAINT_OF_ROLE = {"system": Paint.SYSTEM, "developer": Paint.SYSTEM, "user": Paint.USER, "assistant": Paint.ASSISTANT}
 _PAINT_OF_FIELD = {CALL: Paint.CALL, CALL_ID: Paint.CALL, REASONING: Paint.REASONING}
@@ -62,7 +62,7 @@ def encode_chat(
     *,
     train_from: int = 0,
 ) -> Sequence:
-    """A conversation as one sequence; a Refusal where the law needs several.
+    """Encode a conversation as one sequence; raise a Refusal if the law needs several.
 
     tokenizer       a ChatTokenizer, a model's folder, or a transformers fast tokenizer
     messages        records, or chat dicts
@@ -84,13 +84,13 @@ def _texts(messages: Messages) -> list[Message]:
 
 
 class Prepared(NamedTuple):
-    """A conversation as the template takes it.
+    """A conversation in the form that the template takes.
 
-    tokenizer      with the template in the mode of the record
+    tokenizer      with the template in the record's mode
     chat, tools    the messages and schemas
-    generated      which of the messages the model generated
-    rewritten_ids  how many ids of calls were rewritten
-    mode           the variables that were set by whether the record has reasoning
+    generated      indices of the messages that the model generated
+    rewritten_ids  number of rewritten call ids
+    mode           template variables chosen by whether the record has reasoning
     """
 
     tokenizer: ChatTokenizer
@@ -109,7 +109,7 @@ def prepare_chat(
     allow_images: bool = False,
     mode: Json | None = None,
 ) -> Prepared:
-    """Messages in the form that the template takes, and the template in their mode, or in `mode`."""
+    """Convert messages to the form that the template takes, and set the template to `mode`, by default theirs."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
     schemas = tokenizer.schemas(tools)
@@ -141,8 +141,8 @@ def encode_located(
     encoder: PrefixEncoder | None = None,
     painter: "PrefixPainter | None" = None,
 ) -> Sequence:
-    """Encode `chat`, the conversation or its beginning, whose regions are known. A turn that was joined to its prompt
-    is encoded apart from it."""
+    """Encode `chat`, the conversation or a prefix of it, whose regions are known. A turn that was joined to its prompt
+    is encoded separately from it."""
     rendered, regions = located.rendered, located.regions
     encoded, num_controls = encode_text(
         prepared.tokenizer,
@@ -161,8 +161,8 @@ def encode_located(
 def finish_sequence(
     prepared: Prepared, chat: Chat, located: Located, encoded: Encoded, num_controls: int, coat: "_Coat | None" = None
 ) -> Sequence:
-    """Mask, paint and report of encoded text, after the last checks on its tokens; `coat` is what is painted already,
-    `num_controls` how many control tokens were encoded as text."""
+    """Check the tokens of encoded text, and add mask, paint and report. `coat` is the paint computed so far,
+    `num_controls` the number of control tokens encoded as text."""
     regions = located.regions
     spans = find_spans(encoded, regions)
     mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, spans, coat)
@@ -189,7 +189,7 @@ def finish_sequence(
 
 
 def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
-    """Added tokens: those of thoughts that were closed before a turn, and stops that no render shows."""
+    """Count added tokens: those of thoughts that were closed before a turn, and stops that no render shows."""
     added = sum(region.end_added for region in regions)
     for region, low in zip(regions, spans[0], strict=True):
         if region.start > region.prompt:
@@ -198,7 +198,7 @@ def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
 
 
 class _Coat(NamedTuple):
-    """What each token would be without regions (`message`, `paint`), and its paint if it is trained (`generated`)."""
+    """Message and paint of each token, regardless of regions, and its paint if it is trained (`generated`)."""
 
     message: NDArray[np.int32]
     paint: NDArray[np.int8]
@@ -206,18 +206,18 @@ class _Coat(NamedTuple):
 
 
 class PrefixPainter:
-    """Paints sequences of which each begins like the one before it: what they have in common is painted once."""
+    """Paints sequences that share a prefix with the previous one; the common prefix is painted once."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
         self._coat = _new_coat(0)
 
     def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat, num_same: int) -> _Coat:
-        """Every token, by the pieces that wrote its text. The first `num_same` tokens are those of the sequence before.
-        The returned buffers are reused by the next call."""
+        """Paint every token by the pieces that wrote its text. The first `num_same` tokens equal those of the previous
+        sequence. The returned buffers are reused by the next call."""
         same, size = num_same, len(encoded.ids)
         num_pieces = _count_same(pieces, self._pieces)
-        # Tokens before the first piece that is new, with one to spare: a token may hold text of two pieces.
+        # Tokens before the first new piece, minus one: a token may hold text of two pieces.
         if num_pieces < len(pieces):
             same = min(same, int(encoded.ends.searchsorted(np.int32(pieces[num_pieces].start), side="right")))
         if num_pieces < len(self._pieces):
@@ -231,7 +231,7 @@ class PrefixPainter:
             larger.generated[:same] = self._coat.generated[:same]
             self._coat = larger
         coat = _Coat(self._coat.message[:size], self._coat.paint[:size], self._coat.generated[:size])
-        # Pieces that reach past the tokens that stay.
+        # Repaint only the pieces that end after the unchanged tokens.
         edge = int(encoded.starts[same]) if same else 0
         first = bisect_left(pieces, edge, key=_start_of)
         while first and pieces[first - 1].end >= edge:
@@ -246,7 +246,7 @@ def _start_of(piece: Piece) -> int:
 
 
 def _count_same(left: list[Piece], right: list[Piece]) -> int:
-    """How many pieces two lists have in common at the start."""
+    """Count the pieces of the common prefix of two lists."""
     low, high = 0, min(len(left), len(right))
     while low < high:  # by halving: slices of equal pieces are compared fast
         middle = (low + high + 1) // 2
@@ -267,7 +267,7 @@ def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat
         if message not in roles:
             roles[message] = _PAINT_OF_ROLE.get(str(chat[message].get("role")), Paint.TOOL)
         low = max(low, low_limit)
-        coat.message[low:high] = message  # a token with text of two pieces is the later one's
+        coat.message[low:high] = message  # a token with text of two pieces belongs to the later one
         coat.paint[low:high] = roles[message]
         coat.generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
 
@@ -275,8 +275,8 @@ def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat
 def paint_tokens(
     encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat, spans: Spans, coat: _Coat | None = None
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Mask, message and paint of every token, by where its text comes from; `spans` are the tokens of the regions,
-    `coat` is what is painted already."""
+    """Return mask, message and paint of every token, by the origin of its text. `spans` are the tokens of the regions,
+    `coat` is the paint computed so far."""
     if coat is None:
         coat = _new_coat(len(encoded.ids))
         _paint_pieces(coat, encoded, rendered.pieces, chat)
@@ -284,7 +284,7 @@ def paint_tokens(
     else:
         message_index, paint = coat.message.copy(), coat.paint.copy()
     mask = np.zeros(len(encoded.ids), dtype=bool)
-    # Regions come last: what they cover is the turn's, whichever piece wrote its text.
+    # Regions are painted last: they override the pieces.
     for region, low, high in zip(regions, *spans, strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
@@ -295,9 +295,9 @@ def paint_tokens(
 
 
 def find_spans(encoded: Encoded, regions: list[Region]) -> Spans:
-    """The tokens that overlap each region: the first of them, and the one after the last.
+    """Find the tokens that overlap each region: starts and exclusive ends.
 
-    A control token that began before the region and only swallowed white space of it is not one of them.
+    Excludes a control token that begins before the region and only absorbs white space of it.
     """
     lows, highs = _find_overlaps(encoded, regions)
     for number, (region, low, high) in enumerate(zip(regions, lows, highs, strict=True)):
@@ -307,8 +307,8 @@ def find_spans(encoded: Encoded, regions: list[Region]) -> Spans:
 
 
 def _find_overlaps(encoded: Encoded, parts: Items[Region] | Items[Piece]) -> Spans:
-    """The tokens that overlap each part of the text, by bisection: the first that reaches past its start, and the first
-    that starts at its end or later."""
+    """Find the tokens that overlap each part of the text by bisection: the first token that ends after the part's
+    start, and the first that starts at or after its end."""
     lows = encoded.ends.searchsorted(np.array([part.start for part in parts], np.int32), side="right")
     highs = encoded.starts.searchsorted(np.array([part.end for part in parts], np.int32), side="left")
     return lows.tolist(), highs.tolist()
@@ -317,8 +317,8 @@ def _find_overlaps(encoded: Encoded, parts: Items[Region] | Items[Piece]) -> Spa
 def _check_tokens(
     tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered, regions: list[Region], spans: Spans
 ) -> int:
-    """Count tokens that begin before a turn; refuse those that hold text of another message, and a stop that is not
-    a token of its own."""
+    """Count tokens that begin before a turn. Refuse tokens with text of another message, and a stop that is not a
+    separate token."""
     merged = 0
     firsts: list[int] = []
     for region, low, high in zip(regions, *spans, strict=True):
@@ -342,23 +342,23 @@ def _check_tokens(
     return merged
 
 
-# Raw text to sequences: no chat template, one sequence of the texts one after the other.
+# Raw text to sequences: no chat template; the texts are concatenated into one sequence.
 #
 #     Beautiful is better than| ugly.<eos>        prompt (with the special tokens that the tokenizer puts before a text)
 #                              ^^^^^^^^^^^        trained: the completion with the end-of-sequence token
 #
-# The prompt is encoded as the tokenizer encodes a text, its BOS token once: text that was templated already begins
-# with it. Each completion is encoded apart and continues these ids. The EOS token follows it unless it ends with a
-# stop token; `drop_stop` takes it away where the answer was cut short. These are the ids of TRL's DPOTrainer for its
-# standard rows, except where a token would merge across the end of the prompt: there TRL leaves the end of the prompt
-# out, here the prompt stays what inference is given.
+# The prompt is encoded as the tokenizer encodes a text; if templated text already begins with BOS, no second one is
+# added. Each completion is encoded separately and continues these ids. The EOS token follows unless the completion ends
+# with a stop token; `drop_stop` removes it if the answer was cut short. The ids equal those of TRL's DPOTrainer for
+# standard rows, except if a token would merge across the end of the prompt: TRL then drops the end of the prompt, here
+# the prompt stays the one of inference.
 
 
 SOURCE = "text"
 
 
 def is_raw_text(messages: Items[Any]) -> bool:
-    """Whether a conversation is raw text. A Refusal where some messages are and others are not."""
+    """Return whether a conversation is raw text; raise a Refusal if only some messages are."""
     number = sum(isinstance(message, Message) and message.role == TEXT for message in messages)
     if 0 < number < len(messages):
         detail = f"{number} of {len(messages)} messages are raw text: a conversation is all text or all chat"
@@ -375,7 +375,7 @@ def _refuse_ids(messages: Items[Any]) -> None:
 def encode_raw_text(
     tokenizer: ChatTokenizer, messages: Items[Message], options: EncodeOptions, *, train_from: int = 0
 ) -> Sequence:
-    """A conversation of raw text as one sequence; trained is what was generated from message `train_from` on."""
+    """Encode raw text as one sequence; generated messages from `train_from` on are trained."""
     _refuse_ids(messages)
     control_tokens, require_stop = options.control_tokens, options.require_stop
     trained = [number >= train_from and message.is_generated for number, message in enumerate(messages)]
@@ -386,7 +386,7 @@ def encode_raw_text(
     if not len(spans[0].ids):
         detail = "no prompt, and no BOS token in its place: nothing is before the first token"
         raise Refusal("not_generated", detail, message=first)
-    # Then each message by itself, continuing the ids before it.
+    # Encode each further message separately, continuing the ids before it.
     last, stop = len(messages) - 1, None
     for number in range(first, len(messages)):
         text, paint = messages[number].text, Paint.TEXT
@@ -418,7 +418,7 @@ def encode_raw_text(
 
 
 class _Span(NamedTuple):
-    """Ids, and for each of them its message (-1: the tokenizer's own) and its paint."""
+    """Ids with the message (-1: added by the tokenizer) and paint of each."""
 
     ids: Array
     message_index: Array
@@ -426,7 +426,7 @@ class _Span(NamedTuple):
 
 
 def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls: Controls) -> _Span:
-    """What inference is given: the special tokens before a text, then the text of all messages of the prompt."""
+    """Encode the inference prompt: the tokenizer's leading special tokens, then the text of all prompt messages."""
     texts = [message.text for message in messages]
     escaped: list[tuple[int, int]] = []
     # ends[n]: where the text of message n ends in the joined prompt; a token belongs to the message it starts in.
@@ -438,7 +438,7 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
     ids, offsets = encode_parts(tokenizer, [part], continues=False)[part]
     before = _special_prefix(tokenizer)
     if len(before) and not escaped and part.text.startswith(tokenizer.decode(before)):
-        before = before[:0]  # templated already
+        before = before[:0]  # already templated
     # (N,) the message of each token: the first one that ends after the token's start.
     owners = np.searchsorted(ends, offsets[:, 0], side="right").astype(np.int32)
     return _Span(
@@ -449,9 +449,9 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
 
 
 def _special_prefix(tokenizer: ChatTokenizer) -> Array:
-    """The special tokens that the tokenizer puts before a text, such as BOS."""
+    """Return the special tokens that the tokenizer puts before a text, such as BOS."""
     if "special_prefix" not in tokenizer.learnt:
-        # Special tokens before the first that is none.
+        # The special tokens before the first ordinary one.
         encoding = tokenizer.backend.encode("a", add_special_tokens=True)
         number = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
         tokenizer.learnt["special_prefix"] = np.array(encoding.ids[:number], dtype=np.int32)
@@ -460,7 +460,7 @@ def _special_prefix(tokenizer: ChatTokenizer) -> Array:
 
 
 def _add_stop(tokenizer: ChatTokenizer, message: Message, *, require_stop: bool, number: int) -> tuple[str, str | None]:
-    """The text with the stop token after it, and that token; None where it may end without one."""
+    """Return the text with its stop token appended, and that token; None if there is none and none is required."""
     text = message.text
     own = next((token for token in sorted(tokenizer.eos) if text.endswith(token)), None)
     if own is not None:
@@ -472,7 +472,7 @@ def _add_stop(tokenizer: ChatTokenizer, message: Message, *, require_stop: bool,
 
 
 def _find_escaped(tokenizer: ChatTokenizer, text: str, controls: Controls, number: int) -> tuple[tuple[int, int], ...]:
-    """Where text that was not generated spells a control token that is to be encoded as text."""
+    """Find control tokens in text that was not generated; they are encoded as text."""
     if controls == "keep":
         return ()
     matches = list(control_pattern(tokenizer).finditer(text))

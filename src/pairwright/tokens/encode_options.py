@@ -1,4 +1,4 @@
-"""The options of encoding, as one value that every function of this package takes."""
+"""The encoding options, one value that every function of this package takes."""
 
 from typing import Any, Literal
 
@@ -20,20 +20,20 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
                     merge across the start of a turn, encode both sides apart, as inference did
-    control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
+    control_tokens  control tokens in user, tool or system text: "keep" them, "escape" (encode as text) or "refuse"
     require_stop    refuse turns that no stop token follows
-    verify          "quick": render the prompts of four turns and compare them, of every turn where the template tests
-                    text for a word that is in the conversation; "all": of every turn
+    verify          "quick": render and compare the prompts of four turns, or of every turn if the template tests text
+                    for a word that is in the conversation; "all": of every turn
     missing_reasoning  a turn without reasoning after a prompt that opens a thought: "refuse" it, or "close" the thought
-                    at once; the tokens that close it are not trained, and counted as added
-    allow_dropped   train turns of which the template does not render everything; `report.dropped` names what is missing
+                    at once; the closing tokens are added tokens and not trained
+    allow_dropped   train turns that the template does not render completely; `report.dropped` names what is missing
     allow_images    train on the tokens of conversations with images, audio, video or files
     recorded        take recorded token ids, or encode the messages instead
     record_kwargs   give the template the variables that a record was sampled with (info.chat_template_kwargs)
     train_turns     which of the generated turns are trained
-    credit          where verdicts on turns come from, for train_turns "accepted"
-    tools_as_text   put tools, calls and results into text
-    max_length, truncation, keep_first   what is cut of what is longer, see `truncate`
+    credit          source of verdicts on turns, for train_turns "accepted"
+    tools_as_text   write tools, calls and results as text
+    max_length, truncation, keep_first   how longer sequences are cut, see `truncate`
     """
 
     boundaries: Boundaries = "split"
@@ -54,12 +54,12 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: TokensConfig, **changes: Any) -> "EncodeOptions":
-        """The options that a configuration has under the same names."""
+        """Return the options of a configuration, which has the same names."""
         return cls(**{name: getattr(config, name) for name in cls.__struct_fields__} | changes)
 
     @property
     def terms(self) -> Terms:
-        """What the law needs of them."""
+        """The options that the law needs."""
         is_closing = self.missing_reasoning == "close"
         return Terms(self.require_stop, is_closing, self.allow_dropped)
 

@@ -1,11 +1,11 @@
-"""Preferences to sequences: the prompt is encoded once, and both sides continue the same ids.
+"""Encode preferences: the prompt is encoded once, and both sides continue the same ids.
 
-Invariants: the first `prompt_length` ids of both sides are equal and untrained; what follows is each side's own
-completion, every generated turn of it trained, tool results not. The two sides are cut alike or not at all.
+Invariants: the first `prompt_length` ids of both sides are equal and untrained. The completion follows: every generated
+turn is trained, tool results are not. Truncation cuts both sides at the same place or not at all.
 
-Where a template rewrites history within a completion, no one sequence is exact for all of its turns. The pair is then
-the first turns that differ, after the context that both share: later turns have contexts of their own, in which there
-is nothing to compare them with. The report names them (`left_out`).
+If a template rewrites history within a completion, no single sequence is exact for all of its turns. The pair is then
+reduced to the first turns that differ, after the common context. Later turns have different contexts, so they are not
+comparable; the report lists them (`left_out`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Offset, chat_tokenizer
 
 Encodings = dict[Part, Offset]
-_AT_ONCE = 64  # pairs that are rendered, then encoded, then masked together
+_AT_ONCE = 64  # pairs that are rendered, encoded and masked together
 _REWRITES = "the template rewrites history within the completion: no one sequence is exact"
 Name = Literal["chosen", "rejected"]
 SIDES: tuple[Name, Name] = ("chosen", "rejected")
@@ -56,8 +56,8 @@ Sources = tuple[Experience | None, Experience | None]
 
 
 class PairMessages(NamedTuple):
-    """What is compared. `sources` are the experiences of the two sides where these recorded token ids, which then are
-    the side; a preference is the source of both its sides. A side that was `cut` short has no stop token."""
+    """The messages of a pair. `sources` are the experiences of the two sides: a side whose source has recorded ids uses
+    them. A preference is the source of both its sides. A side that was `cut` short has no stop token."""
 
     prompt: Messages
     chosen: Messages
@@ -78,7 +78,7 @@ def encode_pair(
     sources: Sources = (None, None),
     cut: tuple[bool, bool] = (False, False),
 ) -> EncodedPair:
-    """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
+    """Encode a prompt with two completions. Each side starts at the end of the inference prompt."""
     pair = PairMessages(prompt, chosen, rejected, tools, sources, cut)
     (encoded,) = encode_pairs(tokenizer, [pair], options)
     if isinstance(encoded, TokensError):
@@ -89,15 +89,15 @@ def encode_pair(
 def encode_pairs(
     tokenizer: Any, pairs: Iterable[PairMessages], options: EncodeOptions = DEFAULT
 ) -> Iterator[EncodedPair | TokensError]:
-    """Many pairs in their order, each as `encode_pair` gives it, or the refusal in its place.
+    """Yield the result of `encode_pair`, or its refusal, for each pair in order.
 
-    A few dozen are rendered, then encoded, then masked at a time, which is faster than one by one, and a prompt or
-    completion that several of them share is encoded once.
+    Pairs are rendered, encoded and masked in groups of a few dozen, which is faster than one by one. A prompt or
+    completion that several pairs of a group share is encoded once.
     """
     ready = chat_tokenizer(tokenizer)
     source = iter(pairs)
     while group := list(islice(source, _AT_ONCE)):
-        # Render and locate every pair of the group; one that is refused stands for itself.
+        # Render and locate every pair of the group; a refusal takes the place of its draft.
         drafts: list[_Draft | TokensError] = []
         for pair in group:
             try:
@@ -130,18 +130,18 @@ def truncate_pair(
     """Cut the shared prompt until the longer side fits; the completions stay whole.
 
     "keep_end" keeps the prompt's last tokens (and the first `keep_first`, such as a BOS token or the system prompt).
-    "keep_start" would cut the generation prompt, which the completions continue, so it refuses, as "drop" does. A
-    completion that does not fit alone is refused.
+    "keep_start" would cut the generation prompt, which the completions continue, so it refuses like "drop". A
+    completion that does not fit without its prompt is refused.
     """
     longest = max(len(pair.chosen), len(pair.rejected))
     if longest <= max_length:
         return pair
     room = max_length - (longest - pair.prompt_length)  # tokens of the prompt that fit before the longer completion
-    # At least one token of the prompt has to stay: something must predict the first trained token.
+    # Keep at least one token of the prompt, to predict the first trained token.
     if truncation != "keep_end" or room < max(1, keep_first):
         completion = longest - pair.prompt_length
         raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
-    # Positions (room,) of the tokens of the prompt that stay.
+    # (room,) positions of the prompt tokens to keep.
     first = np.arange(keep_first)
     positions = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
     return EncodedPair(
@@ -152,15 +152,15 @@ def truncate_pair(
 
 
 def _keep(side: Sequence, positions: Any, prompt_length: int) -> Sequence:
-    # What stays of the prompt, then the whole completion.
+    # The kept tokens of the prompt, then the whole completion.
     return side.take(np.concatenate([positions, np.arange(prompt_length, len(side))]))
 
 
-# Drafts: pairs that are rendered, to be encoded together.
+# Drafts: rendered pairs that will be encoded together.
 
 
 class _Rendered(NamedTuple):
-    """A side that is rendered and located, but not encoded: its prompt, and what follows."""
+    """A side that is rendered and located but not encoded, split into `prompt` and `tail`."""
 
     prepared: Prepared
     chat: Chat
@@ -171,8 +171,8 @@ class _Rendered(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A pair; each side is rendered, or encoded already: recorded ids, and raw text. `left_out` are turns of a side
-    that are not trained."""
+    """A pair whose sides are rendered, or already encoded (recorded ids and raw text). `left_out` are the turns of a
+    side that are not trained."""
 
     rendered: dict[str, _Rendered]
     encoded: dict[str, EncodedSide]
@@ -180,7 +180,7 @@ class _Draft(NamedTuple):
 
 
 def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOptions) -> _Draft:
-    """A pair as a whole; where a side has no one exact sequence, the first turns that differ."""
+    """Draft the whole pair, or only the first turns that differ if a side has no single exact sequence."""
     try:
         return _draft_pair(tokenizer, pair, options)
     except Refusal as refusal:
@@ -198,8 +198,8 @@ def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeO
 
 
 def _first_difference(pair: PairMessages) -> PairMessages | None:
-    """The first turns in which the sides differ, after what they have in common; None where these were not generated
-    or are all there is."""
+    """Reduce a pair to the first turns that differ, after the common messages; None if these turns were not generated
+    or are the whole pair."""
     shared = 0
     for left, right in zip(pair.chosen, pair.rejected, strict=False):
         if left != right:
@@ -218,7 +218,7 @@ def _is_generated(message: Message | Mapping[str, Any]) -> bool:
 
 
 def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOptions) -> _Draft:
-    """Render and locate both sides of a pair. Sides with recorded ids, and raw text, are encoded at once."""
+    """Render and locate both sides of a pair. Sides with recorded ids and raw text are encoded immediately."""
     if not options.allow_images:
         _refuse_recorded_media(pair)
     is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
@@ -233,7 +233,7 @@ def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOpt
         if is_text:
             messages = [*_records(pair.prompt), *mark_generated(tuple(_records(completion)))]
             sequence = encode_raw_text(tokenizer, messages, options, train_from=len(pair.prompt))
-            # The first trained token is where the prompt ends.
+            # The prompt ends at the first trained token.
             start = int(np.argmax(sequence.mask))
             draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
@@ -257,14 +257,14 @@ def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOpt
         refuse_dropped(located.dropped, allow=options.allow_dropped, where=f"{name}: ")
         prompt_part, tail_part = _split_parts(prepared.tokenizer, located, options)
         draft.rendered[name] = _Rendered(prepared, chat, located, prompt_part, tail_part, is_cut)
-    # A template may look ahead and write one prompt in two ways.
+    # A template may look ahead and render the same prompt differently.
     if len({side.prompt.text for side in draft.rendered.values()}) > 1:
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
     return draft
 
 
 def _choose_mode(tokenizer: ChatTokenizer, pair: PairMessages) -> Json:
-    """Both sides continue one prompt: thinking is on if a turn of either has reasoning."""
+    """Choose one mode for both sides, which share a prompt: thinking is on if a turn of either side has reasoning."""
     messages = [*pair.prompt, *pair.chosen, *pair.rejected]
     prepared = prepare_chat(tokenizer, messages, pair.tools, allow_images=True, mode={})
     generated = [prepared.chat[index] for index in prepared.generated]
@@ -272,7 +272,7 @@ def _choose_mode(tokenizer: ChatTokenizer, pair: PairMessages) -> Json:
 
 
 def _refuse_recorded_media(pair: PairMessages) -> None:
-    """Recorded ids are not rendered, so images are looked for in the messages and beside the ids."""
+    """Refuse images of recorded sides, in the messages or beside the ids: recorded ids are not rendered."""
     for side, source in zip((pair.chosen, pair.rejected), pair.sources, strict=True):
         if source is not None:
             refuse_media_inputs(source, allow=False)
@@ -289,9 +289,9 @@ def _records(messages: Messages) -> list[Message]:
 
 
 def _split_parts(tokenizer: ChatTokenizer, located: Located, options: EncodeOptions) -> tuple[Part, Part]:
-    """The prompt and the rest, each with the control tokens that are meant as text; the rest with the edges of its
-    turns, where options ask for a split."""
-    # The first region starts where the prompt ends; positions in the rest count from there.
+    """Split into prompt and tail, each with the control tokens to encode as text; the tail also has the edges of its
+    turns if `boundaries` is "split"."""
+    # The first region starts at the end of the prompt; positions in the tail count from there.
     text, cut = located.rendered.text, located.regions[0].prompt
     escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, options.control_tokens)
     before = tuple((start, end) for start, end in escaped if start < cut)
@@ -303,12 +303,12 @@ def _split_parts(tokenizer: ChatTokenizer, located: Located, options: EncodeOpti
 
 
 def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:
-    """Join the ids of prompt and completion of each side, and mask them."""
+    """Join the ids of prompt and tail of each side, and mask them."""
     sides = dict(draft.encoded)
     for name, side in draft.rendered.items():
         located = side.located
         (prompt_ids, prompt_offsets), (tail_ids, tail_offsets) = prompts[side.prompt], tails[side.tail]
-        # Offsets (N, 2) of the completion count from its own start: shift them to positions in the whole text.
+        # Offsets (N, 2) of the tail count from its start: shift them to positions in the whole text.
         start, size = located.regions[0].prompt, len(prompt_ids)
         encoded = index_tokens(
             tokenizer,
@@ -323,6 +323,6 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
         report = msgspec.structs.replace(sides[name].sequence.report, left_out=turns)
         sides[name] = sides[name]._replace(sequence=msgspec.structs.replace(sides[name].sequence, report=report))
     chosen, rejected = sides["chosen"], sides["rejected"]
-    # Two rendered sides have the same prompt ids; recorded ones may differ.
+    # Two rendered sides have the same prompt ids; recorded prompts may differ.
     prompt_length = count_shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start
     return EncodedPair(chosen=chosen.sequence, rejected=rejected.sequence, prompt_length=prompt_length)

@@ -1,8 +1,8 @@
-"""A conversation as as few sequences as the law allows.
+"""Encode a conversation as the fewest sequences that the law allows.
 
-Each sequence holds what inference saw when its turns were generated. Turns whose next prompt continues theirs go
-together, so a template that keeps its history gives one sequence, one that drops old reasoning gives one for each user
-message, and gpt-oss one for each turn.
+Each sequence holds what inference saw when its turns were generated. Turns with the prefix property share a sequence:
+a template that keeps its history gives one sequence, one that drops old reasoning gives one for each user message, and
+gpt-oss one for each turn.
 """
 
 from collections.abc import Sequence as Items
@@ -33,8 +33,8 @@ def encode_turns(
     *,
     train_from: int = 0,
 ) -> list[Sequence]:
-    """A conversation as as few sequences as the law allows, in the order of their turns; arguments as `encode_chat` has
-    them."""
+    """Encode a conversation as the fewest sequences that the law allows, in turn order; arguments as for
+    `encode_chat`."""
     ready = chat_tokenizer(tokenizer)
     if is_raw_text(messages):
         return [encode_chat(ready, messages, None, options, train_from=train_from)]
@@ -43,7 +43,7 @@ def encode_turns(
     where = prepared.tokenizer, prepared.chat, prepared.tools
     groups = locate_groups(*where, turns, options.terms, verify=options.verify)
     refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=options.allow_dropped)
-    # Prompts of one run begin alike: what they share is encoded and painted once.
+    # Prompts of one run share a prefix, which is encoded and painted once.
     encoder, painter = None, None
     if len(groups) > 1:
         encoder = PrefixEncoder(prepared.tokenizer, [located.rendered.text for _, located in groups])

@@ -1,9 +1,9 @@
-"""Error sites and hints: what the teacher reads and the student does not; and hints as the configuration names them.
+"""Error sites and hints (read by the teacher, not by the student), and the configuration of hints.
 
-A site is where a conversation shows a failure; its target is the next turn that the model generated, the recovery. A
-hint comes from a function of the user's, from the kind of the error (HINTS), from what the environment reported, or
-from a judge whose answers are cached on disk. A hint that only repeats what the conversation says between the failure
-and the recovery teaches nothing and is none. Sites without a hint or without a recovery are skipped, and counted.
+A site is the message where a conversation shows a failure; its target is the recovery, the next generated turn. A hint
+comes from the user's function, from the kind of error (HINTS), from the environment's report, or from a judge, whose
+answers are cached on disk. A hint that only repeats a message between failure and recovery teaches nothing and is
+discarded. Sites without a hint or without a recovery are skipped and counted.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from pairwright.sources.shapes.tool_errors import failure_kind
 if TYPE_CHECKING:
     from pairwright.config.train_config import DistillConfig
 
-Judge = Callable[[Sequence[Message], ErrorSite], str | None]  # a hint for a site of a conversation, or None
+Judge = Callable[[Sequence[Message], ErrorSite], str | None]  # (conversation, site) -> hint
 HintSource = Literal["function", "kind", "environment", "judge"]
 HINT_SOURCES: tuple[HintSource, ...] = ("function", "kind", "environment", "judge")
-# A sentence with {tools} in it, up to and with its full stop.
+# A sentence that contains {tools}, including its full stop.
 _TOOLS_SENTENCE = re.compile(r"[^.]*\{tools\}[^.]*\.?")
 
-# Error kind (messages.ERROR_KINDS) -> hint. Fields: tool, tools (the available ones; a sentence with them is left out
-# where none are known), error (what was reported).
+# Error kind (messages.ERROR_KINDS) -> hint. Fields: tool, tools (the available ones; without any, a sentence with
+# {tools} is removed), error (the reported text).
 HINTS: dict[str, str] = {
     "unknown_tool": "{tool} is not available. The available tools are: {tools}.",
     "invalid_arguments": "The arguments of {tool} did not match its schema. Check names and types, and call it again.",
@@ -55,7 +55,7 @@ HINTS: dict[str, str] = {
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """A hint for one turn: `target` is the generated message that the hint should have helped."""
+    """A hint for one turn; `target` is the generated message that the hint would have helped."""
 
     site: ErrorSite
     target: int
@@ -70,19 +70,19 @@ class HintCounts(msgspec.Struct, frozen=True):
 
 
 class Aid(msgspec.Struct, frozen=True):
-    """What the teacher reads beside the conversation: text at the end of messages, and the turns that are taught."""
+    """Additions to the conversation that only the teacher reads: message -> appended text; and the turns to distill."""
 
     added: Mapping[int, str]
     targets: frozenset[int]
 
 
 def aid_of(hints: Sequence[Hint]) -> Aid:
-    """Each hint at the end of the message before its turn; these turns are taught."""
+    """Append each hint to the message before its target, and distill the targets."""
     return Aid({hint.target - 1: addendum(hint.text) for hint in hints}, frozenset(hint.target for hint in hints))
 
 
 def find_sites(messages: Sequence[Message], is_error: Callable[[int, Message], str | None]) -> list[ErrorSite]:
-    """Sites by predicate: the kind of error that a message shows, or None."""
+    """Find sites with a predicate that returns the kind of error of a message, or None."""
     sites = []
     for index, message in enumerate(messages):
         kind = is_error(index, message)
@@ -101,10 +101,10 @@ def find_hints(
     judge: Judge | None = None,
     cache: Path | None = None,
 ) -> tuple[list[Hint], HintCounts]:
-    """At most one hint for each recovery turn, from the first source that has one.
+    """Return at most one hint for each recovery turn, from the first source that has one.
 
-    `templates` are hints by error kind, `function` and `judge` give a hint for a conversation and a site; `cache` is a
-    folder for the judge's answers.
+    `templates` maps error kinds to hints; `function` and `judge` return a hint for a conversation and a site; `cache`
+    is a folder for the judge's answers.
     """
     hints: dict[int, Hint] = {}  # by recovery turn: the first site that has a hint wins
     counts: Counter[str] = Counter()
@@ -126,7 +126,7 @@ def find_hints(
 
 
 def add_text(message: Message, text: str) -> Message:
-    """Text at the end of a user's or tool's message: a system role in mid-dialogue is often refused."""
+    """Append text to a user's or tool's message; many templates refuse a system message in mid-dialogue."""
     if isinstance(message.content, list):
         parts = [*message.content, {"type": "text", "text": text}]
         return msgspec.structs.replace(message, content=parts)
@@ -138,11 +138,11 @@ def addendum(hint: str) -> str:
 
 
 def _find_recovery(messages: Sequence[Message], index: int) -> int | None:
-    """The next generated turn that has text, right after a message that can carry a hint."""
+    """Return the next generated turn if it is not empty and follows a message that can carry a hint."""
     for position in range(index + 1, len(messages)):
         message = messages[position]
         if message.is_generated:
-            # Only the first generated turn can be the recovery: what comes later answers other messages.
+            # Only the first generated turn can be the recovery: later turns answer other messages.
             says = message.text.strip() or message.tool_calls or (message.reasoning or "").strip()
             carries = messages[position - 1].role in ("user", "tool") and not messages[position - 1].is_generated
             return position if says and carries else None
@@ -150,7 +150,7 @@ def _find_recovery(messages: Sequence[Message], index: int) -> int | None:
 
 
 def is_repetition(hint: str, context: Sequence[Message]) -> bool:
-    """Whether one of the messages says all of a hint already; case and white space do not count.
+    """Return whether one of the messages contains the whole hint, ignoring case and white space.
 
     >>> is_repetition("No such  word", [Message("tool", "Error: no such word.")])
     True
@@ -168,7 +168,7 @@ def _propose_texts(
     judge: Judge | None,
     cache: Path | None,
 ) -> Iterator[tuple[str, HintSource]]:
-    """The hints that the sources have, in their order; a source is asked only if those before it had none."""
+    """Yield the hints of the sources in order. Lazy: a source is called only if the caller needs another hint."""
     for source in sources:
         text: str | None = None
         if source == "function" and function is not None:
@@ -184,7 +184,7 @@ def _propose_texts(
 
 
 def _find_template(kind: str, templates: Mapping[str, str]) -> str | None:
-    """The template of a kind; a kind of another system ("tool_not_found") gets that of the kind of ours it names."""
+    """Return the template of a kind. A kind of another system ("tool_not_found") is mapped to one of ours."""
     return templates.get(kind) or templates.get(failure_kind(kind.replace("_", " "), kind))
 
 
@@ -201,8 +201,7 @@ def _normalize(text: str) -> str:
 
 
 def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache: Path | None) -> str | None:
-    """The judge's hint; asked once for each conversation and site."""
-    # Answers are cached by a hash of all that the judge is asked about.
+    """Return the judge's hint, cached by a hash of the conversation up to the site and the site."""
     if cache is None:
         return judge(messages, site)
     question = msgspec.json.encode([list(messages[: site.index + 1]), site])
@@ -215,7 +214,7 @@ def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache
     return hint
 
 
-# Hints of a configuration (`train.sdpo`): a function of the user's, templates, a judge model.
+# Hints of a configuration (`train.sdpo`): the user's function, templates, a judge model.
 
 HINT_FUNCTIONS = "pairwright.hints"
 _MAX_CHARACTERS = 4000  # of one message, in the judge's question
@@ -224,7 +223,7 @@ _SENTENCES = re.compile(r"(.+?[.!?])(?:\s+(.+?[.!?]))?(?:\s|$)", re.S)
 
 
 class Hinter:
-    """Callable on messages and sites, as `find_hints`, with what a configuration names."""
+    """`find_hints` with the templates, sources, function and judge of a configuration."""
 
     def __init__(self, settings: "DistillConfig") -> None:
         self._options: dict[str, Any] = {
@@ -247,13 +246,13 @@ class Hinter:
 
 
 class HintJudge:
-    """A model that writes hints. It is asked for one at a time; a failure to answer stops what needs the hint."""
+    """A model that writes hints, one request at a time; errors of the model are raised."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
         self._runner = asyncio.Runner()
-        self._policy: Any = None  # opened with the first question: all may be in the cache
-        # What an answer depends on, the wording of the question included: it names the folder of the cache.
+        self._policy: Any = None  # opened on the first request: all answers may be cached
+        # Everything that an answer depends on, including the wording of the question; names the cache folder.
         answers = ("model", "temperature", "top_p", "max_tokens", "stop", "extra_body")
         settings = config.model_dump(mode="json")
         variables = [config.chat_template_kwargs] if config.chat_template_kwargs else []
@@ -263,7 +262,7 @@ class HintJudge:
         config = self._config
         shown = [(message.role, _shorten(format_message(message))) for message in messages[: site.index + 1]]
         transcript = "\n".join(f"[{role}] {text}" for role, text in shown)
-        mark = content_hash(transcript)[:8]  # what is quoted cannot know it, so it cannot end its own quotation
+        mark = content_hash(transcript)[:8]  # the transcript cannot contain its own hash, so it cannot close the tag
         ask = Ask(
             messages=(Message("user", _question(site.available_tools, mark, transcript)),),
             temperature=config.temperature,
@@ -287,7 +286,7 @@ class HintJudge:
 
 
 def first_sentences(text: str) -> str | None:
-    """The first two sentences of an answer; None where it declines.
+    """Return the first two sentences of an answer; None if it declines.
 
     >>> first_sentences("Read the\\nfile first. Then edit. I hope this helps!"), first_sentences("NONE")
     ('Read the file first. Then edit.', None)
@@ -311,7 +310,7 @@ def _question(tools: Sequence[str], mark: str, transcript: str) -> str:
 
 
 def format_message(message: Message) -> str:
-    """Text and tool calls of a message as text.
+    """Format the text and tool calls of a message.
 
     >>> from pairwright.records.messages import ToolCall
     >>> format_message(Message("assistant", "Wait.", tool_calls=[ToolCall(name="clock", arguments="{}")]))
@@ -329,13 +328,13 @@ def _shorten(text: str) -> str:
 
 
 def _load_hint_function(name: str) -> Judge:
-    """The user's function, whose errors and results are checked."""
+    """Load the user's function, wrapped to report its errors and to check its results."""
     function = load_function(name, group=HINT_FUNCTIONS)
 
     def hint(messages: Sequence[Message], site: ErrorSite) -> str | None:
         try:
             text = function(messages, site)
-        except Exception as error:  # the user's code: whatever it raises is reported with its name
+        except Exception as error:  # user code may raise anything
             raise PairwrightError(f"{name}: {one_line(error)}, at an error of kind {site.kind!r}") from error
         if text is not None and not isinstance(text, str):
             raise PairwrightError(f"{name}: got {text!r}, expected the text of a hint, or None")

@@ -1,14 +1,15 @@
-"""Messages in the form that a template takes.
+"""Convert messages to the form that a template takes.
 
-Templates disagree on a few things, which are found out once by rendering a small conversation each way. Arguments: most
-want an object (and write it as JSON), some want text. The content beside tool calls: some want it null, some fail on
-null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts, no text;
-many read text and no list, there parts of text become one text, as inference servers have it.
-Ids of calls: Mistral's demand nine letters or digits, so longer ones become short, call and result alike. Reasoning:
-some write an empty thinking block before text that has one of its own (Kimi); there it becomes a field.
+Templates differ in a few ways, which are tested once by rendering a small conversation in each form:
 
-Records are converted. Chat dicts stay as they are, except where a template would drop what they hold, print or refuse a
-null, or refuse their ids or parts.
+    arguments   most templates take an object (and write it as JSON), some take text
+    empty content beside tool calls   some take null, some fail on it or print "None"; use the form that prints nothing
+    content     a few read only a list of parts; many read only text, so text parts are joined, as inference servers do
+    call ids    Mistral's templates require nine letters or digits; other ids are shortened, in calls and results
+    reasoning   some write an empty thinking block before text that begins with one (Kimi); it is moved to a field
+
+Records are always converted. Chat dicts change only if the template would drop or refuse their content, ids or parts,
+or print a null.
 """
 
 import hashlib
@@ -32,16 +33,16 @@ _LONG_ID = "call_zq0000000001"
 
 
 class Forms(msgspec.Struct, frozen=True):
-    """What a template takes.
+    """The message form that a template takes.
 
     arguments    "object" or "text"
-    empty        the content beside calls where there is no text: None or ""
-    drops_text   arguments given as JSON text would not be rendered, as an object they are
-    needs_text   arguments given as an object are refused, as JSON text they are not
-    wants_parts  content given as text is not rendered, as a list of parts it is
-    short_ids    ids of calls other than nine letters or digits are refused
-    thought_tags  tags of a thinking block that is written twice, empty and then as it is, where text begins with one
-    reasoning_key  the only key under which reasoning is rendered, where it is none that transformers gives
+    empty        content beside calls without text: None or ""
+    drops_text   arguments are rendered as an object, but not as JSON text
+    needs_text   arguments are accepted as JSON text, but refused as an object
+    wants_parts  content is rendered as a list of parts, but not as text
+    short_ids    call ids other than nine letters or digits are refused
+    thought_tags  tags of a thinking block that the template writes again, empty, before text that begins with one
+    reasoning_key  the key under which reasoning is rendered, if it is not one of transformers' keys
     """
 
     arguments: str = "object"
@@ -55,7 +56,7 @@ class Forms(msgspec.Struct, frozen=True):
 
 
 def move_thought(message: Json, tags: Tags) -> Json:
-    """A message whose text begins with a thought, with that as its reasoning; else the message as it is.
+    """Move a thought at the start of a message's text to its reasoning; other messages are returned unchanged.
 
     >>> move_thought({"role": "assistant", "content": "<think>why</think>\\n\\nso"}, Tags("<think>", "</think>"))
     {'role': 'assistant', 'content': 'so', 'reasoning_content': 'why'}
@@ -73,7 +74,7 @@ def move_thought(message: Json, tags: Tags) -> Json:
 
 
 def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> tuple[Chat, int]:
-    """Chat messages of records, and how many ids of calls were rewritten."""
+    """Convert records to chat messages; also return the number of rewritten call ids."""
     forms = find_forms(tokenizer, tokenizer.renderer(tools))
     chat = plain_chat(to_template_chat(messages, arguments=forms.arguments, empty=forms.empty))
     if forms.thought_tags is not None:
@@ -85,7 +86,8 @@ def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: 
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
-    """Chat dicts as they are, but for what the template would drop, print or refuse; and the number of new ids."""
+    """Change chat dicts where the template would drop, print or refuse something; also return the number of rewritten
+    call ids."""
     forms = find_forms(tokenizer, tokenizer.renderer(tools))
     chat = plain_chat(messages)
     for message in chat:
@@ -117,8 +119,8 @@ def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
 
 
 def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Chat:
-    """Content in parts as text, where all parts are text and the template reads no parts in messages of that role.
-    Several parts are joined by a line break, as vLLM does; not those of the model, which wrote no line break there."""
+    """Join text parts into text if the template reads no parts in messages of that role. Several parts are joined by a
+    line break, as vLLM does, except in assistant messages: the model generated no line break there."""
     for number, message in enumerate(chat):
         parts, role = message.get("content"), message.get("role")
         if not isinstance(parts, list) or not parts or not isinstance(role, str):
@@ -136,7 +138,7 @@ def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Cha
 
 
 def _reads_text_only(renderer: Renderer, role: str, forms: Forms) -> bool:
-    """Whether a message of that role is rendered with text, and not with a part of that text."""
+    """Return whether content of that role is rendered as text, but not as a list of parts."""
     message: Json = {"role": role, "content": "zqu"}
     before: Chat = [] if role in ("user", "system", "developer") else [_USER]
     after: Chat = [_USER] if role in ("system", "developer") else []
@@ -159,9 +161,9 @@ def _decode_object(text: str) -> Any:
 
 
 def _shorten_ids(chat: Chat) -> int:
-    """Give calls and results ids of nine characters, the same one for the same id; returns how many were rewritten.
+    """Map ids of calls and results to nine characters, consistently; return how many were rewritten.
 
-    As inference servers do, the last nine characters stay where they are letters and digits and tell the ids apart.
+    Like inference servers, keep the last nine characters if they are alphanumeric and unique; else use a hash.
     """
     holders: list[tuple[Json, str]] = []
     for message in chat:
@@ -184,11 +186,11 @@ def _shorten_ids(chat: Chat) -> int:
     return sum(name != new for name, new in short.items())
 
 
-# What a template takes, tried on a small conversation.
+# Find the form that a template takes, with a small conversation.
 
 
 def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
-    """What this template takes, tried once."""
+    """Return the forms that this template takes; tested once and cached."""
     key = ("forms", renderer.hash)
     if key not in tokenizer.learnt:
         grammar = learn_grammar(tokenizer, renderer)
@@ -203,7 +205,7 @@ def _try_forms(renderer: Renderer) -> Forms:
     text = _render(renderer, [_USER])
     wants_parts = _is_missing(text) and not _is_missing(_render(renderer, [_parts(_USER)]))
     short_ids = False
-    # Each form of a small call; the first that shows name and arguments as JSON, and no null, wins.
+    # Try each form of a small call: the first that shows name and arguments as JSON, and prints no null, wins.
     forms = list(itertools.product(("object", "text"), (None, "")))
     for size in _SIZES:
         renders = {form: _render_call(renderer, *form, size, wants_parts=wants_parts) for form in forms}
@@ -224,13 +226,13 @@ def _try_forms(renderer: Renderer) -> Forms:
 
 
 _USER: Json = {"role": "user", "content": "zqu"}
-# Messages of the small conversation with a call: with a result, an answer and a question after it, since some templates
-# look at ids or at earlier turns only there; one that takes no such conversation is tried with less.
+# Lengths of the small conversation with a call, longest first. Some templates check ids or earlier turns only if a
+# result, an answer and a question follow; templates that refuse this are tried with fewer messages.
 _SIZES = (5, 3, 2)
 
 
 def _doubles(renderer: Renderer, tags: Tags) -> bool:
-    """Does the template write an empty thinking block before one that is in the text?"""
+    """Return whether the template writes an empty thinking block before one in the text."""
     opening, closing = tags
     turn: Json = {"role": "assistant", "content": f"{opening}zqr{closing}zqc"}
     rendered = _render(renderer, [_USER, turn])
@@ -261,7 +263,7 @@ def _render_call(
     *,
     wants_parts: bool,
 ) -> Rendered | None:
-    # Words that begin with zq are in no template, so finding one in the text means that it was rendered.
+    # No template contains words that begin with zq: one in the text was rendered from a message.
     value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
     call = {"id": name, "type": "function", "function": {"name": "zqf", "arguments": value}}
     turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}
@@ -273,7 +275,7 @@ def _render_call(
 
 
 def _is_missing(rendered: Rendered | None, number: int = 0) -> bool:
-    """Is the content of a message, the first by default, not in the text?"""
+    """Return whether the content of a message (by default the first) is not rendered."""
     return rendered is None or not any(
         piece.message == number and piece.field == CONTENT and "zqu" in rendered.text[piece.start : piece.end]
         for piece in rendered.pieces
@@ -281,15 +283,15 @@ def _is_missing(rendered: Rendered | None, number: int = 0) -> bool:
 
 
 def _prints_null(null: Rendered | None, empty: Rendered | None) -> bool:
-    """Does null content become a word that empty content does not?"""
+    """Return whether null content is printed as a word, unlike empty content."""
     if null is None or empty is None:
         return False
     return any(null.text.count(word) > empty.text.count(word) for word in ("None", "none", "null"))
 
 
 def _is_whole(rendered: Rendered) -> bool:
-    """Are name and arguments in the text, the arguments as the JSON that they are?"""
+    """Return whether name and arguments are rendered, with the arguments not encoded as JSON twice."""
     texts = [rendered.text[piece.start : piece.end] for piece in rendered.pieces if piece.field == CALL]
     has_both = any("zqf" in text for text in texts) and any("zqx" in text for text in texts)
-    # An escaped quote before the key: the template wrote a string that was JSON already as JSON once more.
+    # An escaped quote before the key: the template encoded JSON text as JSON again.
     return has_both and '\\"zqa' not in rendered.text

@@ -1,7 +1,7 @@
-"""Ids first: where a rollout recorded its token ids, they are the sequence.
+"""Build sequences from recorded ids: if a rollout recorded its token ids, they are the sequence.
 
-`encode_experience` takes an experience's own arrays if it has them. `encode_recorded` builds a sequence from the ids
-that were sampled turn by turn: the template encodes only what the environment added between them.
+`encode_experience` uses an experience's recorded arrays if it has them. `encode_recorded` builds a sequence from the
+ids sampled in each turn: the template renders only the text that the environment added between turns.
 """
 
 from collections.abc import Mapping
@@ -40,22 +40,22 @@ from pairwright.tokens.train_turns import (
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
-    """What the model sampled in one turn; the stop token is part of it unless the turn was cut short."""
+    """The ids sampled in one turn, including the stop token unless the turn was cut short."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
 
 
-# Recorded ids are exempt from the law: only the places of their turns are looked for.
+# Recorded ids are exempt from the law: only the positions of their turns are needed.
 RECORDED = Terms(require_stop=False, is_recorded=True)
 
 
 def encode_experience(
     tokenizer: Any, experience: Experience, options: EncodeOptions = DEFAULT, facts: TurnFacts | None = None
 ) -> list[Sequence]:
-    """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
-    rewrites history. An answer that was cut short has no stop token. `facts` has the credit of its turns, by default
-    what the experience itself says."""
+    """Encode an experience: its recorded ids unchanged, else its messages. Returns one sequence, or several if the
+    template rewrites history. An answer that was cut short has no stop token. `facts` is the credit of its turns, by
+    default the experience's."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.allow_images)
@@ -100,7 +100,7 @@ def _encode_tool_texts(
     num_prompt: int,
     options: EncodeOptions,
 ) -> list[Sequence]:
-    """A conversation whose tools are text, numbered as its messages are."""
+    """Encode a conversation with tools written as text; message indices refer to the original messages."""
     chat = write_tools_as_text(messages, tools)
     start = next((n for n, origin in enumerate(chat.origins) if origin >= num_prompt), len(chat.origins))
     try:
@@ -112,13 +112,13 @@ def _encode_tool_texts(
 
 
 def is_cut(experience: Experience) -> bool:
-    """Whether the last answer was cut short, by a limit on tokens: the model sampled no stop token."""
+    """Return whether a token limit cut the last answer short: the model sampled no stop token."""
     return experience.truncate_status == "response_truncated"
 
 
 def drop_stop(sequence: Sequence) -> Sequence:
-    """A rendered sequence that ends where its last turn was cut: the template's stop token, and what follows it, go."""
-    trained = np.flatnonzero(sequence.mask)  # the last one is the stop of the last turn, if that has one
+    """Remove the stop token of the last turn, which was cut short, and everything after it."""
+    trained = np.flatnonzero(sequence.mask)  # the last one is the stop of the last turn, if it has one
     if not len(trained) or sequence.paint[trained[-1]] != Paint.STOP:
         return sequence
     end, turn = int(trained[-1]), int(sequence.message_index[trained[-1]])
@@ -127,7 +127,7 @@ def drop_stop(sequence: Sequence) -> Sequence:
 
 
 def split_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
-    """What was sampled in each turn of a recorded sequence, by message."""
+    """Split a recorded sequence into the ids sampled in each turn, by message."""
     turns = {}
     for start, end in find_mask_spans(sequence.mask).tolist():
         turn = int(sequence.message_index[start])
@@ -139,7 +139,7 @@ def split_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
 
 
 def build_from_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequence:
-    """An experience's own tokens."""
+    """Build a sequence from the recorded ids of an experience."""
     assert experience.tokens is not None
     assert experience.prompt_length is not None
     return build_sequence(
@@ -161,11 +161,12 @@ def build_sequence(
     prompt: Items[Message],
     completion: Items[Message],
 ) -> Sequence:
-    """Recorded ids; a message's index is known where masked spans and generated messages agree in number."""
+    """Build a sequence from recorded ids. Message indices are known only if there are as many masked spans as generated
+    messages."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer.is_control):
         detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
         raise Refusal("recorded_ids", detail)
-    # The recorded arrays are of the response alone: spread them over the whole sequence.
+    # Recorded arrays cover only the response: extend them to the whole sequence.
     mask = np.zeros(len(ids), dtype=bool)
     mask[prompt_length:] = response_mask(len(ids) - prompt_length, action_mask)
     if not mask.any():
@@ -175,7 +176,7 @@ def build_sequence(
         logprobs = np.zeros(len(ids), dtype=np.float32)
         logprobs[prompt_length:] = response_logprobs
     message_index = np.full(len(ids), -1, dtype=np.int32)
-    # One masked span for each generated message: only then does each span have a message.
+    # Assign spans to messages only if there is one span for each generated message.
     spans = find_mask_spans(mask)
     generated = [len(prompt) + number for number, message in enumerate(completion) if message.is_generated]
     if len(generated) == len(spans):
@@ -188,13 +189,13 @@ def build_sequence(
 
 
 def response_mask(length: int, action_mask: Array | None) -> Array:
-    """What was sampled of a response: all of it, unless a mask says otherwise."""
+    """Return the mask of sampled tokens of a response; without an action mask, all of them."""
     return np.ones(length, bool) if action_mask is None else action_mask.astype(bool)
 
 
 def find_mask_spans(mask: Array) -> Array:
-    """The runs of trained tokens, as (start, stop)."""
-    # The mask with a 0 at both ends changes at every start and every stop, in turns.
+    """Return the runs of trained tokens as (start, stop), (N, 2)."""
+    # Padded with a 0 at both ends, the mask changes alternately at a start and a stop.
     edges: Array = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return edges.reshape(-1, 2)
 
@@ -202,14 +203,14 @@ def find_mask_spans(mask: Array) -> Array:
 def _find_edited_turns(
     tokenizer: ChatTokenizer, generated: Array, num_prompt: int, completion: Items[Message]
 ) -> tuple[int, ...]:
-    """Generated messages whose text the ids do not spell: edited since. Where none is spelled, it is a Refusal: the ids
-    are another tokenizer's. Control tokens that were sampled may be missing from the text."""
+    """Return the generated messages that were edited: the ids do not spell their text. If the ids spell no message at
+    all, raise a Refusal: they come from another tokenizer. The text may lack sampled control tokens."""
     texts = {
         num_prompt + number: message.content.strip()
         for number, message in enumerate(completion)
         if message.is_generated and isinstance(message.content, str) and message.content.strip()
     }
-    # With control tokens and without: text may have lost those that were sampled.
+    # Compare with and without control tokens: the text may lack sampled ones.
     differing = tuple(texts)
     for skip_control in (False, True) if texts else ():
         spelling = tokenizer.decode(generated, skip_control=skip_control)
@@ -231,9 +232,9 @@ def encode_recorded(
     added: Mapping[int, str] | None = None,
     allow_images: bool = False,
 ) -> Sequence:
-    """A conversation whose generated turns were recorded as ids: message index -> what was sampled in it.
+    """Encode a conversation whose generated turns have recorded ids: message index -> sampled ids.
 
-    `added` is text at the end of messages that is painted as a hint.
+    `added` maps messages to the text at their end that is painted as a hint.
     """
     prepared = prepare_chat(chat_tokenizer(tokenizer), messages, tools, allow_images=allow_images)
     if not recorded or any(index not in prepared.generated for index in recorded):
@@ -250,9 +251,9 @@ def build_from_turns(
     *,
     added: Mapping[int, str] | None = None,
 ) -> Sequence:
-    """A located conversation with the recorded ids in the place of its turns."""
+    """Build a sequence of a located conversation, with the recorded ids in place of its turns."""
     tokenizer, text = prepared.tokenizer, located.rendered.text
-    # Template text between turns is encoded, turns are copied; regions shrink where a stop was not sampled.
+    # Encode the text between turns, copy the turns' ids; a region shrinks if its stop was not sampled.
     parts, regions, position, stop = _Parts(), [], 0, None
     for region in located.regions:
         between = text[position : region.prompt]
@@ -270,7 +271,7 @@ def build_from_turns(
     mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, find_spans(encoded, regions))
     for message, hint in (added or {}).items():
         _paint_hint(encoded, located, message, hint, paint)
-    # The mask by provenance has to be what was sampled, token by token.
+    # The mask by provenance must equal the sampled tokens.
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
     report = Report(
@@ -289,7 +290,7 @@ def build_from_turns(
 
 
 def _find_sample_end(tokenizer: ChatTokenizer, region: Region, turn: RecordedTurn) -> int:
-    """Where the environment's text continues: after the stop token, or with it where it was not sampled."""
+    """Return the end of the sampled text: after the stop token, or before it if it was not sampled."""
     if region.stop is None or (turn.ids and turn.ids[-1] == tokenizer.added[region.stop]):
         return region.end
     return region.end - len(region.stop)
@@ -299,13 +300,13 @@ def _paint_hint(encoded: Encoded, located: Located, message: int, hint: str, pai
     pieces = [piece for piece in located.rendered.pieces if piece.message == message and piece.field == CONTENT]
     if pieces:
         end = pieces[-1].end
-        # The hint is the end of the message's content, where the template may have stripped white space.
+        # The hint ends the message's content; the template may have stripped white space there.
         start = max(pieces[-1].start, end - len(hint.strip()))
         paint[(encoded.starts >= start) & (encoded.ends <= end) & (encoded.ends > start)] = Paint.HINT
 
 
 class _Parts:
-    """Ids that are put together, with what they are."""
+    """Collects ids with their offsets, masks and log-probabilities."""
 
     def __init__(self) -> None:
         self.ids: list[Array] = []
@@ -318,14 +319,13 @@ class _Parts:
         self._add(ids, offsets, np.zeros(len(ids), dtype=np.float32), is_sampled=False)
 
     def add_sampled(self, turn: RecordedTurn, message: int, start: int, end: int) -> None:
-        """Sampled ids cover the turn's text together: which id spells which part of it does not matter."""
+        """Add sampled ids; each gets the offsets of the whole turn, since their exact spelling does not matter."""
         if turn.logprobs is not None and len(turn.logprobs) != len(turn.ids):
             detail = f"{len(turn.logprobs)} log-probabilities for {len(turn.ids)} ids"
             raise Refusal("recorded_ids", detail, message=message)
         self.has_logprobs &= turn.logprobs is not None
-        # Zeros fill up: unless every turn has log-probabilities, the sequence has none (`has_logprobs`).
+        # Zeros are placeholders: the sequence has log-probabilities only if every turn has them (`has_logprobs`).
         logprobs = np.array(turn.logprobs or [0.0] * len(turn.ids), dtype=np.float32)
-        # All ids of the turn get the offsets of its whole text.
         offsets = np.tile(np.array([[start, max(end, start + 1)]], dtype=np.int32), (len(turn.ids), 1))
         self._add(np.array(turn.ids, dtype=np.int32), offsets, logprobs, is_sampled=True)
 
@@ -336,7 +336,7 @@ class _Parts:
         self.logprobs.append(logprobs)
 
 
-# Sides of pairs with recorded ids: the prompt that the model had, then what it sampled, id by id.
+# Sides of pairs with recorded ids: the model's prompt, then the sampled ids.
 
 
 class EncodedSide(NamedTuple):
@@ -353,10 +353,10 @@ def encode_recorded_side(
     source: Experience,
     side: Literal["chosen", "rejected"],
 ) -> EncodedSide:
-    """The recorded ids of one side. `source` is its experience, or the preference that it is a side of."""
+    """Encode one side from recorded ids. `source` is the side's experience, or the preference that contains it."""
     answer = source.chosen if side == "chosen" else source.rejected
     own = conversation_of(source, answer)
-    # A pair may be the beginning of a longer run: its messages are compared with the run's first ones.
+    # A pair may be a prefix of a longer run: compare its messages with the run's first ones.
     messages, size = (*own.prompt, *own.completion), len(prompt) + len(completion)
     if canonical_messages(messages[:size]) != canonical_messages([*prompt, *completion]):
         raise Refusal("recorded_ids", f"{source.eid.uid} recorded ids of other messages")
@@ -368,15 +368,14 @@ def encode_recorded_side(
 
 
 def count_shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected: EncodedSide) -> int:
-    """How many ids the two sides share before what is trained.
+    """Count the ids that the prompts of the two sides share.
 
-    The prompts of both must spell the same text. Their ids may differ, where turns that both runs sampled are part of
-    the prompt and were sampled as other tokens: each side then keeps the ids that its own run had.
+    Both prompts must spell the same text. Their ids may differ if the prompt contains turns that the two runs sampled
+    as different tokens: each side then keeps the recorded ids of its run.
     """
     left, right = (side.sequence.ids[: side.start] for side in (chosen, rejected))
     if np.array_equal(left, right):
         return chosen.start
-    # The first position where the prompts differ is how much they share.
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     shared = int(differ[0]) if len(differ) else size
@@ -386,14 +385,14 @@ def count_shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected:
 
 
 def is_cut_side(source: Experience, side: Literal["chosen", "rejected"]) -> bool:
-    """Whether the answer of this side was cut short."""
+    """Return whether the answer of this side was cut short."""
     answer = source.chosen if side == "chosen" else source.rejected
     return (source if answer is None else answer).truncate_status == "response_truncated"
 
 
 def _build_from_preference(tokenizer: ChatTokenizer, source: Experience, side: Side, own: Conversation) -> Sequence:
     assert side.tokens is not None
-    # The preference has the ids of the prompt, each side those of its answer.
+    # The preference has the prompt's ids, each side the ids of its answer.
     ids = np.concatenate([_ids(source), side.tokens]).astype(np.int32)
     arrays = (len(_ids(source)), side.action_mask, side.logprobs)
     return build_sequence(tokenizer, ids, *arrays, *own)
@@ -402,7 +401,7 @@ def _build_from_preference(tokenizer: ChatTokenizer, source: Experience, side: S
 def _build_from_experience(
     tokenizer: ChatTokenizer, source: Experience, own: Conversation, num_prompt: int, size: int
 ) -> EncodedSide:
-    """The first `size` messages of an experience, compared from message `num_prompt` on: turns before are context."""
+    """Encode the first `size` messages of an experience; turns before message `num_prompt` are context."""
     assert source.prompt_length is not None
     ids = _ids(source).astype(np.int32)
     arrays = (source.prompt_length, source.action_mask, source.logprobs)
@@ -410,7 +409,7 @@ def _build_from_experience(
     messages = (*own.prompt, *own.completion)
     if num_prompt == len(own.prompt) and size == len(messages):
         return EncodedSide(whole, source.prompt_length)
-    # One span of sampled tokens a generated message: only then is it known where a turn begins and ends.
+    # Turn boundaries are known only if there is one sampled span for each generated message.
     spans = find_mask_spans(whole.mask)
     turns = [number for number in range(len(own.prompt), len(messages)) if messages[number].is_generated]
     if num_prompt < len(own.prompt):

@@ -1,9 +1,8 @@
-"""Why a conversation is not turned into a sequence: always an error that names the turn and the reason; and
-what a template may use.
+"""Errors of encoding, which name the turn and the reason; and resource limits of templates.
 
-TokensError            anything of this package that the user can act on
+TokensError            any error of this package that the user can act on
 ├── TemplateError      the template cannot be compiled, raised an error, or broke its limits
-│   └── TemplateLimit  it ran or allocated beyond what a template may
+│   └── TemplateLimit  it ran too long or allocated too much
 └── Refusal            no exact mask exists for this conversation: reason, message index, what to do
 """
 
@@ -14,24 +13,24 @@ from pairwright.errors import PairwrightError
 
 Reason = Literal[
     "template_error",  # the template raised, or the prompt before the turn cannot be rendered
-    "context_differs",  # one sequence was asked for, and the law needs several
-    "two_forms",  # renders show a turn in different ways, and nothing says which one the model samples
+    "context_differs",  # one sequence was requested, and the law needs several
+    "two_forms",  # renders show a turn in different forms; it is unknown which one the model samples
     "no_stop",  # no stop token follows the turn
     "no_reasoning",  # the prompt opens a thought, and the turn has no reasoning
     "foreign_text",  # a token of the turn also holds text of another message
     "dropped",  # the template does not render what the model generated in a trained turn
     "multimodal",  # there are images, audio, video or files, and no channel trains on them
-    "multi_modal_inputs",  # inputs of that kind were recorded beside the tokens: a training stops
-    "control_tokens",  # a message contains control tokens and they are to be refused
-    "text_differs",  # the render with provenance is not the plain render
+    "multi_modal_inputs",  # such inputs were recorded beside the tokens: training stops
+    "control_tokens",  # a message contains control tokens, and the option is to refuse them
+    "text_differs",  # the render with provenance differs from the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
-    "only_ids",  # only token ids were recorded, and they are not to be used
-    "too_long",  # does not fit, and the rule is to drop
+    "only_ids",  # only token ids were recorded, and the option is to ignore them
+    "too_long",  # longer than max_length, and cannot be cut
     "not_selected",  # there are generated turns, but train_turns selects none of them
-    "no_run",  # train_turns needs the run of a pair's side, and its messages are others
+    "no_run",  # train_turns needs the run of a pair's side, but the run has other messages
     "not_generated",  # there is nothing to train on
     "prompts_differ",  # the two sides of a pair do not continue one prompt
-    "text_in_chat",  # raw text where a chat is needed, or beside messages of one
+    "text_in_chat",  # raw text instead of a chat, or mixed with chat messages
     "template_variables",  # the template does not read a variable that the record was sampled with
     "no_template",  # the tokenizer has no chat template, and the conversation is a chat
 ]
@@ -72,7 +71,7 @@ class TemplateLimit(TemplateError):
 
 
 class Refusal(TokensError):
-    """No exact mask exists; `message` is the index of the turn, or None where it concerns the whole conversation."""
+    """No exact mask exists; `message` is the index of the turn, or None for the whole conversation."""
 
     def __init__(self, reason: Reason, detail: str, *, message: int | None = None) -> None:
         self.reason = reason
@@ -90,11 +89,11 @@ def _refusal(reason: Reason, detail: str, message: int | None) -> Refusal:
     return Refusal(reason, detail, message=message)
 
 
-# What a template may use: time, characters, list items. Beyond it, TemplateLimit.
+# Resource limits of a template: time, characters, list items. Exceeding them raises TemplateLimit.
 #
-# Templates come from strangers. The sandbox keeps them from Python's internals; this keeps them from running or
-# allocating without end. `tick` is called in every loop iteration and every call, `charge` for every text or list
-# that is built. No signals and no threads: each single step is small, since no value can grow past `max_size`.
+# Templates are untrusted. The sandbox protects Python's internals; these limits bound run time and memory. `tick` is
+# called in every loop iteration and call, `charge` for every text or list that is built. Neither signals nor threads
+# are needed: each step is short, since no value can grow past `max_size`.
 
 
 SECONDS = 20.0  # of one render
@@ -105,7 +104,7 @@ _MAX_BITS = 4096  # of an integer
 
 
 class Limits:
-    """The use of one render. `begin` restarts the clock; a large conversation may use more, in proportion."""
+    """Resource usage of one render. `begin` resets it; limits grow in proportion for a large conversation."""
 
     __slots__ = ("_deadline", "_input", "_ticks", "max_size", "seconds", "spent")
 
@@ -114,7 +113,7 @@ class Limits:
         self.begin(None)
 
     def begin(self, conversation: Any) -> None:
-        """A render starts. The size of the conversation is looked at only when a limit is reached."""
+        """Start a render. The size of the conversation is computed only when a limit is reached."""
         self._input = conversation
         self.max_size = MAX_SIZE
         self.spent = 0
@@ -131,7 +130,7 @@ class Limits:
             raise TemplateLimit(f"the chat template ran for more than {self.seconds:g} seconds")
 
     def charge(self, size: int) -> None:
-        """Something of `size` characters or items was built, or is about to be."""
+        """Account for a value of `size` characters or items."""
         self.spent += size
         if size > self.max_size or self.spent > MAX_SPENT:
             while self._extend():
@@ -140,7 +139,7 @@ class Limits:
             raise TemplateLimit(f"the chat template built {max(size, self.spent):,} characters or items")
 
     def _extend(self) -> bool:
-        """Grant what a conversation of this size may need, once."""
+        """Raise the limits in proportion to the conversation, once; return whether it is large enough for that."""
         if self._input is None:
             return False
         size, self._input = size_of(self._input), None
@@ -150,7 +149,7 @@ class Limits:
         return size > 1_000_000
 
     def charge_nested(self, value: Any, depth: int = 0) -> None:
-        """Text is about to be made of a container: count what it holds, shared parts each time they occur."""
+        """Account for converting a container to text; shared parts count each time they occur."""
         if isinstance(value, str):
             self.charge(len(value))
         elif isinstance(value, dict | list | tuple | set | frozenset):
@@ -169,7 +168,7 @@ class Limits:
             raise TemplateLimit("the chat template computed a number of more than 4096 bits")
 
     def product(self, left: Any, right: Any) -> None:
-        """`left * right` is about to be computed."""
+        """Account for `left * right` before it is computed."""
         if isinstance(left, int) and isinstance(right, int):
             if left.bit_length() + right.bit_length() > _MAX_BITS:
                 raise TemplateLimit("the chat template computed a number of more than 4096 bits")
@@ -179,13 +178,13 @@ class Limits:
                 self.charge(len(items) * max(times, 0))
 
     def power(self, left: Any, right: Any) -> None:
-        """`left ** right` is about to be computed."""
+        """Check `left ** right` before it is computed."""
         if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > _MAX_BITS:
             raise TemplateLimit("the chat template computed a number of more than 4096 bits")
 
 
 def size_of(value: Any) -> int:
-    """Characters of text in a value."""
+    """Count the characters of text in a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

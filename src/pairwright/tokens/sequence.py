@@ -1,4 +1,4 @@
-"""Sequences: token ids with a same-length mask of what the model generated, and a report of how they came about."""
+"""Sequences: token ids with a mask of the generated tokens, and a report of how they were made."""
 
 from collections.abc import Sequence as Items
 from enum import IntEnum
@@ -16,7 +16,7 @@ from pairwright.tokens.refusals import Refusal
 
 
 class Paint(IntEnum):
-    """What a token is, for showing it."""
+    """The kind of a token, for display."""
 
     TEMPLATE = 0
     SYSTEM = 1
@@ -34,27 +34,26 @@ class Paint(IntEnum):
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence was made, and what a user should know about it.
 
-    source       how the ids came about: rendered by the template, recorded, or raw text
-    dropped      (message, field) of trained turns that the template does not render; only where that is allowed
-    prompt_dropped  the same for messages that are not trained, and (-1, "tools") for tool schemas
-    images       content parts that are not text, which no channel trains on; only where they are allowed
-    mode         template variables that were set by whether the record has reasoning
-    rules        the rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in their order
-    added_tokens tokens that nobody generated: a thought that was closed before a turn (not trained), and a stop token
-                 that no render shows (trained)
+    source       origin of the ids: rendered by the template, recorded, or raw text
+    dropped      (message, field) of trained turns that the template does not render (needs allow_dropped)
+    prompt_dropped  the same for untrained messages, and (-1, "tools") for tool schemas
+    images       content parts other than text, which no channel trains on (needs allow_images)
+    mode         template variables chosen by whether the record has reasoning
+    rules        the rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in order
+    added_tokens number of added tokens, which the model did not generate: a thought that was closed before a turn (not
+                 trained), and a stop token that no render shows (trained)
     declared     turns whose text comes from a declared row that no render shows
-    rewritten_ids  ids of calls that were shortened, in calls and results alike, because the template takes no others
+    rewritten_ids  call ids that were shortened, in calls and results, because the template refuses them
     merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
     unstopped    turns that end without a stop token
-    probed       turns that had to be judged on the conversation itself
-    left_out     turns of a pair's side that are not trained: they follow the first turns that differ, in contexts of
-                 their own
-    truncated    tokens cut off
+    probed       turns that had to be judged on the whole conversation
+    left_out     untrained turns of a pair's side: they follow the first turns that differ, in different contexts
+    truncated    number of tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
-    not_selected turns of the record that `train_turns` leaves in the context; on its first sequence
-    masked_by_credit  turns that `train_turns: accepted` leaves in the context; on the first sequence
-    credit       what is known of the trained turns, and on the first sequence of those that credit masks
-    uid          the experience that the sequence is of; of a side of a pair, that side's
+    not_selected turns of the record that `train_turns` leaves in the context; only on the first sequence
+    masked_by_credit  turns that `train_turns: accepted` leaves in the context; only on the first sequence
+    credit       credit of the trained turns; on the first sequence also of turns that credit masks
+    uid          the experience of the sequence, or of the pair's side
     """
 
     uid: str = ""
@@ -84,12 +83,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_exact(self) -> bool:
-        """Every trained token is one that the model generated, by a render of the template or as it was recorded."""
+        """Whether every trained token was generated, as shown by a render of the template or by recorded ids."""
         return not (self.dropped or self.added_tokens or self.declared)
 
 
 class Origin(NamedTuple):
-    """What a row of a batch is of: the experience, and the messages that are trained, counted from 0."""
+    """The origin of a row: the experience, and the indices of its trained messages."""
 
     uid: str
     turns: tuple[int, ...]
@@ -109,14 +108,14 @@ _PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("declared", "unstopped", "text_
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Token ids (S), what the model generated (mask), and which message each token belongs to (-1: the template)."""
+    """Token ids (S,), the mask of generated tokens, and the message index of each token (-1: template text)."""
 
     ids: Array
     mask: Array
     message_index: Array
     paint: Array
     logprobs: Array | None = None
-    weights: Array | None = None  # how much each trained token counts in the loss; None counts all alike
+    weights: Array | None = None  # loss weight of each trained token; None: all 1
     report: Report = Report()
 
     def __post_init__(self) -> None:
@@ -125,9 +124,9 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             value = getattr(self, name)
             if value is None and name in ("logprobs", "weights"):
                 continue
-            # Most arrays come as they should be: the check is cheaper than a conversion.
+            # Most arrays need no conversion, and the check is cheaper.
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape and value.flags.c_contiguous:
-                continue  # as it should be
+                continue
             array = as_array(value, f"sequence.{name}", dtype=dtype.name)
             if array.shape != shape:
                 raise RecordError(f"sequence.{name}.shape", array.shape, f"({len(self.ids)},), one for each token")
@@ -151,7 +150,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def origin(self) -> Origin:
-        """Which experience this is of, and which of its messages are trained.
+        """The experience of the sequence, and which of its messages are trained.
 
         >>> sequence = Sequence(ids=[1, 2, 3, 4], mask=[0, 1, 0, 1], message_index=[0, 1, 2, 3], paint=[0] * 4)
         >>> name_record(sequence, "t-1").origin
@@ -160,8 +159,8 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return Origin(self.report.uid, tuple(np.unique(self.message_index[self.mask]).tolist()))
 
     def renumber(self, origins: Items[int]) -> "Sequence":
-        """The same tokens for a conversation in which message n is message `origins[n]`; -1 is none."""
-        # One entry more, so that -1, a token of the template, stays -1.
+        """Map message indices: n becomes `origins[n]`; -1 (no message) stays."""
+        # One more entry, so that -1 (template text) stays -1.
         numbers = np.array([*origins, -1], np.int32)
         report = self.report
         pairs = {
@@ -172,7 +171,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
 
     def take(self, positions: Array) -> "Sequence":
-        """The tokens at these positions; what is left out is counted as truncated."""
+        """Return the tokens at these positions; the others count as truncated."""
         return Sequence(
             ids=self.ids[positions],
             mask=self.mask[positions],
@@ -185,19 +184,19 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def name_record(sequence: Sequence, uid: str) -> Sequence:
-    """The same sequence, with the id of the experience that it is of."""
+    """Set the experience id of a sequence."""
     return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, uid=uid))
 
 
 def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
-    """The same sequence with the weights of its messages at their trained tokens, where one of them has another than 1.
+    """Give trained tokens the weights of their messages; unchanged if all weights are 1.
 
     >>> half = Message("assistant", "no", extra={"turn_weight": 0.5})
     >>> sequence = Sequence(ids=[1, 2, 3], mask=[0, 1, 1], message_index=[0, 1, 2], paint=[0] * 3)
     >>> weigh_turns(sequence, [Message("user", "hi"), half, Message("assistant", "yes")]).weights
     array([0. , 0.5, 1. ], dtype=float32)
     """
-    weights = np.array([*map(weight_of, messages), 1.0], np.float32)  # the last one: -1 is the template's
+    weights = np.array([*map(weight_of, messages), 1.0], np.float32)  # last entry: index -1, template text
     if (weights == 1).all() or (weights[sequence.message_index[sequence.mask]] == 1).all():
         return sequence
     own = np.where(sequence.mask, weights[sequence.message_index], np.float32(0))
@@ -205,7 +204,7 @@ def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
 
 
 def weigh_by_credit(sequence: Sequence) -> Sequence:
-    """The same sequence with the values of its turns, at least 0, at their trained tokens; those without one count 1.
+    """Multiply the weights of trained tokens by the value of their turn, clipped at 0; turns without a value count 1.
 
     >>> known = Report(credit=(TurnCredit(1, "failed", -1.0), TurnCredit(2, "ok", 2.0)))
     >>> turns = {"mask": [0, 1, 1, 1], "message_index": [0, 1, 2, 3]}
@@ -223,7 +222,7 @@ def weigh_by_credit(sequence: Sequence) -> Sequence:
     return msgspec.structs.replace(sequence, weights=weights * factors)
 
 
-# Truncation: sequences are cut between turns, never through one, and the tokens that go are counted.
+# Truncation: sequences are cut between turns, never inside one, and the tokens cut off are counted.
 
 Truncation = Literal["keep_start", "keep_end", "drop"]
 
@@ -235,7 +234,7 @@ def truncate(
     *,
     keep_first: int = 0,
 ) -> Sequence:
-    """At most `max_length` tokens; `keep_first` tokens (a BOS token, the system prompt) stay in any case.
+    """Cut a sequence to at most `max_length` tokens; the first `keep_first` (BOS, the system prompt) always stay.
 
     >>> long = Sequence(ids=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1], message_index=[0] * 6, paint=[0] * 6)
     >>> truncate(long, 3).ids.tolist()  # the cut would run through the turn (3, 4)
@@ -251,12 +250,12 @@ def truncate(
     if truncation == "drop":
         raise Refusal("too_long", f"{length} tokens of at most {max_length}")
     if truncation == "keep_start":
-        stop = max_length  # moved left until it is not inside a trained turn
+        stop = max_length  # moved left until it is outside trained turns
         while stop > 0 and sequence.mask[stop - 1] and stop < length and _same_turn(sequence, stop):
             stop -= 1
         positions = np.arange(stop)
     else:
-        # Tokens that stay at the start take room from the end: the cut moves right by as many.
+        # Tokens kept at the start move the cut right by as many.
         start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
         positions = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
     cut = sequence.take(positions)
@@ -266,8 +265,8 @@ def truncate(
 
 
 def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
-    """Where to cut the beginning off: the position, or the end of the trained turn that a cut there would run through.
-    A turn right after the cut goes, too, unless something is kept before it: nothing would predict its first token."""
+    """Return where to cut the beginning off: the position, moved right to the end of a trained turn that contains it. A
+    trained turn right after the cut goes, too, unless there is context before it to predict its first token."""
     # A loop, not bisection: turns are short compared with sequences.
     while 0 < position < len(sequence) and (
         _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
@@ -277,7 +276,7 @@ def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int
 
 
 def _same_turn(sequence: Sequence, position: int) -> bool:
-    """Is a cut before `position` inside a trained turn?"""
+    """Return whether a cut before `position` is inside a trained turn."""
     return bool(sequence.mask[position - 1] and sequence.mask[position]) and bool(
         sequence.message_index[position - 1] == sequence.message_index[position]
     )

@@ -1,9 +1,9 @@
-"""Student and teacher: the same completion ids, once as it happened and once with more in the context.
+"""Student and teacher: the same completion ids, in the original context and in one with additions.
 
-The teacher's context differs only by what is added to messages (hints, a run that succeeded, feedback); the
-completions are not rendered again but copied id by id, and the alignment is a list of index pairs for which
-`student.ids[s] == teacher.ids[t]` is checked. A template that rewrites history gives one item for each group of turns
-that share a context. What is too long is cut at the same place in both.
+The teacher's context differs only by text appended to messages (hints, a successful run, feedback). Completions are
+not rendered again: their ids are copied. The alignment is a list of index pairs, checked for
+`student.ids[s] == teacher.ids[t]`. A template that rewrites history gives one item for each group of turns that share a
+context. Truncation cuts both at the same place.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_va
 
 
 class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """`student_index[k]` and `teacher_index[k]` are the same token of a turn that is taught."""
+    """A student and its teacher: `student_index[k]` and `teacher_index[k]` are the same token of a distilled turn."""
 
     student: Sequence
     teacher: Sequence
@@ -54,17 +54,17 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def student_mask(self) -> Array:
-        """True at the student's tokens of turns that are taught."""
+        """True at the student's tokens of distilled turns."""
         return np.isin(np.arange(len(self.student)), self.student_index)
 
     @property
     def teacher_mask(self) -> Array:
-        """True at the teacher's tokens of these turns."""
+        """True at the teacher's tokens of distilled turns."""
         return np.isin(np.arange(len(self.teacher)), self.teacher_index)
 
     @property
     def targets(self) -> list[int]:
-        """The turns that are taught."""
+        """The distilled turns."""
         turns: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
         return turns
 
@@ -81,33 +81,33 @@ def encode_distillations(
     student: Sequence | None = None,
     is_cut: bool = False,
 ) -> list[Distillation]:
-    """A conversation with hints, or another aid: one item for each group of turns with one context that has a turn
-    that is taught.
+    """Encode a conversation with hints or another aid: one item for each group of turns that share a context and
+    include a target.
 
-    `recorded`: what was sampled, where it is known, and `student` the whole recorded sequence; else the student is
-    rendered and split at the turns, so that no token reaches across the start of one. A conversation that `is_cut`
-    ends without a stop token.
+    `recorded` has the sampled ids of each turn, and `student` the whole recorded sequence. Without them the student is
+    rendered and split at the turns, so that no token crosses the start of a turn. With `is_cut`, the conversation ends
+    without a stop token.
     """
     ready, aid = chat_tokenizer(tokenizer), hints if isinstance(hints, Aid) else aid_of(hints)
     if not aid.targets:
         raise Refusal("not_generated", "there is no hint to distil")
-    # Text of runs and tools is hostile: it may not end the message that we put it into.
+    # Text of runs and tools is untrusted: it must not end the message that it is appended to.
     if controls := [token for token in ready.special for text in aid.added.values() if token in text]:
         raise Refusal("control_tokens", f"the teacher's text contains {controls[0]!r}")
     prepared = prepare_chat(ready, messages, tools, allow_images=options.allow_images)
     chat, generated = prepared.chat, prepared.generated
-    # Recorded turns are the trained ones, else every turn that was generated after the prompt.
+    # Train the recorded turns, else every turn generated after the prompt.
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
     if not any(turn in aid.targets for turn in turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
-    # The teacher reads the same conversation with more at the end of some messages.
+    # The teacher reads the same conversation with text appended to some messages.
     hinted_messages = list(messages)
     for index, text in aid.added.items():
         hinted_messages[index] = add_text(hinted_messages[index], text)
     hinted = prepare_chat(ready, hinted_messages, tools, allow_images=options.allow_images, mode=prepared.mode)
-    # Only the targets are trained: what is missing of other turns is looked at below.
+    # Only the targets are trained: `_check_dropped` handles missing fields of other turns.
     terms = RECORDED if recorded else options.terms._replace(allow_dropped=True)
     groups = locate_groups(prepared.tokenizer, chat, prepared.tools, turns, terms)
     items = []
@@ -120,7 +120,7 @@ def encode_distillations(
                 located,
                 recorded,
                 student if len(groups) == 1 else None,
-                # only the group with the end of the conversation can be cut short
+                # only the group that ends the conversation can be cut short
                 is_cut=is_cut and len(part) == len(chat),
             )
             items.append(_build_item(hinted, own, len(part), located, aid, recorded))
@@ -128,11 +128,11 @@ def encode_distillations(
 
 
 def _check_dropped(located: Located, aid: Aid, *, is_recorded: bool, allow: bool) -> Located:
-    """Only the targets are trained: the other turns are context. What is added has to be in what is rendered."""
+    """Refuse targets that are not rendered completely, and aids that are not rendered; other turns are context."""
     dropped = tuple(item for item in located.dropped if item[0] in aid.targets)
     if not is_recorded:
         refuse_dropped(dropped, allow=allow)
-    # Templates drop old reasoning on purpose: in the context only other fields count as missing.
+    # Templates drop old reasoning by design: in the context, only other fields count as missing.
     context = tuple(item for item in located.dropped if item[0] not in aid.targets and item[1] != "reasoning")
     prompt_dropped = (*located.prompt_dropped, *context)
     unseen = [message for message, name in prompt_dropped if message in aid.added and name == "content"]
@@ -150,7 +150,7 @@ def _build_student(
     *,
     is_cut: bool,
 ) -> Sequence:
-    """What happened, as one sequence: as it was recorded, or rendered."""
+    """Build the original conversation as one sequence: recorded or rendered."""
     if student is not None:
         return student
     if recorded:
@@ -166,8 +166,8 @@ def distill_experience(
     hints: Items[Hint] | Aid,
     options: EncodeOptions = DEFAULT,
 ) -> list[Distillation]:
-    """The turns of an experience that hints, or another aid, are for. Recorded ids are the student's sequence, and the
-    completion's ids in both."""
+    """Encode student and teacher for the target turns of an experience. Recorded ids are the student's sequence, and
+    the completion's ids in both."""
     refuse_media_inputs(experience, allow=options.allow_images)
     if options.record_kwargs == "use":
         tokenizer = tokenizer.with_variables(record_variables(experience.info))
@@ -194,9 +194,10 @@ def _build_item(
     aid: Aid,
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
-    """Student and teacher of one sequence; `hinted` is the teacher's conversation, `size` its messages to read."""
+    """Build the teacher of a student sequence; `hinted` is the teacher's conversation, of which `size` messages are
+    used."""
     turns = [region.message for region in located.regions]
-    # The teacher continues with the ids of the student: recorded, or those of its rendered sequence.
+    # The teacher copies the student's ids: recorded, or those of its rendered sequence.
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
@@ -210,17 +211,17 @@ def _build_item(
     return _align(student, teacher, [turn for turn in turns if turn in aid.targets])
 
 
-# Truncation: student and teacher are cut at the same place, never through a trained turn.
+# Truncation: student and teacher are cut at the same place, never inside a trained turn.
 
 
 def truncate_distillation(
     item: Distillation, max_length: int, truncation: Truncation = "keep_end", *, keep_first: int = 0
 ) -> Distillation:
-    """Cut student and teacher at the same place until both fit; hinted turns that are cut away are not targets.
+    """Cut student and teacher at the same place until both fit; hinted turns that are cut off are no longer targets.
 
-    "keep_end" cuts what comes first: inside what both have in common before the first hint, or, if that is not enough,
-    after a turn, with everything before its end. "keep_start" cuts after the last turn that fits. `keep_first` tokens
-    stay in any case. "drop" refuses, and so does what has no target left.
+    "keep_end" cuts the beginning: inside the common prefix before the first hint or, if that is not enough, everything
+    up to the end of a turn. "keep_start" cuts after the last turn that fits. The first `keep_first` tokens always stay.
+    "drop" refuses; items without a remaining target are refused, too.
     """
     longest = max(len(item.student), len(item.teacher))
     if longest <= max_length:
@@ -228,7 +229,7 @@ def truncate_distillation(
     if truncation == "drop":
         raise Refusal("too_long", f"{longest} tokens of at most {max_length}")
     sides = item.student, item.teacher
-    # Positions that stay on each side, or None where nothing does.
+    # Positions to keep on each side, or None.
     cut = _cut_start(sides, max_length, keep_first) if truncation == "keep_end" else _cut_end(sides, max_length)
     if cut is not None:
         student, teacher = (side.take(positions) for side, positions in zip(sides, cut, strict=True))
@@ -239,15 +240,15 @@ def truncate_distillation(
 
 
 def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
-    """The positions that stay when the beginning is cut."""
-    # Before the first hint student and teacher are equal; a cut inside that part is the same position in both.
+    """Return the positions to keep when the beginning is cut."""
+    # Before the first hint, student and teacher are equal: a cut there is the same position in both.
     size = min(map(len, sides))
     differ = np.flatnonzero(sides[0].ids[:size] != sides[1].ids[:size])
     common = int(differ[0]) if len(differ) else size
     if keep_first > common:
         return None
     first = np.arange(keep_first)
-    # The longer side decides how much goes; a cut through a trained turn moves to the end of the turn.
+    # The longer side determines the cut; a cut inside a trained turn moves to the end of the turn.
     start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
     starts = [start, start] if start <= common else _find_turn_cut(sides, max_length - keep_first)
     if starts is None:
@@ -256,8 +257,7 @@ def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
 
 
 def _find_turn_cut(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
-    """The first turn after whose end both sides fit."""
-    # Turns are found in both sides by their message, wherever they stand.
+    """Return the end, on both sides, of the first turn after which both sides fit."""
     for turn in np.unique(sides[0].message_index[sides[0].mask]):
         ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
         if all(len(side) - end <= room for side, end in zip(sides, ends, strict=True)):
@@ -266,7 +266,7 @@ def _find_turn_cut(sides: tuple[Sequence, Sequence], room: int) -> list[int] | N
 
 
 def _cut_end(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
-    """The positions that stay when the end is cut: up to the last turn that fits on both sides."""
+    """Return the positions to keep when the end is cut: up to the last turn that fits on both sides."""
     for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:  # from the last turn back
         ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
         if max(ends) <= max_length:
@@ -275,7 +275,7 @@ def _cut_end(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] |
 
 
 def _align(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:
-    # Positions (K,) of the targets' trained tokens in both; equal in number, since the ids are copies.
+    # (K,) positions of the targets' trained tokens on each side; the counts are equal, since the ids are copies.
     index = [
         np.flatnonzero(side.mask & np.isin(side.message_index, targets)).astype(np.int32) for side in (student, teacher)
     ]

@@ -1,10 +1,8 @@
 """A tokenizer with its chat template, from a folder, from transformers, or from its parts; and token offsets.
 
-Needs no transformers.
-
-Reads what a model folder has: its vocabulary (tokenizer_files.py), tokenizer_config.json (special tokens, one template
-or a list of named ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a
-generation).
+Does not need transformers. Files read from a model folder: the vocabulary (tokenizer_files.py), tokenizer_config.json
+(special tokens, one template or a list of named ones), chat_template.jinja, additional_chat_templates/,
+generation_config.json (stop tokens).
 """
 
 import copy
@@ -35,18 +33,18 @@ from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_backend
 
-# Character offsets of tokens, from the bytes that tokens spell: faster than asking the tokenizer for offsets.
+# Character offsets of tokens, computed from the bytes that tokens spell: faster than the tokenizer's offsets.
 
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
-_NEVER = b"\xff"  # in no text: a token that has it is never a match
-_MISSES = 16  # in a row
+_NEVER = b"\xff"  # not valid UTF-8: never matches a text
+_MISSES = 16  # consecutive misses before giving up
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes that a token spells, looked up when it is first met.
+    """The bytes that each token spells, looked up lazily.
 
-    Byte-level tokens spell every text that is not normalized: there it is enough that their lengths add up.
+    Byte-level tokens spell any text that is not changed by normalization, so it is enough that their lengths add up.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -61,7 +59,7 @@ class TokenBytes(dict[int, bytes]):
         self._spelt = _byte_level if is_byte_level else _with_spaces
         normalizer = backend.normalizer
         self._is_composed = isinstance(normalizer, normalizers.NFC)
-        # With a token for each byte, and no space put before a text.
+        # Requires a token for each byte, and no space added before a text.
         self._adds_up = (
             is_byte_level
             and (normalizer is None or self._is_composed)
@@ -80,21 +78,21 @@ class TokenBytes(dict[int, bytes]):
 
     @property
     def pays(self) -> bool:
-        """No, where one text after the other is not spelt byte by byte: this tokenizer changes every text."""
+        """False after several consecutive texts that are not spelled byte by byte: this tokenizer changes text."""
         return self._misses < _MISSES
 
     def encode(self, text: str, numbers: list[int]) -> Offset | None:
-        """Ids and character offsets, or None where the tokens do not spell the text byte by byte."""
+        """Return ids and character offsets; None if the tokens do not spell the text byte by byte."""
         data = text.encode()
         ids = np.array(numbers, dtype=np.int32)
         sizes = self._sizes[ids]
-        if not sizes.all():  # tokens that are met for the first time
+        if not sizes.all():  # look up new tokens
             for number in ids[sizes == 0].tolist():
                 self[number]
             sizes = self._sizes[ids]
-        both = np.empty((2, len(ids)), dtype=np.int32)  # by columns: starts and ends are read apart
+        both = np.empty((2, len(ids)), dtype=np.int32)  # starts and ends are contiguous
         starts, ends = both
-        # Byte offsets: each token starts where the one before it ends.
+        # Byte offsets: each token starts at the end of the previous one.
         sizes.cumsum(out=ends)
         is_spelt = (ends[-1] if len(ends) else 0) == len(data)
         if is_spelt and not (self._adds_up and (not self._is_composed or unicodedata.is_normalized("NFC", text))):
@@ -104,7 +102,7 @@ class TokenBytes(dict[int, bytes]):
             return None
         self._misses = 0
         np.subtract(ends, sizes, out=starts)
-        if len(data) != len(text):  # not ASCII: bytes to characters, the end by the last byte of the token
+        if len(data) != len(text):  # not ASCII: convert byte offsets to characters
             character = _character_of_byte(data)
             both[0] = character[starts]
             both[1] = character[ends - 1] + 1
@@ -112,19 +110,18 @@ class TokenBytes(dict[int, bytes]):
 
 
 def sort_offsets(pairs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """Offsets (N, 2) for bisection: neither starts nor ends decrease, and no token is empty.
+    """Return offsets (N, 2) for bisection: starts and ends never decrease, and no token is empty.
 
-    Some tokenizers give several tokens the same characters, or step back.
+    Some tokenizers give several tokens the same characters, or decreasing offsets.
     """
-    # N pairs (start, end) without a list of lists in between.
     flat = np.fromiter(itertools.chain.from_iterable(pairs), np.int32, count=2 * len(pairs)).reshape(-1, 2)
     flat[:, 1] = np.maximum(flat[:, 1], flat[:, 0] + 1)
     return np.maximum.accumulate(flat, axis=0) if len(flat) else flat
 
 
 def _character_of_byte(data: bytes) -> NDArray[np.int32]:
-    """For each byte of UTF-8 the number of the character that it belongs to."""
-    # Continuation bytes of UTF-8 are 0b10xxxxxx; every other byte begins a character.
+    """Return the character index of each UTF-8 byte."""
+    # Continuation bytes are 0b10xxxxxx; every other byte begins a character.
     is_first = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
     numbers: NDArray[np.int32] = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
     return numbers
@@ -138,7 +135,7 @@ def _byte_level(token: str) -> bytes:
 
 
 def _with_spaces(token: str) -> bytes:
-    """SentencePiece: a bar for a space, bytes that are in no other token by number."""
+    """Return the bytes of a SentencePiece token: "▁" is a space, "<0x0A>" a single byte."""
     match = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
 
@@ -155,8 +152,8 @@ _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 class Renderer(Protocol):
-    """What turns a conversation into text and says which message wrote which part of it. `Template` is one; a model
-    without a Jinja template brings its own."""
+    """Renders a conversation as text with provenance. `Template` is one; a model without a Jinja template provides its
+    own."""
 
     @property
     def hash(self) -> str: ...
@@ -167,7 +164,7 @@ class Renderer(Protocol):
 
 
 class FunctionRenderer:
-    """A renderer made of one function `(chat, tools, prompt) -> Rendered`."""
+    """A renderer from one function `(chat, tools, prompt) -> Rendered`."""
 
     def __init__(self, function: Callable[[Chat, list[Json] | None, bool], Rendered], *, name: str) -> None:
         self._function = function
@@ -176,7 +173,7 @@ class FunctionRenderer:
     def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
         try:
             return self._function(chat, tools, prompt)
-        except Exception as error:  # as with a template: a conversation that it does not take
+        except Exception as error:  # like a template that refuses a conversation
             raise TemplateError(f"{self.hash}: {type(error).__name__}: {error}") from error
 
     def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
@@ -184,7 +181,7 @@ class FunctionRenderer:
 
 
 class ChatTokenizer:
-    """A fast tokenizer, its templates, its special tokens. Keeps what was learnt about its templates."""
+    """A fast tokenizer with its templates and special tokens. Caches properties of its templates (`learnt`)."""
 
     def __init__(
         self,
@@ -209,11 +206,11 @@ class ChatTokenizer:
         self.is_control[list(self.added.values())] = True
         eos = self.special_tokens.get("eos_token")
         self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
-        self.grammar = grammar  # declared rows that are tried before those of the package
-        self.learnt: dict[Any, Any] = {}  # what was found out once: patterns, forms of calls, shapes of turns
+        self.grammar = grammar  # declared rows, tried before those of the package
+        self.learnt: dict[Any, Any] = {}  # cache: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
-        self._variants: dict[bytes, ChatTokenizer] = {}  # by the variables that they add to those of this one
+        self._variants: dict[bytes, ChatTokenizer] = {}  # by their additional variables, or their time
         self._clock = clock
         self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
         self._renderers: dict[str, Renderer] = {}
@@ -224,10 +221,9 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
-        """Read a model's folder, or that of a Hub id; `template` is a template or the name of one to use
-        instead of the default.
+        """Read a model's folder or Hub id; `template` (a template or the name of one) replaces the default.
 
-        A folder without a template, as base models have it, gives a tokenizer that encodes raw text and no chats.
+        A folder without a template (a base model) gives a tokenizer that encodes raw text only.
         """
         folder = find_folder(folder)
         config = _read_json(folder / "tokenizer_config.json")
@@ -244,16 +240,16 @@ class ChatTokenizer:
 
     @property
     def has_template(self) -> bool:
-        """Whether it can render chats; without a template it encodes raw text only."""
+        """Whether it can render chats; without a template, it encodes raw text only."""
         return bool(self._templates or self._renderers)
 
     @property
     def templates(self) -> Mapping[str, str]:
-        """Sources of the chat templates by name; "default" is that of plain chats."""
+        """Sources of the chat templates by name; "default" is for plain chats."""
         return self._templates
 
     def renderer(self, tools: list[Json] | None) -> Renderer:
-        """The template for a conversation: `tool_use` where there is one and tools are given."""
+        """Return the template for a conversation: `tool_use` if it exists and there are tools."""
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._renderers:
             if not self._templates:
@@ -264,9 +260,9 @@ class ChatTokenizer:
         return self._renderers[name]
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
-        """The same tokenizer for templates that get these variables, too: `{"enable_thinking": False}`.
+        """Return the tokenizer with additional template variables, such as `{"enable_thinking": False}`.
 
-        What was learnt about its templates is learnt again. A variable that they do not read is a Refusal.
+        It has a separate cache (`learnt`). A variable that the templates do not read is a Refusal.
         """
         if not variables:
             return self
@@ -279,7 +275,7 @@ class ChatTokenizer:
         return self._variants[key]
 
     def _add_variant(self, key: bytes) -> "ChatTokenizer":
-        """A copy that has learnt nothing about its templates."""
+        """Add a copy with empty caches."""
         if len(self._variants) >= _MAX_VARIANTS:
             self._variants.clear()
         variant = copy.copy(self)
@@ -288,7 +284,7 @@ class ChatTokenizer:
         return variant
 
     def at(self, moment: datetime | None) -> "ChatTokenizer":
-        """The same tokenizer with another time for templates that print one; itself where none does."""
+        """Return the tokenizer with another time; itself if no template prints the time."""
         if moment is None or moment == self._clock() or not self.reads_clock:
             return self
         key = moment.isoformat().encode()
@@ -302,7 +298,7 @@ class ChatTokenizer:
         return any("strftime_now" in source for source in self._templates.values())
 
     def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
-        """Tool schemas as templates take them; equal ones as the same list, so that they are worked through once."""
+        """Convert tool schemas to the form that templates take; equal schemas give the same list, for caching."""
         if not tools:
             return None
         key = msgspec.json.encode(list(tools))
@@ -313,13 +309,13 @@ class ChatTokenizer:
         return self._schemas[key]
 
     def encode(self, text: str) -> Offset:
-        """Ids (N) and their character offsets (N, 2), both of which never decrease."""
+        """Return ids (N,) and their character offsets (N, 2); starts and ends never decrease."""
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[Offset]:
-        """Several texts, each as `encode` gives it; on as many cores as `tokenizers` may use."""
+        """Encode several texts like `encode`, on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
-            self.backend = _without_truncation(self.backend)  # another user of the tokenizer switched them on
+            self.backend = _without_truncation(self.backend)  # another user of the tokenizer enabled them
         if self._bytes is None:
             self._bytes = TokenBytes(self.backend)
         if not self._bytes.pays:
@@ -335,13 +331,13 @@ class ChatTokenizer:
         return np.array(encoding.ids, dtype=np.int32), sort_offsets(encoding.offsets)
 
     def decode(self, ids: Any, *, skip_control: bool = False) -> str:
-        """The text of ids, with control tokens or without."""
+        """Decode ids, with or without control tokens."""
         text: str = self.backend.decode([int(number) for number in ids], skip_special_tokens=skip_control)
         return text
 
 
 def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
-    """The tokenizer that the options name, with their chat template where they name one, and its variables."""
+    """Load the tokenizer of the options, with their chat template, grammar, clock and template variables."""
     folder = str(options.tokenizer)
     template = None if options.chat_template is None else choose_template(folder, options.chat_template)
     grammar = () if options.grammar is None else read_rows(Path(options.grammar), is_users=True)
@@ -356,7 +352,7 @@ def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
 
 
 def record_variables(info: Mapping[str, Any]) -> Json:
-    """The template variables that a record was sampled with, from its `info`."""
+    """Return the template variables that a record was sampled with, from its `info`."""
     variables = info.get(KEY)
     if not variables:
         return {}
@@ -366,7 +362,7 @@ def record_variables(info: Mapping[str, Any]) -> Json:
 
 
 def choose_template(folder: str | Path, template: str | Path) -> str:
-    """The chat template that a name of the tokenizer's own (`tool_use`), or a file's path, stands for."""
+    """Return a chat template by its name in the tokenizer (`tool_use`) or by a file's path."""
     folder = find_folder(folder)
     named = read_templates(folder, _read_json(folder / "tokenizer_config.json"))
     is_file = Path(template).is_file()
@@ -388,7 +384,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[Any, ChatTokenizer]] = weakref.Weak
 
 
 def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
-    """A ChatTokenizer of what the user has: one already, a folder, or a transformers fast tokenizer."""
+    """Return a ChatTokenizer for a ChatTokenizer, a folder, or a transformers fast tokenizer."""
     if isinstance(tokenizer, ChatTokenizer):
         return tokenizer
     if isinstance(tokenizer, str | Path):
@@ -398,10 +394,10 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     template = getattr(tokenizer, "chat_template", None)
     if template is None:
-        template = {}  # raw text can be encoded, chats not
+        template = {}  # raw text only
     if not isinstance(backend, Tokenizer) or not isinstance(template, str | Mapping):
         raise TokensError(f"{type(tokenizer).__name__}: expected a fast tokenizer")
-    # One ChatTokenizer for each transformers tokenizer, as long as that has the same backend and template.
+    # Reuse the ChatTokenizer of a transformers tokenizer while its backend and template are the same.
     key = (id(backend), template if isinstance(template, str) else tuple(template.items()))
     known = _known.get(tokenizer)
     if known is None or known[0] != key:
@@ -414,13 +410,13 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
 
 
 def read_templates(folder: Path, config: Json) -> dict[str, str]:
-    """Named templates, as transformers reads them: where there are Jinja files, those of the configuration are none."""
+    """Read named templates like transformers: Jinja files take precedence over the configuration."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files["default"] = folder / "chat_template.jinja"
     if files:
         return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    # Processors have a file of their own.
+    # Processors have a separate file.
     value = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if value is None or isinstance(value, str):
         return {} if value is None else {"default": value}
@@ -431,7 +427,7 @@ def read_templates(folder: Path, config: Json) -> dict[str, str]:
 
 
 def special_tokens_of(config: Json) -> dict[str, Any]:
-    """bos_token and the like as text, with a model's own (`image_token`, ...)."""
+    """Return special tokens as text: bos_token and the like, and model-specific ones (`image_token`, ...)."""
     tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
@@ -453,11 +449,11 @@ def _read_json(path: Path) -> Json:
 
 
 def _follow_config(backend: Tokenizer, config: Json) -> None:
-    """Llama's class puts a space before the first word only; its tokenizer.json says before each piece of text."""
+    """Fix Llama tokenizers: the class adds a space before the first word only, tokenizer.json before each piece."""
     described = json.loads(backend.to_str()) if config.get("tokenizer_class") in _LLAMA_CLASSES else {}
     if "▁" not in json.dumps([described.get("normalizer"), described.get("pre_tokenizer")], ensure_ascii=False):
         return
-    # Where a space is put: before every piece of text (legacy), before the first one, or nowhere.
+    # Add a space before every piece of text (legacy), before the first one, or nowhere.
     scheme = "always" if config.get("legacy", False) else "first"
     if config.get("add_prefix_space") is False:
         scheme = "never"
@@ -466,10 +462,10 @@ def _follow_config(backend: Tokenizer, config: Json) -> None:
 
 
 def _add_missing(backend: Tokenizer, config: Json, special: Mapping[str, Any]) -> None:
-    """Tokens that only the configuration knows."""
+    """Add tokens that are only in the configuration."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    # By id: tokens that are added get their ids in this order.
+    # Sorted by id: added tokens get their ids in this order.
     for _, entry in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         if entry["content"] not in known:
             backend.add_tokens([AddedToken(entry["content"], **{flag: entry.get(flag, False) for flag in flags})])

@@ -1,13 +1,13 @@
 """The vocabulary of a model: its folder or Hub id, and the file that holds its tokens.
 
-    tokenizer.json     as it is
-    tekken.json        Mistral's, read through mistral-common
-    tokenizer.model    SentencePiece (BPE), read through sentencepiece
-    *.tiktoken, *.model  ranks of tiktoken, read through it; `pat_str` in tokenizer_config.json says how text is split
+    tokenizer.json     read directly
+    tekken.json        Mistral's, read with mistral-common
+    tokenizer.model    SentencePiece (BPE), read with sentencepiece
+    *.tiktoken, *.model  tiktoken ranks, read with tiktoken; `pat_str` in tokenizer_config.json is the split pattern
 
-The last three are rebuilt for `tokenizers`, which has offsets, and compared with the library on texts that tell
-vocabularies apart; one that differs is refused. Code of a model folder is never run: tiktoken files whose pattern
-only such code has are refused with the ways out.
+The last three are rebuilt for `tokenizers`, which has offsets, and compared with the original library on probe texts; a
+vocabulary that differs is refused. Code in a model folder is never run: tiktoken files whose pattern is only in such
+code are refused, with the ways out.
 """
 
 import base64
@@ -41,7 +41,7 @@ _PROBES = (
 
 
 def find_folder(name: str | Path) -> Path:
-    """The folder of a model: a path, one of its files, or a Hub id."""
+    """Return the folder of a model from a path, one of its files, or a Hub id."""
     if is_address(name):
         raise TokensError(f"{place(name)}: an address, but a tokenizer is read on this machine: copy its folder here")
     folder = Path(name)
@@ -60,7 +60,7 @@ def find_folder(name: str | Path) -> Path:
 
 
 def load_backend(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
-    """The fast tokenizer of a folder, and the special tokens that the vocabulary itself names."""
+    """Load the fast tokenizer of a folder, and the special tokens that the vocabulary names."""
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(folder / "tokenizer.json")), {}
     if (folder / "tekken.json").is_file():
@@ -74,7 +74,7 @@ def load_backend(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
 
 
 def _from_tekken(path: Path) -> tuple[Tokenizer, dict[str, str]]:
-    """Ranks of bytes, as tiktoken has them, after a block of special tokens."""
+    """Rebuild a Tekken vocabulary: a block of special tokens, then ranks of bytes like tiktoken's."""
     library = _import("mistral_common.tokens.tokenizers.tekken", f"{path}: Mistral's vocabulary", "mistral-common")
     try:
         native = library.Tekkenizer.from_file(str(path))
@@ -100,7 +100,7 @@ def _from_tekken(path: Path) -> tuple[Tokenizer, dict[str, str]]:
 
 
 def _from_sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
-    """Pieces with scores: of two merges the one whose result has the higher score comes first."""
+    """Rebuild a SentencePiece vocabulary: merges are ordered by the score of their result."""
     library = _import("sentencepiece", f"{path}: a SentencePiece vocabulary")
     try:
         native = library.SentencePieceProcessor(model_file=str(path))
@@ -108,7 +108,7 @@ def _from_sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
         raise TokensError(f"{path}: not a SentencePiece vocabulary: {error}") from None
     numbers = range(native.vocab_size())
     pieces = [native.id_to_piece(number) for number in numbers]
-    # The rank of a piece in the order of falling scores; equal scores keep the order of the vocabulary.
+    # Rank by descending score; equal scores keep the order of the vocabulary.
     by_score = sorted(numbers, key=lambda number: (-native.get_score(number), number))
     ranks = {pieces[number]: rank for rank, number in enumerate(by_score)}
     controls = [pieces[number] for number in numbers if native.is_control(number)]
@@ -129,12 +129,12 @@ def _from_sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     )
     backend.add_special_tokens(controls)
     _compare(path, backend, native.encode)
-    ends = {"bos_token": native.bos_id(), "eos_token": native.eos_id()}  # -1 where there is none
+    ends = {"bos_token": native.bos_id(), "eos_token": native.eos_id()}  # -1: none
     return backend, {name: pieces[number] for name, number in ends.items() if number >= 0}
 
 
 def _from_tiktoken(paths: list[Path], folder: Path) -> Tokenizer:
-    """Ranks of bytes, and special tokens at the ids that tokenizer_config.json gives them."""
+    """Rebuild a tiktoken vocabulary: ranks of bytes, and special tokens with the ids of tokenizer_config.json."""
     path, file = paths[0], folder / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     pattern = config.get("pat_str")
@@ -162,19 +162,19 @@ def _from_tiktoken(paths: list[Path], folder: Path) -> Tokenizer:
     characters = {byte: character for character, byte in byte_alphabet().items()}
     texts = {"".join(characters[byte] for byte in token): rank for token, rank in ranks.items()}
     vocabulary = texts | {content: number for number, content in special.items()}
-    # A piece of text that is a token as a whole is that token, whatever it could be merged from.
+    # ignore_merges: a piece of text that equals a token becomes that token, without merging.
     backend = Tokenizer(models.BPE(vocabulary, list_merges(texts, texts), ignore_merges=True))
     splits = pre_tokenizers.Split(Regex(pattern), "isolated")
     levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([splits, levels])
     backend.decoder = decoders.ByteLevel()
-    # The two libraries do not read every pattern alike ("++"): many short texts of all kinds of characters.
+    # The two libraries interpret some patterns ("++") differently: compare many short texts of mixed characters.
     _compare(path, backend, native.encode_ordinary, texts=(*_PROBES, *_mix_characters()))
     return backend
 
 
 def _mix_characters() -> list[str]:
-    """Texts of a few stretches, each of one kind of characters."""
+    """Return random texts of a few stretches, each of one kind of characters."""
     source = random.Random(0)
     letters, signs = ("aZ", "é", "日本", "'s't'll'RE"), (".,!?/(){}", "_-+=<>|", "🙂\u200dא़")
     kinds = (*letters, *signs, "0123", "٣", " ", "  \t", "\n\r", "\u00a0\u3000")
@@ -186,12 +186,12 @@ def _mix_characters() -> list[str]:
 
 
 def find_tiktoken_files(folder: Path) -> list[Path]:
-    """The vocabularies of tiktoken in a folder, whatever their names."""
+    """Return the tiktoken vocabularies of a folder, recognised by content."""
     return [path for ending in ("*.model", "*.tiktoken") for path in sorted(folder.glob(ending)) if _is_tiktoken(path)]
 
 
 def list_merges(texts: Iterable[str], ranks: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to build a token of two others, in the order of the token's rank."""
+    """Return every way to merge two tokens into a third, by rank of the result."""
     merges = []
     for text in texts:
         for position in range(1, len(text)):
@@ -211,20 +211,20 @@ def _compare(path: Path, backend: Tokenizer, encode: Callable[[str], Any], texts
 
 
 def _is_tiktoken(path: Path) -> bool:
-    """Whether the first line is a token in base64 and its rank."""
+    """Return whether the first line is a base64 token and its rank."""
     with path.open("rb") as file:
         return re.fullmatch(rb"[A-Za-z0-9+/]+={0,2} \d+\s*", file.readline(4096)) is not None
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones for themselves, the others from 256 on."""
+    """Return GPT-2's characters for bytes: printable bytes map to themselves, others to 256 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _import(module: str, what: str, package: str | None = None) -> Any:
-    """An optional library, loaded when it is needed."""
+    """Import an optional library."""
     try:
         return importlib.import_module(module)
     except ImportError:

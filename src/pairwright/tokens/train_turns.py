@@ -1,13 +1,13 @@
-"""Which of the generated turns are trained: `tokens.train_turns`. The others stay in the context.
+"""Select the generated turns to train: `tokens.train_turns`. The others stay in the context.
 
     all           every generated turn
-    accepted      those that did not fail (pairs/turn_credit.py); of rejected sides all, or those that failed
-    last          the last one of the record, or of each side of a pair
-    after-error   those that follow a failure: the next generated turn after each error site
-    calls, text   those with tool calls, those without
+    accepted      turns that did not fail (pairs/turn_credit.py); on rejected sides all, or those that failed
+    last          the last turn of the record, or of each side of a pair
+    after-error   the next generated turn after each error site
+    calls, text   turns with tool calls, turns without
     a function    `f(messages, index) -> bool` for each generated turn, as module:function or path/file.py:function
 
-Selection only takes turns away. A record (or a side of a pair) without a selected turn is refused as `not_selected`.
+Selection only removes turns. A record (or a side of a pair) without a selected turn is refused as `not_selected`.
 """
 
 import inspect
@@ -30,11 +30,11 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
 
 Predicate = Callable[[Items[Message], int], bool]
-TrainTurns = str | Predicate  # a rule by its name, or a function
+TrainTurns = str | Predicate  # the name of a rule, or a function
 
 
 class TurnFacts(msgspec.Struct, frozen=True):
-    """What rules know of a run beside its messages: error sites and credit, by position in what is encoded."""
+    """What rules know about a run besides its messages: error sites and credit, by index of the encoded message."""
 
     errors: tuple[ErrorSite, ...] = ()
     credit: Credits = {}
@@ -44,7 +44,7 @@ NO_FACTS = TurnFacts()
 
 
 def facts_of(run: Experience, rule: TrainTurns, credit: CreditConfig) -> TurnFacts:
-    """The facts of a run that is encoded by itself; without votes, which lie beside its table."""
+    """Return the facts about a single run, without votes, which are stored beside its table."""
     return TurnFacts(run.errors, find_credit(run, credit) if rule == "accepted" or credit.store else {})
 
 
@@ -55,7 +55,7 @@ def select_turns(
     facts: TurnFacts = NO_FACTS,
     keep: Literal["accepted", "failed", "all"] = "accepted",
 ) -> list[int]:
-    """Those of the generated `turns` (indices of messages) that the rule selects; `keep` is what "accepted" keeps.
+    """Return the generated `turns` (message indices) that the rule selects; `keep` is what "accepted" keeps.
 
     >>> chat = [Message("user", "hi"), Message("assistant", "a"), Message("user", "and?"), Message("assistant", "b")]
     >>> select_turns(chat, [1, 3], "last"), select_turns(chat, [1, 3], lambda messages, index: index == 1)
@@ -66,7 +66,7 @@ def select_turns(
     if rule == "last":
         return list(turns[-1:])
     if rule == "after-error":
-        # The first generated turn behind each failure; a failure after the last turn has none.
+        # The first generated turn after each failure; None for a failure after the last turn.
         after = {next((turn for turn in turns if turn > site.index), None) for site in facts.errors}
         return [turn for turn in turns if turn in after]
     if rule == "accepted":
@@ -77,12 +77,12 @@ def select_turns(
     predicate = load_predicate(rule) if isinstance(rule, str) else rule
     try:
         return [turn for turn in turns if predicate(messages, turn)]
-    except Exception as error:  # a user's function may raise anything: the run stops, no record is blamed
+    except Exception as error:  # a user's function may raise anything: stop, instead of refusing the record
         raise ConfigError(f"tokens.train_turns: {rule} failed: {one_line(error)}") from error
 
 
 def refuse_empty(selected: Items[int], turns: Items[int], rule: TrainTurns, where: str = "") -> None:
-    """Refuse a record that has generated turns, but no selected one."""
+    """Refuse a record with generated turns, none of which is selected."""
     if turns and not selected:
         by = f" ({rule})" if isinstance(rule, str) else ""
         raise Refusal("not_selected", f"{where}none of {len(turns)} generated turns is selected by train_turns{by}")
@@ -94,7 +94,7 @@ def load_predicate(name: str) -> Predicate:
 
 
 def fingerprint_function(name: str | None, group: str) -> list[str]:
-    """What a cache key needs beside the name of a function: the text of its file. A rule's name is not a function."""
+    """Hash the source file of a function, for cache keys; empty for the name of a rule."""
     if name is None or ":" not in name:
         return []
     path = inspect.getsourcefile(inspect.unwrap(load_function(name, group=group)))
@@ -104,7 +104,7 @@ def fingerprint_function(name: str | None, group: str) -> list[str]:
 
 
 def as_context(messages: Items[Message], left_out: Items[int]) -> list[Message]:
-    """The messages with those turns as context that are not selected."""
+    """Mark unselected turns as context."""
     return [
         msgspec.structs.replace(message, generated=False) if index in left_out else message
         for index, message in enumerate(messages)
@@ -112,7 +112,7 @@ def as_context(messages: Items[Message], left_out: Items[int]) -> list[Message]:
 
 
 def keep_turns(sequence: Sequence, selected: Items[int]) -> Sequence:
-    """A sequence in which only the tokens of these turns are trained."""
+    """Train only the tokens of these turns."""
     if bool((sequence.message_index[sequence.mask] < 0).any()):
         detail = "the sampled spans are not one a turn, so train_turns cannot select among them"
         raise Refusal("recorded_ids", detail)
@@ -122,8 +122,7 @@ def keep_turns(sequence: Sequence, selected: Items[int]) -> Sequence:
 
 
 def report_turns(sequences: list[Sequence], left_out: Items[int], rule: TrainTurns, facts: TurnFacts) -> list[Sequence]:
-    """The sequences of a record; the report of the first names the turns that are not selected, and that of each has
-    the credit of its turns."""
+    """Add unselected turns to the report of a record's first sequence, and the credit of its turns to each report."""
     results = []
     for number, sequence in enumerate(sequences):
         masked = tuple(left_out) if number == 0 else ()
@@ -146,11 +145,11 @@ def select_in_sides(
     facts: tuple[TurnFacts, TurnFacts],
     credit: CreditConfig,
 ) -> tuple[Sequence, Sequence]:
-    """The two sides of a pair, compared by their selected turns alone; the rest of each is context."""
+    """Train only the selected turns of both sides of a pair; the others are context."""
     results = []
     names, keeps = ("chosen", "rejected"), (credit.chosen, credit.rejected)
     for name, completion, sequence, known, keep in zip(names, completions, sides, facts, keeps, strict=True):
-        # A turn that was cut away for its length is not a turn of the pair.
+        # Turns that truncation cut off do not count.
         turns = sorted(set(sequence.message_index[sequence.mask].tolist()))
         selected = select_turns([*prompt, *completion], turns, rule, known, keep)
         refuse_empty(selected, turns, rule, f"{name}: ")

@@ -1,7 +1,7 @@
-"""Training: one readable loop, channels that add up, and a model that is a plain Hugging Face folder at the end.
+"""Training: one readable loop, channels whose losses add up, and a plain Hugging Face folder as the result.
 
 train            the loop
-Policy           a model as the loop sees it: trees of tokens in, log-probabilities out
+Policy           the loop's view of a model: trees of tokens in, log-probabilities out
 CHANNELS         dpo, sft, grpo, sdpo, kto
 """
 

@@ -1,7 +1,7 @@
-"""Anchor turns: the generated turns in the prompts of pairs, which a comparison of later turns leaves untrained.
+"""Anchor turns: generated turns in the prompts of pairs, which preference losses do not train.
 
-Pairs of steps and of divergence points compare one decision; the turns before it are context, and nothing holds them.
-`dpo.anchor_weight` trains them by their likelihood, in a channel of its own: each prompt once, as the template has it.
+Pairs of steps and of divergence points compare one decision; the turns before it are context, so their likelihood may
+drift. `dpo.anchor_weight` trains them by likelihood in a separate channel, each prompt once.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 
 def load_anchor(pairs: Path, folder: Path, options: TokensConfig, show: Show, *, is_ready: bool) -> PolicyData | None:
-    """The anchor turns of pairs as sequences; None where no prompt has a generated turn. `is_ready`: another process
+    """Load the anchor turns of pairs as sequences; None if no prompt has a generated turn. `is_ready`: another process
     has written them."""
     runs = list(_find_runs(pairs))
     if not runs:
         return None
-    # A table of these runs and no others: a resumed training finds it, other pairs have another.
+    # A table of exactly these runs: a resumed training finds it, other pairs get another one.
     place = folder / content_hash([run.eid.uid for run in runs])
     if not is_ready and not (place / "experience" / "table.json").exists():
         with Table(place / "experience") as table:
@@ -39,7 +39,7 @@ def load_anchor(pairs: Path, folder: Path, options: TokensConfig, show: Show, *,
 
 
 def _find_runs(pairs: Path) -> Iterator[Experience]:
-    """The prompts of pairs for training that have generated turns, each once, cut after the last one."""
+    """Yield distinct prompts of training pairs with generated turns, cut after the last generated turn."""
     seen: set[str] = set()
     for batch in pair_batches(pairs, ["split", "prompt", "tools", "info"]):
         for row in batch.to_pylist():

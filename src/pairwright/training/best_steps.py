@@ -1,4 +1,4 @@
-"""The best steps, by the metric of the validations: their checkpoints are kept."""
+"""The best steps by validation metric, whose checkpoints are kept."""
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import PairwrightError
@@ -6,7 +6,7 @@ from pairwright.training.checkpoint import State
 
 
 def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
-    """Record a validation; returns whether it is the best so far. Smaller is better where the metric is a loss."""
+    """Record a validation; return whether it is the best so far. For a loss, smaller is better."""
     if settings.metric not in values:
         raise PairwrightError(f"metric: no {settings.metric!r} among {', '.join(sorted(values))}")
     value = values[settings.metric]
@@ -20,7 +20,7 @@ def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool
 
 
 def best_steps(state: State, settings: TrainConfig) -> set[int]:
-    """The steps whose checkpoints stay: the best `keep_top_k`."""
+    """Return the steps whose checkpoints are kept: the best `keep_top_k`."""
     sign = -1 if settings.metric.endswith("loss") else 1
     # Best first; among equals the earlier step.
     ranked = sorted(state.metrics, key=lambda step: (-sign * state.metrics[step], step))

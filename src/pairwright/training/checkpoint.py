@@ -1,12 +1,12 @@
-"""Checkpoints: everything that a run needs to resume as if it had not stopped.
+"""Checkpoints: everything that a run needs to resume exactly.
 
-    checkpoints/step-00000040/   weights.safetensors     what is trained, and a teacher that follows it
+    checkpoints/step-00000040/   weights.safetensors     the trained weights
                                  optimizer.safetensors   the optimizer's tensors, and the random state
                                  state.json              step, counts, best metric, fingerprint, checksums
 
 Invariant: a folder with this name is complete. It is written under a hidden name, synced, and renamed; if that fails,
-the ones before are as they were. No pickle: tensors are safetensors, the rest is JSON. Tensors are whole: a run in
-shards and one without, or with another number of processes, resume from each other's.
+earlier checkpoints are intact. No pickle: tensors are safetensors, the rest is JSON. Tensors are stored unsharded, so a
+run can resume with or without sharding, and with another number of processes.
 """
 
 import shutil
@@ -28,7 +28,7 @@ class CheckpointError(PairwrightError):
 
 
 class State(msgspec.Struct, kw_only=True):
-    """Where a run is; updated by the loop, saved with each checkpoint."""
+    """The progress of a run; updated by the loop, saved with each checkpoint."""
 
     step: int = 0
     num_tokens: int = 0
@@ -36,20 +36,20 @@ class State(msgspec.Struct, kw_only=True):
     best_metric: float | None = None
     best_step: int | None = None
     num_bad_validations: int = 0
-    metrics: dict[int, float] = {}  # step -> value of the metric when it was validated
+    metrics: dict[int, float] = {}  # step -> value of the validation metric
     fingerprint: str = ""
     checksums: dict[str, str] = {}
 
 
 def join_checkpoint(weights: dict[str, Any], optimizer: Any) -> None:
-    """What the processes that do not write do while `save_checkpoint` runs in the first: hand over their shards."""
-    # The same gathers in the same order as in the first process: each of them is a collective.
+    """Send this process's shards while `save_checkpoint` runs in the first process."""
+    # The same gathers in the same order as in the first process: each is a collective operation.
     write_tensors(Path(), weights, is_writer=False)
     write_tensors(Path(), _flat(optimizer.state_dict())[0], is_writer=False)
 
 
 def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
-    """Write the checkpoint of a step; returns its folder."""
+    """Write the checkpoint of a step; return its folder."""
     place = folder / f"step-{state.step:08}"
     try:
         with write_atomic(place) as temporary:
@@ -57,7 +57,7 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
             write_tensors(temporary / "weights.safetensors", weights)
             tensors, others = _flat(optimizer.state_dict())
             tensors |= {f"random.{name}": value for name, value in _random_state().items()}
-            # safetensors holds tensors only: the rest of the optimizer's state is JSON in the file's metadata.
+            # safetensors holds only tensors: other optimizer state is JSON in the file's metadata.
             metadata = {"others": msgspec.json.encode(others).decode()}
             write_tensors(temporary / "optimizer.safetensors", tensors, metadata=metadata)
             # state.json is written last, with the checksums of all other files.
@@ -74,13 +74,13 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints, oldest first."""
-    # Step numbers are padded with zeros: the order of names is the order of steps.
+    """Return the complete checkpoints, oldest first."""
+    # Step numbers are zero-padded, so names sort by step.
     return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
 
 
 def read_state(place: Path) -> State:
-    """The state of a checkpoint, after its files were checked against their checksums."""
+    """Read the state of a checkpoint, and verify the checksums of its files."""
     try:
         state = msgspec.json.decode((place / "state.json").read_bytes(), type=State)
         bad = [name for name, checksum in state.checksums.items() if _checksum(place / name) != checksum]
@@ -121,7 +121,7 @@ def load_optimizer(place: Path, optimizer: Any) -> None:
 
 
 def remove_old(folder: Path, *, keep: set[int]) -> None:
-    """Remove checkpoints, but those of these steps and the newest."""
+    """Remove checkpoints, except those of these steps and the newest."""
     # The newest always stays, since a run resumes from it.
     for place in checkpoints(folder)[:-1]:
         if int(place.name.split("-")[1]) not in keep:
@@ -129,7 +129,7 @@ def remove_old(folder: Path, *, keep: set[int]) -> None:
 
 
 def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An optimizer's state as tensors by `parameter.name`, and the rest as JSON values."""
+    """Split an optimizer's state into tensors by `parameter.name`, and JSON values."""
     tensors: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for number, values in state["state"].items():

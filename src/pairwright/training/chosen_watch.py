@@ -1,8 +1,8 @@
-"""Watches what preference training does to chosen and rejected sides, and says when it goes wrong.
+"""Watch chosen and rejected sides during preference training, and warn if it goes wrong.
 
-`rewards/chosen` divided by β is how far the log-probability of chosen sides has moved from the reference, which is the
-start of the run. Two things are reported: chosen sides that fall while only rejected ones give the margin, and margins
-that did not move at all.
+`rewards/chosen` divided by β is the change of the chosen sides' log-probability since the start of the run (the
+reference). Two problems are reported: chosen sides become less likely, so that only rejected ones give the margin; and
+margins do not move at all.
 """
 
 from collections import deque
@@ -10,12 +10,12 @@ from collections import deque
 from pairwright.config.train_config import TrainConfig
 
 NUM_UPDATES = 10  # values of single updates are noisy: means over this many
-LEAST_FALL = 1.0  # nats of a side; averaged over tokens a tenth
-LEAST_MARGIN = 0.05  # nats of a side: below it nothing has moved
+LEAST_FALL = 1.0  # nats per side; a tenth if averaged over tokens
+LEAST_MARGIN = 0.05  # nats per side: below this, margins have not moved
 
 
 class ChosenWatch:
-    """The last values of a run, and what was said already.
+    """Recent metrics of a run, and whether it has warned.
 
     >>> watch = ChosenWatch(TrainConfig(), 1e-3)
     >>> fallen = {"rewards/chosen": -0.5, "rewards/rejected": -1.2, "rewards/margins": 0.7}
@@ -31,7 +31,7 @@ class ChosenWatch:
         self.has_warned = False
 
     def add(self, values: dict[str, float]) -> str | None:
-        """Take in the metrics of a line; a warning where chosen sides have fallen, once."""
+        """Add the metrics of a line; return a warning, once, if chosen sides have become less likely."""
         names = ("rewards/chosen", "rewards/rejected", "rewards/margins")
         # Without a reference, rewards do not start at 0.
         if self._settings.reference == "none" or not all(name in values for name in names):
@@ -55,8 +55,8 @@ class ChosenWatch:
             self._accuracies.append(values["eval_rewards/accuracies"])
 
     def finish(self) -> str | None:
-        """A note where margins have not moved in the whole run."""
-        # Margins are measured before the update of their step: a single one is 0 in any case.
+        """Return a warning if margins have not moved in the whole run."""
+        # Margins are measured before the update of their step, so the first one is always 0.
         largest = max((abs(margin) for _, _, margin in self._recent), default=0.0)
         if len(self._recent) < 2 or largest >= LEAST_MARGIN * self._scale:
             return None

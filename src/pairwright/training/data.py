@@ -1,6 +1,6 @@
-"""What is trained on: encoded pairs and scored sequences, each with what its loss needs. Tokens lie in mapped files.
+"""Training data: encoded pairs and scored sequences, with the inputs of their losses. Tokens are in mapped files.
 
-Nothing is left out silently: what was refused by the tokens stage, or is unscored, is in `counts`.
+Nothing is left out silently: refused and unscored items are in `counts`.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ LOSSES = {
     "added_tokens": "with_added_tokens",
     "declared": "with_declared_turns",
 }
-UNUSED = ("teacher_logprobs", "returns", "custom_fields")  # recorded with runs, and not used by training
+UNUSED = ("teacher_logprobs", "returns", "custom_fields")  # recorded with runs, but not used by training
 Looked = tuple[Tree, Array | None]  # a tree, and the weights of its trained tokens
 
 
@@ -56,7 +56,7 @@ class DataError(PairwrightError):
 
 
 def find_weights(sequences: Items[Sequence], start: int) -> Array | None:
-    """The weights of the trained tokens from `start` on, end to end; None where no sequence has some."""
+    """Return the weights of the trained tokens from `start` on, concatenated; None if no sequence has weights."""
     if all(sequence.weights is None for sequence in sequences):
         return None
     return np.concatenate(
@@ -70,16 +70,16 @@ def find_weights(sequences: Items[Sequence], start: int) -> Array | None:
 
 
 def join_weights(weights: Items[Array | None], counts: Items[int]) -> torch.Tensor | None:
-    """Weights of the trained tokens of several items, of which each has so many; None where no item has some."""
+    """Concatenate the token weights of several items with `counts` trained tokens; None if no item has weights."""
     if all(one is None for one in weights):
         return None
-    # Items without weights count as if all of theirs were 1.
+    # Items without weights get 1.
     filled = [np.ones(num, np.float32) if one is None else one for one, num in zip(weights, counts, strict=True)]
     return torch.from_numpy(np.concatenate(filled))
 
 
 class _Trees(ABC):
-    """Trees and token weights of items by position. What an update has looked at is kept for its next looks."""
+    """Trees and token weights of items by position; recent ones are cached."""
 
     _recent: dict[int, Looked]
 
@@ -87,7 +87,7 @@ class _Trees(ABC):
         return self._look(position)[0]
 
     def token_weights(self, position: int) -> Array | None:
-        """How much each trained token counts, of a pair first those of the chosen side; None where all count alike."""
+        """Return the weight of each trained token (of a pair: chosen side first); None if all are equal."""
         return self._look(position)[1]
 
     def _look(self, position: int) -> Looked:
@@ -114,8 +114,8 @@ class PairData(_Trees):
     refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
     tasks: Array | None = None  # the number of each pair's task
-    noise: Array | None = None  # probability that a pair's label is wrong, NaN where unknown; None if all are
-    uses_credit: bool = False  # tokens count by the values of their turns
+    noise: Array | None = None  # probability that a pair's label is wrong, NaN if unknown; None if all are unknown
+    uses_credit: bool = False  # weigh tokens by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 
     @property
@@ -141,7 +141,7 @@ class PairData(_Trees):
         return [HeldTurns.of(name, side, one, unused) for side, one in sides]
 
     def is_full(self, position: int) -> bool:
-        """Whether something that counts is trained on both sides."""
+        """Return whether both sides have trained tokens with a weight."""
         tree, weights = self._look(position)
         counts = [int(mask.sum()) for mask in tree.masks]
         if weights is None or not all(counts):
@@ -156,10 +156,10 @@ class PairData(_Trees):
 
 @dataclass(frozen=True)
 class ChosenSides(PairData):
-    """The chosen sides of pairs alone."""
+    """Only the chosen sides of pairs."""
 
     def _look(self, position: int) -> Looked:
-        pair, weights = super()._look(position)  # the pairs' own memory of trees, which holds whole pairs
+        pair, weights = super()._look(position)  # shares the cache of whole pairs
         chosen = Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
         return chosen, None if weights is None else weights[: int(pair.masks[0].sum())]
 
@@ -172,9 +172,9 @@ class ChosenSides(PairData):
 
 @dataclass(frozen=True)
 class PolicyData(_Trees):
-    """Runs of an experience table: sequences with reward and group; NaN is the reward of an unscored run.
+    """Runs of an experience table: sequences with reward (NaN: unscored) and group.
 
-    The last `num_validation` are held out. `signals` has what was recorded for single tokens.
+    The last `num_validation` are held out. `signals` has values recorded for single tokens.
     """
 
     ids: list[str]
@@ -193,7 +193,7 @@ class PolicyData(_Trees):
 
     @property
     def left_out(self) -> str:
-        """The start of a message: how many runs were left out and why; empty if none were."""
+        """A message prefix: how many runs were left out and why; empty if none were."""
         reasons = {FILTERED, Reason.EXCLUDED.value, "unscored"}
         counts = {name: num for name, num in self.counts.items() if name.startswith("refused: ") or name in reasons}
         num_runs = len(set(self.ids))
@@ -202,7 +202,7 @@ class PolicyData(_Trees):
         return f"{sum(counts.values())} runs were left out ({list_reasons(counts)}); of the {num_runs} others, "
 
     def num_counted(self, position: int) -> float:
-        """Trained tokens, each by its weight."""
+        """Return the weighted number of trained tokens."""
         return _count_trained(*self._look(position))
 
     def is_full(self, position: int) -> bool:
@@ -226,7 +226,7 @@ class PolicyData(_Trees):
         return tree, find_weights([sequence], len(tree.prompt))
 
     def with_validation(self, other: "PolicyData") -> "PolicyData":
-        """These runs, and those of another table held out."""
+        """Add the runs of another table as held-out ones."""
         counts = self.counts | {f"validation: {name}": count for name, count in other.counts.items()}
         joined: dict[str, Any] = {
             name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _COLUMNS
@@ -254,7 +254,7 @@ def _count_trained(tree: Tree, weights: Array | None) -> float:
 
 
 class _Chosen(Items[Sequence]):
-    """Some of the sequences of a folder, read from its mapped file when they are asked for."""
+    """Selected sequences of a folder, read lazily from its mapped file."""
 
     def __init__(self, cached: CachedSequences, places: list[int]) -> None:
         self._cached, self._places = cached, places
@@ -288,14 +288,14 @@ def load_pairs(
     is_encoded: bool = False,
     uses_credit: bool = False,
 ) -> PairData:
-    """Encode the pairs of a table (what is cached is not encoded again) and read those for which `where` holds.
+    """Encode the pairs of a table (cached ones are reused) and read those that match `where`.
 
-    What `is_encoded` already is read as it is, or refused: nothing is encoded.
+    With `is_encoded`, nothing is encoded: sequences of another table or other options are refused.
     """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
     pairs = read_pairs(tokens)
-    # One row for each pair id, joined in the order of the cache; `row` is the place in the table.
+    # One row per pair id, in the order of the cache; `row` is the position in the table.
     columns = ["id", "weight", "gap", "split", "curriculum_stage", "tid", "label_noise"]
     empty = pa.Table.from_batches([], schema=pa.schema([PAIR_SCHEMA.field(name) for name in columns]))
     frames = [pl.DataFrame(empty), *(pl.DataFrame(batch) for batch in pair_batches(source, columns))]
@@ -304,7 +304,7 @@ def load_pairs(
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
     )
-    # (N,) over the encoded pairs: held out for validation, and wanted by `where`.
+    # (N,) over the encoded pairs: held out for validation, matched by `where`.
     held = (rows["split"] == "validation").to_numpy()
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
     wanted = match_pairs(source, where, pairs.ids)
@@ -317,7 +317,7 @@ def load_pairs(
             why = "all are in the validation split" if len(pairs.ids) else "the table is empty"
             way_out = f"build them again with other options: {source}/funnel.json says what became of the candidates"
         raise DataError(f"{source}: no pair to train on ({why}); {way_out}")
-    in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # of the table, whatever the cache's order is
+    in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # table order instead of cache order
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
@@ -348,9 +348,9 @@ def load_policy_data(
     uses_credit: bool = False,
     run_weight: str = "sequence",
 ) -> PolicyData:
-    """The experiences of a table as sequences, with their groups: same task, step and prompt.
+    """Load the experiences of a table as sequences, with their groups (same task, step and prompt).
 
-    With `run_weight` "run" a sequence has its share of the run that it is a part of as its weight, else 1.
+    With `run_weight` "run", the sequences of a run share a total weight of 1; else each has weight 1.
     """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
@@ -362,14 +362,14 @@ def load_policy_data(
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
     left_out = find_left_out(table, where)
     counts.update(left_out.values())
-    cached = CachedSequences(tokens)  # those with a side belong to preferences
+    cached = CachedSequences(tokens)  # without the sides of preferences
     encoded = [(place, uid) for place, uid in enumerate(cached.ids) if uid not in left_out]
     signals = TokenSignals()
     if scored:
         last = {uid: place for place, uid in encoded}
         signals = read_token_signals(table, cached, last, tokens)
     places, values, groups = [], [], []
-    number_of: dict[str, int] = {}  # groups are numbered as they come
+    number_of: dict[str, int] = {}  # groups, numbered by first occurrence
     for place, uid in encoded:
         group, reward = rewards[uid]
         if reward is None and not signals.has(uid):
@@ -402,12 +402,12 @@ def load_policy_data(
 
 
 def list_reasons(counts: Mapping[str, int]) -> str:
-    """Reasons with their counts, for a message; those that refused nothing are left out."""
+    """Format nonzero reasons with their counts, for a message."""
     return ", ".join(f"{count} × {reason}" for reason, count in counts.items() if count)
 
 
 def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is_encoded: bool) -> dict[str, Any]:
-    """The manifest of the sequences of a table, which are encoded unless they are already."""
+    """Encode the sequences of a table unless `is_encoded`; return their manifest."""
     if is_encoded:
         return read_encoded(source, tokens, options)
     manifest = encode_into(source, tokens, options, progress=show)
@@ -416,7 +416,7 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
 
 
 def _require_values(source: Place, manifest: dict[str, Any], *, uses_credit: bool) -> None:
-    """`train.credit` weighs turns by their values: without any it would change nothing."""
+    """Refuse `train.credit` if no turn has a value: it would have no effect."""
     if uses_credit and not manifest.get("turns_with_value"):
         raise DataError(
             f"{source}: train.credit is value, but no trained turn has a value: record step rewards, name a function "
@@ -425,7 +425,7 @@ def _require_values(source: Place, manifest: dict[str, Any], *, uses_credit: boo
 
 
 def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:
-    """Recorded inputs beside the tokens are half of what the model was given: no channel uses them, so none trains."""
+    """Stop if records have multi-modal inputs beside their tokens: the model saw them, but no channel uses them."""
     if num := refused.get("multi_modal_inputs"):
         raise DataError(
             f"{source}: {num:,} records have multi_modal_inputs, which no channel uses: train on the tokens alone with "
@@ -434,12 +434,12 @@ def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:
 
 
 def _losses(manifest: dict[str, Any]) -> dict[str, int]:
-    """Sequences that lack something, by what they lack."""
+    """Return the nonzero counts of sequences that lack something, by kind."""
     return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
 
 
 def match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
-    """For each of the ids of a pairs table, whether the condition holds for its first row."""
+    """Return for each pair id whether its first row matches the condition."""
     if where is None:
         return np.ones(len(ids), np.bool_)
     condition = parse_where(where, PAIR_SCHEMA, option="train.where")
@@ -452,7 +452,7 @@ def match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
 
 
 def find_left_out(table: Table, where: str | None) -> dict[str, str]:
-    """The ids of the experiences that a person has excluded or that the condition leaves out, with the reason."""
+    """Return the experiences that a person excluded or that do not match the condition: id -> reason."""
     check_exclusions([table])
     left_out: dict[str, str] = {}
     if where is not None:

@@ -1,10 +1,10 @@
-"""What a teacher is asked about: turns or runs of a table, as the student read them and as the teacher does.
+"""Distillation data: turns or runs of a table, in the student's and in the teacher's context.
 
-    hints      the turns after an error, with a hint before them (tokens/hints.py)
-    nothing    whole runs as they are, for a teacher that is another model
+    hints      turns after an error, with a hint before them (tokens/hints.py)
+    nothing    whole runs unchanged, if the teacher is another model
 
-A hint is text at the end of a message, rendered by the chat template like any other. Sequences are in a mapped file, as
-those of pairs are. Nothing is left out silently: `counts` has everything that is not taught.
+A hint is text at the end of a message, rendered by the chat template like any other. Sequences are in a mapped file,
+like those of pairs. Nothing is left out silently: `counts` has everything that is not distilled.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ SIDES = ("student", "teacher")
 
 
 class Taught(Protocol):
-    """Items by position, made when they are asked for."""
+    """Items by position, built lazily."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, position: int) -> Distillation: ...
@@ -51,7 +51,7 @@ class Taught(Protocol):
 
 @dataclass(frozen=True)
 class DistillData:
-    """The student's sequences, the teacher's, and which tokens are the same."""
+    """Aligned sequences of student and teacher."""
 
     ids: list[str]
     items: Taught
@@ -65,7 +65,7 @@ class DistillData:
         return np.ones(len(self.ids), np.float32)
 
     def tree(self, position: int) -> Tree:
-        """What the student reads, with the taught tokens as the trained ones."""
+        """Return the student's sequence, with the distilled tokens as the trained ones."""
         item = self.items[position]
         return tree_of(item.student.ids, item.student_mask, (Origin(item.student.report.uid, tuple(item.targets)),))
 
@@ -77,7 +77,7 @@ class DistillData:
         ]
 
     def token_weights(self, position: int) -> Array | None:
-        """How much each taught token counts; None where all count alike."""
+        """Return the weight of each distilled token; None if all are equal."""
         item = self.items[position]
         return None if item.student.weights is None else item.student.weights[item.student_index]
 
@@ -97,14 +97,14 @@ def load_distill_data(
     where: str | None = None,
     is_ready: bool = False,
 ) -> DistillData:
-    """Encode what is taught of a table into a folder, and read it from there.
+    """Encode the distilled turns of a table into a folder, and read them from there.
 
-    Where it `is_ready`, since another process has just written it for the same table and options, it is only read.
+    With `is_ready` (another process has written them for the same table and options), only read them.
     """
     if options.tools_as_text != "off":
         raise DataError("tokens.tools_as_text: hints are not written into such text: leave out the channel sdpo")
     table = Table(source, create=False)
-    # What the sequences depend on, but for the user's own hint function and the judge: these run again each time.
+    # Everything that the sequences depend on, except the user's hint function and the judge.
     key = content_hash(
         options.content(),
         options.tokenizer,
@@ -124,7 +124,7 @@ def load_distill_data(
 
 
 def distill_runs(runs: PolicyData) -> DistillData:
-    """Runs whose teacher reads what the student read."""
+    """Distil whole runs: the teacher reads the student's context."""
     items = _Same(runs.sequences)
     # Twice the length: both sides are computed, although they are one sequence.
     return DistillData(runs.ids, items, 2 * runs.lengths, runs.counts, runs.refusals)
@@ -139,13 +139,13 @@ class _Same:
 
     def __getitem__(self, position: int) -> Distillation:
         sequence = self._sequences[position]
-        # The first token of all is predicted by nothing.
+        # Nothing predicts the first token.
         index = np.flatnonzero(sequence.mask[1:]).astype(np.int32) + 1
         return Distillation(student=sequence, teacher=sequence, student_index=index, teacher_index=index)
 
 
 class _Mapped:
-    """Both sides of each item from the mapped file; their masks are of what is taught."""
+    """Both sides of each item from the mapped file; their masks mark the distilled tokens."""
 
     def __init__(self, output: Path) -> None:
         self._sides = [CachedSequences(output, side) for side in SIDES]
@@ -157,7 +157,7 @@ class _Mapped:
 
     def __getitem__(self, position: int) -> Distillation:
         student, teacher = (side[position] for side in self._sides)
-        # (K,) positions of the taught tokens: the k-th is the same token on both sides.
+        # (K,) positions of the distilled tokens: the k-th is the same token on both sides.
         index = [np.flatnonzero(side.mask).astype(np.int32) for side in (student, teacher)]
         return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
 
@@ -177,7 +177,7 @@ def _encode(
     refused: dict[str, str] = {}
     left_out = find_left_out(table, where)
     counts.update(left_out.values())
-    # Parts of an earlier run have the same keys; the manifest is written last, so a run that is cut off leaves none.
+    # Remove parts of an earlier run, which have the same keys. The manifest is written last, so interruptions show.
     (output / MANIFEST).unlink(missing_ok=True)
     for old in output.glob("*.parquet"):
         old.unlink()
@@ -185,7 +185,7 @@ def _encode(
     total, done, num_items = table.count(), 0, 0
     hinter = Hinter(settings)
     encode = partial(distill_experience, tokenizer, options=EncodeOptions.of(options))
-    # Only so many runs, and their rows, are in memory at a time.
+    # Limit the number of runs and rows in memory.
     records = table.records()
     while part := list(islice(records, NUM_AT_ONCE)):
         rows: list[Json] = []
@@ -214,7 +214,7 @@ def _encode(
                 if num_lacking := sum(bool(getattr(item.student.report, name)) for item in items):
                     counts[counted] += num_lacking
             counts["recorded"] += sum(item.student.report.source == "recorded" for item in items)
-            # A template that rewrites history gives several items a run; each has a number of its own.
+            # A template that rewrites history gives several items per run, each with its own number.
             for item in items:
                 rows += _rows(item, uid, num_items)
                 num_items += 1
@@ -230,7 +230,7 @@ def _encode(
 
 
 def _rows(item: Distillation, uid: str, number: int) -> Iterator[Json]:
-    # The masks of what is taught, not of what was generated: they are the alignment, so no index is stored.
+    # Masks mark distilled, not generated, tokens: they define the alignment, so no index is stored.
     masks = item.student_mask, item.teacher_mask
     for name, side, mask in zip(SIDES, (item.student, item.teacher), masks, strict=True):
         yield {

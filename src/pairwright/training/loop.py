@@ -1,8 +1,8 @@
-"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish; or stop on a signal.
+"""The training loop: load, compute the reference once, update, validate, save, finish; or stop on a signal.
 
-The update of a step is a pure function of the weights, the optimizer's state and the step's number. Which items it
-takes comes from `BatchOrder`; how they are cut into parts changes nothing, since every normaliser is the whole
-batch's. So a resumed run ends with the same weights, bit for bit on a CPU.
+An update is a pure function of the weights, the optimizer's state and the step number. `BatchOrder` determines its
+items; splitting them into parts changes nothing, since every normaliser is that of the whole batch. So a resumed run
+ends with the same weights, bit for bit on a CPU.
 """
 
 import os
@@ -48,11 +48,11 @@ from pairwright.training.model.sharding import gather_model
 from pairwright.training.optimizer import clip_gradients, default_rate, learning_rate, make_optimizer, set_learning_rate
 from pairwright.training.run_dir import RunFolder
 
-# Signals: the update that is running is finished, a checkpoint is saved.
+# Signals: finish the running update and save a checkpoint.
 
 
 class Stopped(PairwrightError):
-    """Asked to stop; a checkpoint was saved."""
+    """The run was stopped by a signal."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -60,8 +60,8 @@ class Stopped(PairwrightError):
 
 
 class Stop:
-    """SIGTERM and Ctrl-C. While `is_updating`, they finish the step that is running, and a second one ends at once.
-    Before, they end at once; where other processes wait for this one, at the next `check`."""
+    """Handles SIGTERM and Ctrl-C. While `is_updating`, the first signal lets the running step finish, a second one ends
+    the process. Before, the first one ends it; with several processes, at the next `check`."""
 
     def __init__(self, *, is_alone: bool = True) -> None:
         self.signal_number: int | None = None
@@ -78,21 +78,21 @@ class Stop:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         is_second, self.signal_number = self.signal_number is not None, number
         if is_second and number == signal.SIGTERM:
-            # The default action ends the process with the status that a supervisor expects of SIGTERM.
+            # The default action ends the process with the exit status of SIGTERM, which supervisors expect.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif is_second:
-            raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
+            raise KeyboardInterrupt  # not an Exception: no handler mistakes it for a bad record
         elif not self.is_updating:
             interrupt(frame)
 
     def check(self) -> None:
-        """Called between batches of the reference: end here if a signal has come."""
+        """End the run if a signal has arrived; called between batches of the reference."""
         if self.signal_number is not None:
             raise KeyboardInterrupt
 
     def explain(self) -> Stopped:
-        """The error of a run that ended at once."""
+        """Return the error of a run that ended immediately."""
         if self.is_updating:
             message = "stopped in the middle of a step; --resume goes on from the newest checkpoint"
         else:
@@ -106,7 +106,7 @@ class Stop:
 
 # The run.
 
-# What may change between a run and its resumption: it does not change the update
+# Options that may change when a run is resumed: they do not affect the update
 _HARMLESS = {
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
     "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
@@ -143,10 +143,10 @@ def train(
     """Train the model of a folder on pairs and experiences; the result is in `output`.
 
     `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
-    `pairwright tokens` wrote: its sequences are read as they are, and refused where they are not those of the table,
-    the tokenizer or the configuration. The table is the one they were made of, unless `pairs` or `experience` names it.
-    `reference_cache` is the folder in which the reference's values are kept, by default one in `output`: a run with
-    other settings on the same model and sequences finds them there. One process at a time trains in `output`.
+    `pairwright tokens` wrote: its sequences are used unchanged, and refused if they do not match the table, the
+    tokenizer or the configuration. The table is the one they were encoded from, unless `pairs` or `experience` names
+    it. `reference_cache` is the folder of the reference's values, by default one in `output`: runs with other settings
+    on the same model and sequences reuse them. Only one process at a time trains in `output`.
     """
     check_reporters(config.train.report_to)
     if config.train.channels.kto and config.train.kto.sft_loss_weight is None:
@@ -202,14 +202,14 @@ class Training:
         torch.manual_seed(config.seed)
         folder.write_status(state="running", epochs=settings.epochs, threads=torch.get_num_threads())
 
-        # the model, the data, and the reference while the weights are still the initial ones
+        # the model, the data, and the reference, computed while the weights are the initial ones
         self.policy = open_policy(base, settings, ranks)
         initial = model_hash(base)
         self.channels: list[Channel] = load_channels(
             config, self.policy, base, initial, folder.path, ranks, progress=progress, cache=cache, **data
         )
         self.order = self.channels[0].order
-        # 1 << 62 stands for no limit.
+        # 1 << 62: no limit.
         self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
         if not self.num_steps and len(self.order.items):
             raise DataError(
@@ -224,19 +224,19 @@ class Training:
         if folder.checkpoints:
             self.state = _resume(folder, self.state, self.weights, self.optimizer)
         else:
-            folder.cut_metrics(0)  # of a run that ended before its first checkpoint
+            folder.cut_metrics(0)  # from a run that ended before its first checkpoint
         self._tell()
 
     def _num_threads(self) -> int:
-        """`train.threads`; else the number that the run began with; else the idle cores."""
-        # With other threads, matrix products are split at other places, and sums differ in their last bits.
+        """Return `train.threads`, else the number that the run began with, else the idle cores."""
+        # The number of threads affects how matrix products are split, and so the last bits of sums.
         wanted = self.settings.threads or self.folder.status.threads or idle_cores()
-        # All processes take the number of the first: it is the one that train.json keeps.
+        # All processes use the number of the first, which is stored in train.json.
         agreed, _ = self.ranks.sum_values({"threads": (float(wanted if self.ranks.is_first else 0), 0.0)})["threads"]
         return int(agreed)
 
     def run(self, stop: Stop) -> TrainResult:
-        """Update, log, validate and save until the last step, or until asked to stop."""
+        """Update, log, validate and save until the last step or a signal."""
         settings, state = self.settings, self.state
         reporters = (
             [REPORTERS[name](self.folder.path, self.config.name) for name in settings.report_to]
@@ -261,7 +261,7 @@ class Training:
                 last |= log.write_validation(self.validate())
                 watch.add_validation(last)
                 is_better = judge(state, last, settings)
-            # All processes decide alike: a signal to one of them stops all.
+            # All processes agree: a signal to one of them stops all.
             is_asked = self.ranks.any(stop.signal_number is not None)
             if settings.save_every is not None:
                 is_due = state.step % settings.save_every == 0
@@ -290,7 +290,7 @@ class Training:
             self.dump("step")
         policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        # Parts of the loss are divided by the total of the whole batch already: they add up, and need no count.
+        # Parts of the loss are already divided by the total of the whole batch: they add up, and need no count.
         sums: Sums = {"loss": (0.0, 0.0)}
         for channel in self.channels:
             items = channel.order.batch(step)
@@ -298,7 +298,7 @@ class Training:
             channel.prepare(policy, items, self.ranks)
             for part, is_mine in even_parts(channel, items, self.ranks):
                 loss, measured = channel.loss(policy, part, total)
-                # A part that only fills up has a backward pass, too, with weight 0: in shards it is a collective.
+                # A filler part has a backward pass, too, with weight 0: with sharding, it is a collective operation.
                 if loss.requires_grad:
                     ((channel.weight if is_mine else 0.0) * loss).backward()
                 measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
@@ -320,7 +320,7 @@ class Training:
         return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
 
     def _count_trained(self, sums: Sums) -> Sums:
-        """Add what the losses were computed on to the run's count, for the ledger."""
+        """Add the trained tokens of an update to the run's counts, for the ledger."""
         trained = self.state.trained_tokens
         for channel in self.channels:
             count, _ = sums.pop(f"trained_tokens/{channel.name}", (0.0, 0.0))
@@ -329,7 +329,7 @@ class Training:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss and metrics of everything held out, by the names that training has, with `eval_` before them."""
+        """Return loss and metrics of all held-out items, with the names of training prefixed by `eval_`."""
         self.policy.model.eval()
         sums: Sums = {}
         loss = 0.0
@@ -364,10 +364,10 @@ class Training:
         self.ranks.wait()
 
     def finish(self, last: dict[str, float]) -> TrainResult:
-        """Save the best weights, where validation chose some, else the last."""
+        """Save the best weights according to validation, else the last."""
         state, settings, folder = self.state, self.settings, self.folder
         best = folder.path / "checkpoints" / f"step-{state.best_step or state.step:08}"
-        # The model has the weights of the last step; load others only where an earlier step was better.
+        # The model has the weights of the last step; load others only if an earlier step was better.
         if state.best_step not in (None, state.step) and best.exists():
             load_weights(best, self.weights)
         name = "adapter" if settings.finetuning_type == "lora" else "model"
@@ -381,7 +381,7 @@ class Training:
             if options.chat_template is not None:
                 template = choose_template(str(options.tokenizer), options.chat_template)
             name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
-            # Anchor turns are not counted: the ledger has one fate for a turn, and theirs is that of their pairs.
+            # Anchor turns are not counted: the ledger has one outcome per turn, and theirs is that of their pairs.
             counted = [channel for channel in self.channels if channel.name != "anchor"]
             write_trained(folder.path, counted, state.step)
         self.ranks.wait()
@@ -409,7 +409,7 @@ class Training:
             if channel.reference is not None:
                 for own, tree in zip(signals, trees, strict=True):
                     own["reference_logprobs"] = channel.reference.of([tree])
-            # Only distillation has teachers, which read something else.
+            # Only distillation has teachers, with their own contexts.
             teacher_trees = getattr(channel, "teacher_trees", None)
             teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
             batch[channel.name] = ids, trees, weights, signals, teachers
@@ -422,7 +422,7 @@ class Training:
             self.progress({"kind": "note", "note": note})
 
     def _tell(self) -> None:
-        """What a user should know before the first update, in train.json and in the progress."""
+        """Report notes before the first update, in train.json and in the progress."""
         notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
         if self.settings.sharding != "none" and not self.ranks.is_sharded:
             notes.append("sharding: this is the only process, so it has all of the model")
@@ -442,7 +442,7 @@ class Training:
 
 
 def describe_losses(channel: Channel) -> list[str]:
-    """What is not trained in a channel, or trained without a part of it: refusals by reason, dropped content."""
+    """Describe what a channel does not train, or trains incompletely: refusals by reason, dropped content."""
     refused = {name.replace("refused: ", ""): count for name, count in channel.counts.items() if "refused: " in name}
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
     total = sum(refused.values())
@@ -479,8 +479,8 @@ def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
 
 
 def idle_cores() -> int:
-    """Threads that find an idle core: two on one core are far slower than one."""
-    # Cores that this process may use, and how many of them were idle in the last minute.
+    """Return the number of idle cores: two threads on one core are far slower than one."""
+    # Cores that this process may use, minus the load of the last minute.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle = cores - round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
     return max(1, min(cores, idle))

@@ -1,4 +1,4 @@
-"""Metrics: means over a batch, in whatever parts it was computed, written to metrics.jsonl and to reporters."""
+"""Metrics: means over a batch, independent of its parts, written to metrics.jsonl and to reporters."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,12 +30,12 @@ def add(total: Sums, more: Mapping[str, tuple[float, float]]) -> None:
 
 
 def means(sums: Sums, prefix: str = "") -> dict[str, float]:
-    """The mean of each name; a name whose count is 0 has none."""
+    """Return the mean of each name; names with count 0 are left out."""
     return {prefix + name: value / count for name, (value, count) in sums.items() if count}
 
 
 class Reporter:
-    """One place to report to: `log(values, step)`, and `close`."""
+    """A destination of metrics: `log(values, step)` and `close`."""
 
     def __init__(self, log: Callable[[dict[str, float], int], Any], close: Callable[[], Any]) -> None:
         self.log, self.close = log, close
@@ -76,7 +76,7 @@ def _trackio(folder: Path, name: str) -> Reporter:
     return Reporter(lambda values, step: trackio.log(values, step=step), trackio.finish)
 
 
-# Names are those of the packages: `check_reporters` looks for them.
+# Keys are package names: `check_reporters` looks for them.
 REPORTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
 
 
@@ -88,7 +88,7 @@ def check_reporters(names: tuple[str, ...]) -> None:
 
 
 class Log:
-    """What was measured since the last line that was written."""
+    """Collects metrics since the last written line."""
 
     def __init__(
         self,

@@ -13,19 +13,19 @@ from pairwright.tokens.batch.token_tree import DistinctTokens, sequence_key
 from pairwright.training.model.ranks import Ranks
 
 Trees = Callable[[int], Sequence[Tree]]
-WINDOW = 256  # items that are compared with each other at a time
+WINDOW = 256  # items that are compared with each other
 
 
 class Limits:
-    """How much of a batch is in memory at once. `shares` says whether tokens that sequences share are computed once."""
+    """How much of a batch is in memory at once. `shares`: shared tokens of sequences are computed once."""
 
     def __init__(self, settings: TrainConfig, *, shares: bool = True) -> None:
         self.tokens, self.shares = settings.micro_batch_tokens, shares
         self._items, self._parts = settings.micro_batch_size, settings.gradient_accumulation_steps
 
     def cut(self, items: Array, num_all: int, trees: Trees) -> list[Array]:
-        """Parts of a batch of `num_all` items; `trees` gives those of an item, which stay together."""
-        # Items of a part: the batch divided into so many parts, rounded up, or a fixed number.
+        """Split items of a batch of `num_all` into parts; `trees` returns the trees of an item, which stay together."""
+        # Items per part: the batch divided by the number of parts, rounded up, or a fixed number.
         most = -(-num_all // self._parts) if self._parts else self._items
         if self.shares:
             return micro_batches(items, trees, max_items=most, max_tokens=self.tokens)
@@ -35,11 +35,10 @@ class Limits:
 
 
 def micro_batches(items: Array, trees: Trees, *, max_items: int | None, max_tokens: int) -> list[Array]:
-    """Cut a batch into parts that fit into memory, with items that begin alike side by side; the largest part first.
+    """Split a batch into parts that fit into memory, with items that share prefixes together; the largest part first.
 
-    A part has at most `max_tokens` distinct tokens, those of its prefix tree; an item with more goes alone. A process
-    keeps the memory that it has freed, in pieces: those of a large part hold the tensors of a smaller one, and not the
-    other way round.
+    A part has at most `max_tokens` distinct tokens, those of its prefix tree; a larger item is a separate part. Largest
+    first, because freed memory is reused: blocks of a large part fit the tensors of a smaller one, not vice versa.
 
     >>> runs = [[1, 2, 3, 4], [9, 8, 7], [1, 2, 3, 5], [1, 2, 6]]
     >>> trees = [Tree(ids[:1], (ids[1:],), ([True] * (len(ids) - 1),)) for ids in runs]
@@ -48,7 +47,7 @@ def micro_batches(items: Array, trees: Trees, *, max_items: int | None, max_toke
     [[0, 2, 3], [1]]
     """
     parts: list[tuple[int, list[int]]] = []  # distinct tokens, items
-    # In windows: the keys of a large batch, all at once, would be as large as its tokens.
+    # In windows: the keys of a whole large batch would be as large as its tokens.
     for start in range(0, len(items), WINDOW):
         window = items[start : start + WINDOW]
         keys = [[sequence_key(ids) for tree in trees(item) for ids in tree.sequences] for item in window]
@@ -68,7 +67,7 @@ def micro_batches(items: Array, trees: Trees, *, max_items: int | None, max_toke
 
 
 def tree_batches(makers: Iterable[Callable[[], Tree]], limits: Limits) -> Iterator[list[Tree]]:
-    """Trees in batches of about so many tokens, made when they are needed; neighbours that begin alike are together."""
+    """Yield trees in batches that fit the limits, built lazily; neighbours that share prefixes stay together."""
     window: list[Tree] = []
     size = 0
     for make in makers:
@@ -86,19 +85,18 @@ def _cut_window(trees: list[Tree], limits: Limits) -> Iterator[list[Tree]]:
 
 
 def _count_padded(tree: Tree) -> int:
-    """Tokens of a tree whose branches are in rows of their own."""
+    """Count the tokens of a tree with one padded row per branch."""
     return max(1, len(tree.branches)) * (len(tree.prompt) + max((len(branch) for branch in tree.branches), default=0))
 
 
 class Parted(Protocol):
-    """What cuts items into parts that fit into memory, the largest part first; `num_all` are in the whole batch."""
+    """Splits items into parts that fit into memory, the largest first; `num_all` is the size of the whole batch."""
 
     def parts(self, items: Array, num_all: int) -> list[Array]: ...
 
 
 def even_parts(channel: Parted, items: Array, ranks: Ranks) -> Iterator[tuple[Array, bool]]:
-    """This process's parts of a batch, and whether each counts: an item of the smallest part fills up."""
-    # This process's share of the batch: neighbours, since these share most. With a sharded model, spare parts keep all
-    # processes in step.
+    """Yield this process's parts of a batch, and whether each counts: fillers (an item of the smallest part) do not."""
+    # Neighbours share the most tokens. With a sharded model, filler parts keep all processes in step.
     mine = channel.parts(ranks.share_neighbours(items), len(items))
     return ranks.in_step(mine, lambda: channel.parts(items, len(items))[-1][:1])

@@ -12,7 +12,7 @@ from pairwright.training.model.sharded_tensors import whole
 
 
 def default_rate(num_parameters: int) -> float:
-    """The largest learning rate where none is set, by the number of trained parameters.
+    """Return the default peak learning rate for a number of trained parameters.
 
     >>> [float(f"{default_rate(number):.2g}") for number in (7_000_000_000, 135_000_000, 100_000)]
     [5e-06, 3.6e-05, 0.001]
@@ -21,7 +21,7 @@ def default_rate(num_parameters: int) -> float:
 
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig, rate: float) -> Any:
-    """An optimizer over named parameters; matrices decay, vectors do not."""
+    """Create an optimizer; weight decay applies to matrices, not to vectors."""
     # Biases and norms are vectors.
     decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
     others = [tensor for tensor in parameters.values() if tensor.ndim < 2]
@@ -43,7 +43,7 @@ def make_optimizer(parameters: dict[str, Any], settings: TrainConfig, rate: floa
 
 
 def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
-    """Scale the gradients down to a norm, 0 for none; returns the norm they had, over all pieces of each."""
+    """Clip gradients to a norm (0: no clipping); return the norm before clipping, over all shards."""
     tensors = list(parameters)
     norm = whole(torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))
     # Clipping to an infinite norm changes nothing.
@@ -52,7 +52,7 @@ def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
 
 
 def learning_rate(step: int, num_steps: int, settings: TrainConfig, rate: float) -> float:
-    """The rate of update `step` (0, 1, ...): up to `rate` over the warm-up, then down to the minimum at the end.
+    """Return the rate of update `step` (0, 1, ...): up to `rate` during warm-up, then down to the minimum.
 
     >>> settings = TrainConfig(warmup_steps=2, schedule="linear")
     >>> [learning_rate(step, 6, settings, 1.0) for step in range(6)]
@@ -62,7 +62,7 @@ def learning_rate(step: int, num_steps: int, settings: TrainConfig, rate: float)
         return rate * (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
         return rate
-    # Share of the steps after the warm-up that are done, 0 to 1; `share` falls from 1 to 0 with it.
+    # `done` is the fraction of steps after the warm-up; `share` falls from 1 to 0.
     done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.min_learning_rate + (rate - settings.min_learning_rate) * share

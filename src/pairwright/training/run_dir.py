@@ -1,8 +1,8 @@
 """The folder of a training run: its status and, on request, its batches.
 
-train.json       state, step, number of steps, best step, error; written whole at each change, read by run_status.py
-metrics.jsonl    one JSON object a line, in TRL's names; a resumed run continues where its checkpoint was
-batches/         exact batches, on request, and the one that stopped a run
+train.json       state, step, number of steps, best step, error; rewritten at each change, read by run_status.py
+metrics.jsonl    one JSON object per line, with TRL's names; a resumed run continues at its checkpoint
+batches/         exact batches, on request, and the batch that stopped a run
 """
 
 import os
@@ -19,8 +19,8 @@ from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.sequence import Origin
 from pairwright.training.checkpoint import checkpoints
 
-# Of the items of an update: ids, trees, weights, signals, and what the teacher reads where there is one. Signals are
-# what the loss takes beside the tokens: arrays with a value for each trained token, branch after branch, or one value.
+# The items of an update: ids, trees, weights, signals, and the teacher's trees, if any. Signals are inputs of the loss
+# besides tokens: one value, or an array with a value for each trained token, branch by branch.
 Signals = dict[str, Any]
 Dumped = tuple[list[str], Sequence[Tree], Sequence[float], Sequence[Signals], Sequence[Tree | None]]
 
@@ -31,7 +31,7 @@ class RunFolder:
     def __init__(self, path: Path, *, is_writer: bool, resume: bool) -> None:
         self.path = path
         earlier = read_status(path, strict=False) if self.checkpoints else None
-        # Threads are those of the run that is resumed; 0 where none has begun.
+        # Threads of the resumed run; 0 for a new run.
         self.status = Status(state="running", pid=os.getpid(), threads=earlier.threads if earlier else 0)
         self._is_writer = is_writer
         if is_writer:
@@ -39,7 +39,7 @@ class RunFolder:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(f"{path}: {error.strerror or error}") from error
-            # A run that ended before its first checkpoint has left metrics only.
+            # A run that ended before its first checkpoint has only metrics.
             if not resume and (self.checkpoints or (path / "metrics.jsonl").exists()):
                 raise RunError(f"{path}: already has a run: continue with --resume, or give another -o")
 
@@ -48,7 +48,7 @@ class RunFolder:
         return checkpoints(self.path / "checkpoints")
 
     def references(self, paths: Mapping[str, Any]) -> dict[str, str]:
-        """Paths relative to the folder, so that it can be moved with what it was made from."""
+        """Return paths relative to the folder, so that it can be moved together with its inputs."""
         return {
             name: os.path.relpath(Path(path).absolute(), self.path.absolute())
             for name, path in paths.items()
@@ -58,7 +58,7 @@ class RunFolder:
     def write_status(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
         if self._is_writer:
-            write_json(self.path / FILE_NAME, self.status, durable=False)  # at every step: no time to sync
+            write_json(self.path / FILE_NAME, self.status, durable=False)  # at every step: syncing is too slow
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         if self._is_writer:
@@ -67,16 +67,16 @@ class RunFolder:
                 file.write(msgspec.json.encode(row) + b"\n")
 
     def cut_metrics(self, step: int) -> None:
-        """Forget what was measured after a step: the run is about to do it again."""
+        """Remove metrics of later steps: the resumed run repeats them."""
         path = self.path / "metrics.jsonl"
         if not self._is_writer or not path.exists():
             return
-        # Lines of later steps go, and one that was torn by a crash.
+        # Also removes a line that was torn by a crash.
         lines = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
         write_bytes(path, b"".join(line + b"\n" for line in lines))
 
     def write_batch(self, name: str, step: int, channels: Mapping[str, Dumped]) -> Path:
-        """The exact tokens of an update, by channel, with ids, traces, turns and weights of its items."""
+        """Write the exact tokens of an update by channel, with ids, origins and weights of its items."""
         path = self.path / "batches" / f"{name}-{step:08}.json"
         if not self._is_writer:
             return path
@@ -92,7 +92,7 @@ class RunFolder:
 
 
 def read_batch(path: Path) -> dict[str, list[Tree]]:
-    """The trees of a batch that was written, by channel; `Policy.score` takes them."""
+    """Read the trees of a written batch by channel, for `Policy.score`."""
     value = msgspec.json.decode(path.read_bytes())
     return {channel: [_tree(item) for item in items] for channel, items in value["channels"].items()}
 
@@ -114,7 +114,7 @@ def _plain(identity: str, tree: Tree, weight: float, signals: Signals, teacher: 
 
 
 def _spread(tree: Tree, name: str, value: Any) -> Any:
-    """Values of trained tokens as masks are written: a list for each branch. Where nothing is trained there is 0, of
+    """Spread values of trained tokens over all tokens: a list for each branch, like masks. Untrained tokens get 0, for
     log-probabilities null."""
     if not isinstance(value, np.ndarray):
         return value

@@ -1,9 +1,9 @@
-"""What a channel trains, as rows for other trainers: ids, masks, weights, reference log-probabilities, lineage.
+"""Training data of a channel as rows for other trainers: ids, masks, weights, reference log-probabilities, lineage.
 
-    dpo   a row for each pair; the columns of its sequences begin with chosen_ and rejected_
-    sft   a row for each sequence
-    kto   a row for each run, with its label; the columns kl_ have its prompt with the completion of another run,
-          which the estimate of the KL divergence needs
+    dpo   one row per pair; columns of its sequences begin with chosen_ and rejected_
+    sft   one row per sequence
+    kto   one row per run, with its label; columns kl_ have its prompt with another run's completion, to estimate the
+          KL divergence
 
 Each sequence has `ids`, `mask` (true: trained), `token_weights` and `ref_logprobs` (a value for each trained token;
 null: all 1, and not computed), `uid` and `turns` (the experience, and its trained messages).
@@ -51,13 +51,13 @@ _SEQUENCE = {
 
 
 def row_schema(kind: str) -> pa.Schema:
-    """The columns of a kind of rows."""
+    """Return the columns of a kind of rows."""
     if kind not in SIDES:
         raise ConfigError(f"kind: got {kind!r}, expected one of {', '.join(SIDES)}")
     fields = [("id", pa.string()), ("split", pa.string()), ("weight", pa.float32()), ("num_tokens", pa.int32())]
     fields += {"dpo": [("gap", pa.float32())], "sft": [], "kto": [("label", pa.bool_())]}[kind]
     fields += [(f"{side}{name}", kind_of) for side in SIDES[kind] for name, kind_of in _SEQUENCE.items()]
-    # The same in every row: what the ids and the reference values belong to.
+    # The same in every row: identify the tokenizer and the reference model.
     return pa.schema([*fields, ("tokenizer", pa.string()), ("ref_model", pa.string())])
 
 
@@ -94,7 +94,7 @@ class TokenRows:
             self.ref_model = hash_weights(policy.plain)
 
     def batches(self, split: str = "train") -> Iterator[pa.RecordBatch]:
-        """The rows of a split ("train", "validation" or "all"), some hundred at a time."""
+        """Yield the rows of a split ("train", "validation" or "all"), a few hundred at a time."""
         rows = self._rows(split)
         while some := list(islice(rows, _ROWS_AT_ONCE)):
             yield pa.RecordBatch.from_pylist(some, schema=self.schema)
@@ -103,7 +103,7 @@ class TokenRows:
         return sum(len(items) for name, items in self._items() if split in (name, "all"))
 
     def write_parquet(self, file: Place, split: str = "train") -> int:
-        """Write the rows of a split; returns their number."""
+        """Write the rows of a split; return their number."""
         if not (num_rows := self.count(split)):
             raise ConfigError(f"{self._tokens}: no rows for {self.kind} in the split {split!r}")
         with write_atomic(file) as temporary, pq.ParquetWriter(temporary, self.schema, compression="zstd") as writer:
@@ -149,7 +149,7 @@ class TokenRows:
         return row
 
     def _sequences(self, tree: Tree, weights: Array | None) -> list[Json]:
-        """The branches of a tree, each with the prompt before it. `weights` are those of all trained tokens."""
+        """Return the branches of a tree, each after the prompt. `weights` are those of all trained tokens."""
         counts = [int(mask.sum()) for mask in tree.masks]
         starts = np.cumsum([0, *counts])
         is_known = self.ref_model is not None and not self.channel.reference.lacks(tree)
@@ -169,10 +169,10 @@ class TokenRows:
 
 
 def hash_weights(model: Any) -> str:
-    """128 bits of a model's weights, for comparing the model of reference values with the one in a trainer.
+    """Hash a model's weights (128 bits), to compare the model of reference values with a trainer's model.
 
-    Equal for a model in float32 and in bfloat16, which it is rounded to. An adapter's trained weights do not count: the
-    reference is the model without them.
+    Weights are rounded to bfloat16, so float32 and bfloat16 copies are equal. An adapter's trained weights are ignored:
+    the reference is the model without them.
     """
     has_adapter = hasattr(model, "peft_config")
     digests = []

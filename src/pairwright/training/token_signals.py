@@ -1,5 +1,5 @@
-"""Signals of single tokens: advantages that were recorded, and rewards of tokens or steps. Their values lie in a mapped
-file, as tokens do: those of a large table would not fit into memory."""
+"""Signals of single tokens: recorded advantages, and rewards of tokens or steps. Values are in a mapped file: those of
+a large table would not fit into memory."""
 
 import mmap
 import tempfile
@@ -23,7 +23,7 @@ from pairwright.tokens.stage.cache import CachedSequences
 
 
 class MappedArrays(Mapping[Any, Array]):
-    """Arrays of float32 by key, end to end in a file without a name below `folder`, gone with the last reader.
+    """Float32 arrays by key, in an unnamed temporary file in `folder` that vanishes with its last reader.
 
     >>> arrays = MappedArrays(None)
     >>> arrays["a"] = np.array([1, 2], np.float32)
@@ -34,8 +34,8 @@ class MappedArrays(Mapping[Any, Array]):
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._file: Any = None  # opened by the first array: most tables have none
-        self._values: Array | None = None  # the file as one array, mapped by the first reader
+        self._file: Any = None  # opened for the first array: most tables have none
+        self._values: Array | None = None  # the mapped file as one array
         self._places: dict[Any, slice] = {}
         self._size = 0  # values in the file
 
@@ -70,7 +70,7 @@ class MappedArrays(Mapping[Any, Array]):
 
 @dataclass(frozen=True)
 class TokenSignals:
-    """By id of the run: a value for each token of its sequence. `folder` is where the files of values are."""
+    """Values for each token of a run's sequence, by run id. `folder` holds the files of values."""
 
     folder: Path | None = None
     counts: dict[str, int] = field(default_factory=dict)
@@ -92,20 +92,20 @@ class TokenSignals:
         )
 
     def by_token(self, ids: list[str], groups: Array, *, kind: str) -> dict[int, Array]:
-        """The advantages of the tokens of runs that have some of their own, by position among `ids`.
+        """Return token advantages of runs that have token signals, by position in `ids`.
 
-        Recorded advantages are taken as they are. Rewards count where every run of the group has some: the runs of a
-        group are compared with one another, and only like with like.
+        Recorded advantages are used unchanged. Token rewards are used only if every run of the group has them:
+        otherwise the runs of the group are not comparable.
         """
         by_place = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
-        # Groups in which some run has no rewards of its own, or has recorded advantages instead.
+        # Groups in which some run has no token rewards, or has recorded advantages instead.
         without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in by_place}
         members: dict[int, list[int]] = defaultdict(list)
         for place, group in enumerate(groups.tolist()):
             if group not in without:
                 members[group].append(place)
         computed = MappedArrays(self.folder)
-        for places in members.values():  # group by group, so that one is in memory at a time
+        for places in members.values():  # one group in memory at a time
             rewards = [torch.tensor(self.rewards[ids[place]]) for place in places]
             advantages = token_advantages(rewards, torch.zeros(len(places), dtype=torch.int64), kind=kind)
             for place, values in zip(places, advantages, strict=True):
@@ -114,9 +114,9 @@ class TokenSignals:
 
 
 def read_token_signals(table: Table, sequences: CachedSequences, places: dict[str, int], folder: Path) -> TokenSignals:
-    """The signals of the runs of a table, for the sequences that are trained of them: `places` has where they are.
+    """Read the token signals of a table's runs; `places` maps run ids to positions in `sequences`.
 
-    What was recorded and is not used is counted. The values are in a file below `folder`.
+    Recorded but unused values are counted. The values are in a file in `folder`.
     """
     signals = TokenSignals(folder)
     counts: Counter[str] = Counter()
@@ -131,11 +131,11 @@ def read_token_signals(table: Table, sequences: CachedSequences, places: dict[st
         recorded = run.token_level_reward if run.advantages is None else run.advantages
         if recorded is None:
             continue
-        # Cut, or encoded again from the messages: the recorded values do not fit these tokens.
+        # Truncated, or encoded from the messages: the recorded values do not fit these tokens.
         if not np.array_equal(sequence.ids, run.tokens):
             counts["token_rewards_unused"] += 1
             continue
-        # Signals are of the response: spread over the sequence, 0 in the prompt.
+        # Signals cover the response: extend them to the sequence, with 0 in the prompt.
         values = np.zeros(len(sequence), np.float32)
         values[run.prompt_length :] = recorded
         is_finite = np.isfinite(values)
@@ -143,6 +143,6 @@ def read_token_signals(table: Table, sequences: CachedSequences, places: dict[st
             counts["token_rewards_not_finite"] += 1
             continue
         target = signals.rewards if run.advantages is None else signals.advantages
-        target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
+        target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # not finite: untrained tokens
     signals.counts.update(+counts)
     return signals

@@ -70,7 +70,7 @@ def train(
     >>> result.num_steps, result.model.name
     (2, 'model')
     """
-    # By the name under which the loop takes them.
+    # By the names of the loop's arguments.
     sources: dict[str, Any] = {"pairs": pairs, "experience": experience, "tokens": tokens}
     if isinstance(data, Config):
         config = data
@@ -79,7 +79,7 @@ def train(
         if sources[kind] is not None:
             raise ConfigError(f"{kind}: given twice, as the first argument and by its name: leave one out")
         sources[kind] = data
-    # A filtered table is trained as it is filtered, unless `where` says otherwise.
+    # A filtered table is trained with its filter, unless `where` is given.
     if isinstance(sources["experience"], Table) and sources["experience"].where is not None:
         options.setdefault("where", sources["experience"].where)
     if loss is not None:
@@ -101,7 +101,7 @@ def train(
 
 
 def _kind(data: Any) -> str:
-    """The name under which the loop takes some data."""
+    """Return the name of the loop's argument for some data."""
     known = {Pairs: "pairs", Table: "experience", Encoded: "tokens"}
     if type(data) in known:
         return known[type(data)]

@@ -1,4 +1,4 @@
-"""Our exact batches in TRL: a script for TRL changes its trainer's import and its dataset.
+"""Exact batches in TRL: a TRL script changes only its trainer's import and its dataset.
 
     from pairwright.trl import DPOConfig, DPOTrainer, Encoded
 
@@ -6,7 +6,7 @@
     trainer = DPOTrainer(model="models/qwen", args=DPOConfig("out", max_length=None), train_dataset=dataset)
     trainer.train()
 
-TRL, which takes seconds to load, is imported with the first of its names.
+TRL takes seconds to load, so it is imported lazily.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m pairwright.trl FILE`: train as the backend `trl` wrote it down; also below torchrun and accelerate."""
+"""`python -m pairwright.trl FILE`: train from a file of the backend `trl`; also with torchrun and accelerate."""
 
 import sys
 from functools import partial
@@ -11,7 +11,7 @@ from pairwright.config.train_config import PreferenceConfig
 
 
 def run(path: str) -> None:
-    """Train what the file says, and save the model in its `output_dir`."""
+    """Train as described by the file, and save the model in its `output_dir`."""
     import peft
     import trl
     from datasets import Dataset
@@ -25,7 +25,7 @@ def run(path: str) -> None:
         "sft": (trl.SFTConfig, SFTTrainer),
         "kto": (trl.KTOConfig, KTOTrainer),
     }
-    # As Arrow, which is mapped into memory, beside the rows.
+    # Cached as memory-mapped Arrow beside the rows.
     read = partial(Dataset.from_parquet, cache_dir=str(Path(path).with_name("arrow")))
     make_arguments, make_trainer = trainers[tree["kind"]]
     more: dict[str, Any] = {} if tree["terms"] is None else {"terms": PreferenceConfig(**tree["terms"])}

@@ -1,4 +1,4 @@
-"""The rows of encoded sequences as a `datasets.Dataset`: an Arrow file beside the sequences, mapped into memory."""
+"""Rows of encoded sequences as a `datasets.Dataset`: a memory-mapped Arrow file beside the sequences."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def make_dataset(
     reference: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> "Dataset":
-    """The rows that a trainer of `pairwright.trl` takes; `Encoded.to_trl` has the arguments."""
+    """Return rows for a trainer of `pairwright.trl`; see `Encoded.to_trl` for the arguments."""
     try:
         from datasets import Dataset
     except ImportError:

@@ -2,8 +2,8 @@
 
     B  rows of a micro-batch      S  their sequences (DPO: all chosen sides, then all rejected)      T  tokens
 
-Invariant: the gradient of an update is that of Σ w·ℓ / Σ w over all micro-batches and processes. TRL would average the
-means of micro-batches, so that pairs of a small one would count for more.
+Invariant: the gradient of an update is that of Σ w·ℓ / Σ w over all micro-batches and processes. TRL averages the means
+of micro-batches, which gives pairs of a small one more weight.
 """
 
 import warnings
@@ -27,7 +27,7 @@ from pairwright.records.messages import Json
 from pairwright.tokens.batch.collate import make_attention_mask, pad_rows
 from pairwright.training.token_rows import SIDES, hash_weights, row_schema
 
-TESTED = ("1.16.0",)  # the releases of TRL that tests/trl ran with; the subclasses use private methods of theirs
+TESTED = ("1.16.0",)  # TRL releases that tests/trl ran with; the subclasses use private methods
 # By kind of rows: prefix of the tensors of a batch -> sequences of a row that they hold.
 _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "dpo": {"": SIDES["dpo"]},
@@ -35,7 +35,7 @@ _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "kto": {"": ("",), "KL_": ("kl_",)},
 }
 _VALUES = ("ids", "mask", "token_weights", "ref_logprobs")
-# Columns of reference values as TRL computes them, sums, in the same order.
+# Columns of reference values computed by TRL (sums), in the same order.
 _TRL_SUMS: dict[str, dict[str, tuple[str, ...]]] = {
     "dpo": {"": ("ref_chosen_logps", "ref_rejected_logps")},
     "sft": {"": ()},
@@ -44,9 +44,9 @@ _TRL_SUMS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class RowCollator:
-    """Rows to tensors with TRL's names, padded on the right.
+    """Collates rows into tensors with TRL's names, padded on the right.
 
-    {input_ids, attention_mask, completion_mask, token_weights} (S, T), {ref_logps} (S,) where rows have them,
+    {input_ids, attention_mask, completion_mask, token_weights} (S, T), {ref_logps} (S,) if rows have them,
     {weight, gap, label} (B,); kto also has the first five with the prefix KL_.
     """
 
@@ -78,17 +78,17 @@ class RowCollator:
 
 
 def _sum_reference(sequence: Json) -> float:
-    """The sum of the reference values of a sequence, by the weights of its tokens."""
+    """Return the sum of a sequence's reference values, weighted by token."""
     weights = sequence["token_weights"]
     return float(np.sum(sequence["ref_logprobs"]) if weights is None else np.dot(weights, sequence["ref_logprobs"]))
 
 
 class _OnOurRows(Trainer):  # type: ignore[misc]
-    """What the three trainers share: checks of rows and arguments, the sums over an update."""
+    """Base of the three trainers: checks of rows and arguments, sums over an update."""
 
     _kind: str
     loss_is_scaled_for_ga = True  # the loss is divided by the weights of the whole update
-    repeated_rows = 0  # of an epoch: rows that are trained twice, so that all processes have as many
+    repeated_rows = 0  # rows trained twice in an epoch, so that all processes have the same number
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if trl.__version__ not in TESTED:
@@ -110,15 +110,15 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         )
 
     def _refuse(self, **asked: Any) -> None:
-        """Raise for options of TRL that our loss does not have."""
+        """Raise for TRL options that our loss does not support."""
         if names := [name for name, is_set in asked.items() if is_set]:
             raise ConfigError(f"{', '.join(names)}: pairwright's {type(self).__name__} does not have it: leave it out")
 
     def _check_arguments(self, args: Any) -> None:
-        """Raise for arguments that TRL's loss has and ours has not."""
+        """Raise for arguments of TRL's loss that ours does not support."""
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *_: Any) -> Any:
-        """Check rows, in place of TRL's tokenising and cutting."""
+        """Check rows, instead of TRL's tokenising and truncation."""
         self._check_arguments(args)
         if not isinstance(dataset, datasets.Dataset):
             raise ConfigError(f"dataset: got {type(dataset).__name__}, expected the rows of Encoded.to_trl")
@@ -145,7 +145,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         self._signature_columns = [*row_schema(self._kind).names, *sums]
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """The rows as they are where they have reference values, of this model; else TRL computes them."""
+        """Keep reference values of the rows if they are of this model; without them, TRL computes them."""
         known = dataset.unique("ref_model")
         if known == [None]:
             return super()._precompute_ref_logps(dataset, name, batch_size)
@@ -158,19 +158,19 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         return dataset
 
     def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
-        """What TRL computes, with the weights of tokens."""
+        """Compute TRL's reference values, weighted by token."""
 
         def weigh(**kwargs: Any) -> Any:
             prefix = "KL_" if kwargs["input_ids"] is inputs.get("KL_input_ids") else ""
             weights_ST = inputs[f"{prefix}token_weights"][:, 1:]
             return SimpleNamespace(log_probs=model(**kwargs).log_probs[:, -weights_ST.size(1) :] * weights_ST)
 
-        # TRL hands what it does not know to the model.
+        # TRL passes unknown inputs to the model.
         names = [name for name in inputs if name.endswith(("input_ids", "attention_mask", "completion_mask"))]
         return super().compute_ref_log_probs(weigh, {name: inputs[name] for name in names})
 
     def _sum_logps(self, model: Any, inputs: Any, prefix: str = "") -> tuple[Tensor, Tensor]:
-        """Sums (S,) of the log-probabilities of trained tokens, and of their weights."""
+        """Return sums (S,) of the weighted log-probabilities of trained tokens, and of their weights."""
         ids_ST, weights_ST = inputs[f"{prefix}input_ids"], inputs[f"{prefix}token_weights"][:, 1:]
         labels_ST = ids_ST.masked_fill(inputs[f"{prefix}completion_mask"] == 0, -100)
         attention_ST = inputs[f"{prefix}attention_mask"]
@@ -181,12 +181,12 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         return (outputs.log_probs[:, -weights_ST.size(1) :] * weights_ST).sum(1), weights_ST.sum(1)
 
     def _weigh_batch(self, inputs: Any) -> Tensor:
-        """What the losses of a micro-batch are divided by: the weights of rows that have something trained."""
+        """Return the normaliser of a micro-batch: the total weight of rows with trained tokens."""
         num_SB = inputs["token_weights"][:, 1:].sum(1).view(-1, len(inputs["weight"]))
         return (inputs["weight"] * (num_SB > 0).all(0)).sum()
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        """The weights of an update, over its micro-batches and all processes."""
+        """Return the normaliser of an update, over its micro-batches and all processes."""
         if not batch_samples:
             return None
         total = torch.stack([self._weigh_batch(inputs).to(device) for inputs in batch_samples]).sum()
@@ -203,7 +203,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
         if num_items_in_batch is None:
             return total / self._weigh_batch(inputs).clamp(min=1e-12)
-        # The gradients of processes are averaged, so each of them counts as often as there are processes.
+        # Gradients are averaged over processes: multiply by their number to get the sum.
         return total / num_items_in_batch.clamp(min=1e-12) * (self.accelerator.num_processes // self._tp_size)
 
     def _note(self, metrics: Any, values: Mapping[str, Tensor]) -> None:
@@ -330,7 +330,7 @@ class KTOTrainer(_OnOurRows, trl.KTOTrainer):  # type: ignore[misc]
         for inputs in samples:
             ready = self._prepare_inputs(inputs)
             if "ref_logps" not in inputs:
-                # Kept for the loss: the reference runs once.
+                # Kept for the loss, so that the reference runs once.
                 inputs["ref_logps"], inputs["KL_ref_logps"] = self._find_reference(ready)
             known_B = inputs["KL_ref_logps"].to(self.accelerator.device)
             with self.compute_loss_context_manager():

@@ -1,8 +1,8 @@
-"""The audit of a file: which tokens TRL's own trainer would train, beside those that the model generated.
+"""Audit a file: compare the tokens that TRL's trainer would train with those that the model generated.
 
-The installed trainer prepares the file as it would for training (a model of a few weights stands in for the real one),
-and its collator gives ids and masks. Our encoding of the same rows says who wrote each token. Where TRL encoded
-something else (arguments of calls twice, another spelling), ids are aligned; what has no partner was not generated.
+The installed trainer prepares the file as for training (with a tiny model instead of the real one), and its collator
+returns ids and masks. Our encoding of the same rows tells the origin of each token. If TRL encoded something else
+(arguments of calls twice, another spelling), ids are aligned; tokens without a counterpart were not generated.
 """
 
 import json
@@ -33,16 +33,16 @@ _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """Counts over all rows that both sides encoded, and the sequences as TRL would train them.
+    """Counts over all rows that both TRL and we encoded, and the sequences as TRL would train them.
 
     trained       tokens that TRL would train
     generated     tokens that the model generated
     both          tokens that are trained and were generated
-    not_generated trained tokens that the model did not generate, by what they are; "encoded otherwise" are tokens
-                  that the exact sequence does not have, such as quotes of arguments that were encoded twice
+    not_generated trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact
+                  sequence does not have, such as quotes of arguments that were encoded twice
     left_out      generated tokens that TRL would not train
     rows_left_out rows that TRL drops
-    refused       rows that we do not encode exactly, by reason; not among the counts
+    refused       rows that we cannot encode exactly, by reason; excluded from the counts
     """
 
     trainer: str
@@ -87,7 +87,7 @@ def audit_file(path: Path, tokenizer: Path, *, arguments: Json | None = None, nu
 
 
 def _read(path: Path) -> tuple[dict[int, Experience], set[str] | None]:
-    """Experiences of a file by the number of their row, and the names of its columns where it is a file for TRL."""
+    """Read experiences of a file by row number, and the names of its columns if it is a TRL file."""
     layout = detect(path)
     if isinstance(layout, Rejected):
         raise PairwrightError(f"{path}: {layout.reason}")
@@ -112,14 +112,14 @@ def _read(path: Path) -> tuple[dict[int, Experience], set[str] | None]:
 
 
 def _chat_row(record: Experience) -> Json:
-    """A run as a row of TRL's SFT: its messages as they were recorded."""
+    """Convert a run to a row for TRL's SFT trainer, with its messages unchanged."""
     row: Json = {"messages": [to_chat_message(message) for message in record.messages]}
     # As text: Arrow would merge the keys of all schemas.
     return row | ({"tools": json.dumps(list(record.tools))} if record.tools else {"tools": None})
 
 
 def _prepare(kind: str, rows: Any, tokenizer: Path, arguments: Json, folder: Path) -> Iterator[tuple[int, list[Any]]]:
-    """Number of each row that TRL keeps, and (ids, mask) of its sequences, as they would reach TRL's loss."""
+    """Yield the number of each row that TRL keeps, and (ids, mask) of its sequences, as they would reach TRL's loss."""
     import trl
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -168,7 +168,7 @@ def _compare(
                 audit.left_out += generated
                 continue
             ids, mask = theirs[number][side]
-            # The first token is predicted by nothing: TRL leaves it out of the loss.
+            # Nothing predicts the first token: TRL leaves it out of the loss.
             mask = mask & (np.arange(len(mask)) > 0)
             painted, is_generated, is_known = _align(ids, mask, sequences)
             both = int((mask & is_generated).sum())
@@ -192,7 +192,7 @@ def _compare(
 
 
 def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]]:
-    """Our sequences of a row: those of each side of a preference, or those of a run."""
+    """Encode a row exactly: the sequences of each side of a preference, or of a run."""
     if record.chosen is None or record.rejected is None:
         return [encode_experience(tokenizer, record)]
     sides = record.chosen.messages, record.rejected.messages
@@ -201,16 +201,16 @@ def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]
 
 
 def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, Any, Any]:
-    """TRL's sequence with our paint and messages; which of its tokens the model generated; which we have, too.
+    """Return TRL's sequence with our paint and messages, which of its tokens were generated, and which we have, too.
 
-    Several sequences are those of a template that rewrites history: a token is generated if it is in one of them.
+    A template that rewrites history gives several sequences: a token is generated if it is generated in one of them.
     """
     paint, message = np.zeros(len(ids), np.int8), np.full(len(ids), -1, np.int32)
     is_generated, is_known = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
     for sequence in sequences:
         for start, others_start, size in _matches(ids.tolist(), sequence.ids.tolist()):
             here, there = slice(start, start + size), slice(others_start, others_start + size)
-            # What an earlier sequence generated stays: later ones have it as context.
+            # Keep tokens that an earlier sequence generated: later sequences have them as context.
             new = ~is_generated[here]
             paint[here][new], message[here][new] = sequence.paint[there][new], sequence.message_index[there][new]
             is_generated[here] |= sequence.mask[there]
@@ -219,7 +219,7 @@ def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, An
 
 
 def _matches(left: list[int], right: list[int]) -> list[tuple[int, int, int]]:
-    """Runs of equal ids in the same order: where they start on both sides, and their length."""
+    """Return matching runs of ids, in order: (start in left, start in right, length)."""
     shortest = min(len(left), len(right))
     start = next((number for number in range(shortest) if left[number] != right[number]), shortest)
     rest = shortest - start

@@ -1,4 +1,4 @@
-"""Which sequences go together: batches of like length, and rows that several of them share."""
+"""Group sequences: into batches of similar length, and into packed rows."""
 
 from collections.abc import Sequence as Items
 
@@ -13,11 +13,11 @@ def buckets(
     is_padded: bool = True,
     allow_longer: bool = False,
 ) -> list[list[int]]:
-    """Positions of sequences in batches of like length, shortest first.
+    """Group positions of sequences into batches of similar length, shortest first.
 
-    max_tokens    a batch has at most so many: rows times the longest, or the sum of lengths where not `is_padded`
-    max_rows      a batch has at most so many sequences
-    allow_longer  a sequence of more than `max_tokens` is a batch of its own, not an error
+    max_tokens    tokens per batch: rows times the longest if `is_padded`, else the sum of lengths
+    max_rows      sequences per batch
+    allow_longer  a sequence longer than `max_tokens` becomes a separate batch instead of an error
 
     >>> buckets([5, 100, 6, 98, 4], max_tokens=200)
     [[4, 0, 2], [3, 1]]
@@ -43,20 +43,20 @@ def buckets(
 
 
 def packing(lengths: Items[int], row_length: int) -> list[list[int]]:
-    """Positions of sequences that share a row: longest first, each into the fullest row that has room for it.
+    """Group positions of sequences that share a row: longest first, each into the fullest row with room for it.
 
     >>> packing([5, 3, 4, 2], 8)
     [[0, 1], [2, 3]]
     """
     rows: list[list[int]] = []
-    room: list[int] = []  # tokens that are free in each row
+    room: list[int] = []  # free tokens of each row
     for position in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         size = lengths[position]
         if size > row_length:
             raise ConfigError(f"row_length: {row_length} is less than a sequence of {size}; truncate first")
         fitting = [(left, number) for number, left in enumerate(room) if left >= size]
         if fitting:
-            # Best fit: tuples compare by the room that is left, so `min` takes the fullest row.
+            # Best fit: tuples compare by free room, so `min` takes the fullest row.
             number = min(fitting)[1]
             rows[number].append(position)
             room[number] -= size

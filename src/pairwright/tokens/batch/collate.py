@@ -1,8 +1,8 @@
-"""Sequences to batches: one collator for each channel, preference (DPO), policy (GRPO) and distill (SDPO), with padded
-rows; and `collate_trees`, which lays out any of them as the trainer does, with shared prompts, packed or padded.
+"""Collate sequences into batches. Each channel has a collator with padded rows: preference (DPO), policy (GRPO) and
+distill (SDPO). `collate_trees` builds the trainer's batches for any channel: shared prompts, packed or padded.
 
-Shapes: B rows, T tokens, K index pairs, N trained tokens. Numpy; `as_torch(batch)` gives tensors. Every mask is laid
-out as the sequences have it: position t is True where ids[t] was generated.
+Shapes: B rows, T tokens, K index pairs, N trained tokens. Arrays are numpy; `as_torch(batch)` converts to tensors.
+Masks are not shifted: position t is True if ids[t] was generated.
 """
 
 from collections.abc import Sequence as Items
@@ -32,7 +32,7 @@ IGNORE_INDEX = -100  # the label that torch's cross_entropy ignores
 
 
 def pad_rows(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
-    """Rows of different length as one array, filled on the right.
+    """Pad rows of different length on the right, into one (B, T) array.
 
     >>> pad_rows([np.array([1, 2, 3]), np.array([4])], 0, dtype="int64")
     array([[1, 2, 3],
@@ -47,7 +47,7 @@ def pad_rows(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 
 
 
 def make_attention_mask(lengths: Items[int], width: int) -> Array:
-    """1 for each token of a row, 0 after it.
+    """Return (B, T): 1 for tokens, 0 for padding.
 
     >>> make_attention_mask([3, 1], 3)
     array([[1, 1, 1],
@@ -58,8 +58,7 @@ def make_attention_mask(lengths: Items[int], width: int) -> Array:
 
 
 def as_torch(batch: Any) -> dict[str, Any]:
-    """The arrays of a batch as torch tensors, by name; what is None is left out. Which traces its rows are of stays as
-    it is."""
+    """Convert the arrays of a batch to torch tensors, by name. None is left out, `rows` (origins) are not converted."""
     result: dict[str, Any] = {}
     for name in batch.__struct_fields__:
         value = getattr(batch, name)
@@ -70,14 +69,14 @@ def as_torch(batch: Any) -> dict[str, Any]:
     return result
 
 
-# Trees: a prompt with the branches that continue it, laid out in rows that are shared, packed or padded.
+# Trees: a prompt and the branches that continue it, in shared, packed or padded rows.
 
 Layout = Literal["shared", "packed", "padded"]
 
 
 class Tree(msgspec.Struct, frozen=True, eq=False):
-    """A prompt (never empty, never trained) and the branches that continue it, with masks of what is trained: the two
-    sides of a pair, or a sequence alone. `rows` says which trace and turns each branch is of, where that is known."""
+    """A prompt (never empty, never trained), the branches that continue it and their training masks: the two sides of
+    a pair, or a single sequence. `rows` is the origin (experience and turns) of each branch, if known."""
 
     prompt: Array
     branches: tuple[Array, ...]
@@ -97,24 +96,24 @@ class Tree(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def sequences(self) -> list[Array]:
-        """Each branch with the prompt before it; the prompt alone where there is no branch."""
+        """Prompt + branch, for each branch; only the prompt if there are no branches."""
         return [np.concatenate([self.prompt, branch]) for branch in self.branches] or [self.prompt]
 
 
 class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Trees in rows, and which position predicts which trained token.
 
-    input_ids, attention_mask, position_ids  (B, T); positions of every branch continue those of its prompt
-    sequence_ids  (B, T) the number of the tree that a token is of (of one of them, where several share it), -1 for
-                  padding: for block-diagonal attention of rows in which trees are not shared
-    subtree_ends  (B, T) where what continues a token ends in the flattened rows: `q` attends to `k` where
+    input_ids, attention_mask, position_ids  (B, T); positions of a branch continue those of its prompt
+    sequence_ids  (B, T) tree index of each token (of one of them if several share it), -1 for padding: for
+                  block-diagonal attention in rows without shared trees
+    subtree_ends  (B, T) end of each token's subtree in the flattened rows: `q` attends to `k` if
                   k <= q < subtree_ends[k]
-    segments      the unbranched runs of tokens, which attention is computed by
+    segments      the unbranched runs of tokens, the units of attention
     source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
     target        (N,) ... this token ...
-    node          (N,) ... which is at this position: several branches may train one token ...
-    branch        (N,) ... of this branch, counted over all trees
-    rows          which trace and turns each branch is of; "" and () where the items do not say
+    node          (N,) ... at this position (several branches may train the same token) ...
+    branch        (N,) ... of this branch; indices are global across trees
+    rows          origin (experience and turns) of each branch; "" and () if unknown
     """
 
     input_ids: Array
@@ -132,9 +131,9 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def tree_of(ids: Array, mask: Array, rows: tuple[Origin, ...] = ()) -> Tree:
-    """One sequence as a tree; its prompt is what comes before the first trained token.
+    """Convert one sequence to a tree; the prompt ends at the first trained token.
 
-    The first token of all is never trained: nothing predicts it.
+    The first token of the sequence is never trained: nothing predicts it.
     """
     trained = np.flatnonzero(mask)
     start = max(1, int(trained[0])) if len(trained) else len(ids)
@@ -142,19 +141,19 @@ def tree_of(ids: Array, mask: Array, rows: tuple[Origin, ...] = ()) -> Tree:
 
 
 def as_tree(item: Tree | EncodedPair | Sequence) -> Tree:
-    """A pair as its prompt with two branches, chosen and rejected; a sequence as its prompt with one."""
+    """Convert a pair (branches: chosen, rejected) or a sequence (one branch) to a tree."""
     if isinstance(item, Tree):
         return item
     if isinstance(item, Sequence):
         return tree_of(item.ids, item.mask, (item.origin,))
     start, sides = item.prompt_length, (item.chosen, item.rejected)
     branches, masks = tuple(side.ids[start:] for side in sides), tuple(side.mask[start:] for side in sides)
-    # Both sides have the same ids before `start`: those of chosen stand for both.
+    # Both sides have the same ids before `start`.
     return Tree(item.chosen.ids[:start], branches, masks, tuple(side.origin for side in sides))
 
 
 def count_distinct(trees: Items[Tree]) -> int:
-    """Tokens of the prefix tree of all branches: what the "shared" layout has."""
+    """Count the tokens of the prefix tree of all branches: the size of the "shared" layout."""
     tokens = DistinctTokens()
     for tree in trees:
         for ids in tree.sequences:
@@ -170,11 +169,11 @@ def collate_trees(
     multiple_of: int = 1,
     row_length: int | None = None,
 ) -> TreeBatch:
-    """Pairs, sequences or trees as one batch; the trainer's batches are made here.
+    """Collate pairs, sequences or trees into one batch, as the trainer does.
 
-    layout       "shared": one row, the prefix tree of all branches, in which each distinct token stands once; "packed":
-                 trees end to end in rows of `row_length`, each with one copy of what its own branches share;
-                 "padded": each branch in a row of its own with its prompt before it, for any model
+    layout       "shared": one row, the prefix tree of all branches, without duplicate tokens; "packed": trees end to
+                 end in rows of `row_length`, sharing tokens only between branches of the same tree;
+                 "padded": one row for each branch, after its prompt; works with any model
     multiple_of  rows are padded to a multiple of this length
 
     >>> tree = Tree(prompt=[5, 6], branches=([7, 8], [9]), masks=([True, True], [True]))
@@ -188,7 +187,7 @@ def collate_trees(
     """
     trees = [as_tree(item) for item in items]
     numbers = range(len(trees))
-    # The trees that share a prefix tree, in the rows that these are in.
+    # rows[row][prefix tree]: the numbers of the trees that are merged into this prefix tree.
     rows = [[list(numbers)]]
     if layout == "padded":
         trees = [
@@ -211,7 +210,7 @@ def _rows_of(tree: Tree) -> tuple[Origin, ...]:
 def _fill(
     trees: list[Tree], rows: list[list[list[int]]], *, pad_id: int, multiple_of: int, row_length: int
 ) -> TreeBatch:
-    """The prefix trees of each row end to end."""
+    """Build the prefix trees of each row, place them end to end, and pad the rows."""
     grown = [
         [build_token_tree([ids for number in group for ids in trees[number].sequences]) for group in row]
         for row in rows
@@ -221,9 +220,9 @@ def _fill(
     # All rows end to end, (B·T,): a position in them is an index into the flattened hidden states.
     input_ids = np.full(len(rows) * width, pad_id, np.int64)
     position_ids, sequence_ids = np.zeros_like(input_ids), np.full_like(input_ids, -1)
-    subtree_ends = np.arange(1, len(input_ids) + 1)  # of padding: nothing continues it
+    subtree_ends = np.arange(1, len(input_ids) + 1)  # default for padding: an empty subtree
     segments: list[Segment] = []
-    paths: dict[int, list[Array]] = {}  # number of a tree -> where its branches stand, with their prompt
+    paths: dict[int, list[Array]] = {}  # number of a tree -> positions of each branch, prompt included
     for row_number, (row, trees_of_row) in enumerate(zip(rows, grown, strict=True)):
         at = row_number * width
         for group, tree in zip(row, trees_of_row, strict=True):
@@ -266,8 +265,8 @@ def _fill(
     )
 
 
-# Collators of the channels: padded rows. `rows` (of a pair: `chosen_rows`, `rejected_rows`) say which trace each row is
-# of and which of its messages are trained.
+# Collators of the channels: padded rows. `rows` (for pairs `chosen_rows`, `rejected_rows`) are the origins of the rows:
+# the experience and its trained messages.
 
 
 class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -310,7 +309,7 @@ class DistillBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: int = 1) -> PreferenceBatch:
-    """Chosen and rejected sides, each with its own mask; the prompt ids of a row are equal on both sides.
+    """Collate chosen and rejected sides, each with its own mask; both sides of a row have the same prompt ids.
 
     >>> def side(ids, mask):
     ...     return Sequence(ids=ids, mask=mask, message_index=[0] * len(ids), paint=[0] * len(ids))
@@ -333,7 +332,7 @@ def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: i
 
 
 def _pad_weights(sequences: Items[Sequence], length: int) -> Array | None:
-    """How much each token counts (B, T); None where all trained ones count alike."""
+    """Return the loss weight of each token (B, T); None if all trained tokens have equal weight."""
     if all(sequence.weights is None for sequence in sequences):
         return None
     rows = [sequence.mask if sequence.weights is None else sequence.weights for sequence in sequences]
@@ -349,7 +348,7 @@ def collate_policy(
     multiple_of: int = 1,
     ignore_index: int = IGNORE_INDEX,
 ) -> PolicyBatch:
-    """Sequences with a reward each; the advantage (the reward where none is given) is at every generated token.
+    """Collate sequences with one reward each; every generated token gets the advantage (by default the reward).
 
     >>> one = Sequence(ids=[1, 0, 7], mask=[0, 0, 1], message_index=[0] * 3, paint=[0] * 3)
     >>> two = Sequence(ids=[1, 8], mask=[0, 1], message_index=[0] * 2, paint=[0] * 2)
@@ -369,7 +368,7 @@ def collate_policy(
     if not len(sequences) == len(rewards) == len(values):
         raise RecordError("rewards", len(rewards), f"one for each of {len(sequences)} sequences")
     ids, attention_mask, mask = _pad_sequences(sequences, pad_id, multiple_of)
-    # Log-probabilities are of use only where every sequence has them.
+    # Log-probabilities are kept only if every sequence has them.
     known = [row.logprobs for row in sequences if row.logprobs is not None]
     logprobs = pad_rows(known, 0, dtype="float32", length=ids.shape[1]) if len(known) == len(sequences) else None
     return PolicyBatch(
@@ -388,7 +387,7 @@ def collate_policy(
 
 
 def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int = 1) -> DistillBatch:
-    """Student and hinted teacher; student_index[b, k] and teacher_index[b, k] are the same token where valid.
+    """Collate student and hinted teacher; if valid, student_index[b, k] and teacher_index[b, k] are the same token.
 
     >>> student = Sequence(ids=[1, 7, 8], mask=[0, 1, 1], message_index=[0, 1, 1], paint=[0] * 3)
     >>> teacher = Sequence(ids=[1, 5, 7, 8], mask=[0, 0, 1, 1], message_index=[0, 0, 1, 1], paint=[0] * 4)
@@ -412,13 +411,13 @@ def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int
         student_index=pad_rows([item.student_index for item in items], 0, dtype="int64"),
         teacher_index=pad_rows([item.teacher_index for item in items], 0, dtype="int64"),
         index_valid=make_attention_mask(counts, max(counts)).astype(bool),
-        # Of the student's turns, those with a hint are distilled.
+        # Only turns with a hint are distilled.
         rows=tuple(Origin(item.student.report.uid, tuple(item.targets)) for item in items),
     )
 
 
 def _pad_sequences(sequences: Items[Sequence], pad_id: int, multiple_of: int) -> tuple[Array, Array, Array]:
-    """(ids, attention mask, mask of what was generated), each (B, T)."""
+    """Return (ids, attention mask, mask of generated tokens), each (B, T)."""
     ids = pad_rows([row.ids for row in sequences], pad_id, dtype="int64", multiple_of=multiple_of)
     mask = pad_rows([row.mask for row in sequences], 0, dtype="bool", length=ids.shape[1])
     return ids, make_attention_mask([len(row) for row in sequences], ids.shape[1]), mask

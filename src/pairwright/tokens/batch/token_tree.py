@@ -1,8 +1,8 @@
-"""The prefix tree of token ids: sequences that begin alike have one copy of what they share.
+"""The prefix tree of token ids: a common prefix of several sequences is stored once.
 
-Sorted, each sequence continues the one before it from where the two part. So the row of a tree is what every sequence
-adds to the one before it, end to end: depth first, the tokens below a token right behind it. A token `k` is before `q`
-in some sequence exactly where `k <= q < ends[k]`.
+In sorted order, each sequence branches off the previous one at their divergence point. The row of a tree concatenates
+the tokens that each sequence adds to the previous one: depth-first order, each token followed by its subtree.
+Token `k` precedes `q` in some sequence exactly if `k <= q < ends[k]`.
 
     T  tokens of the row      L  tokens of a sequence      S  unbranched runs of tokens
 """
@@ -17,7 +17,7 @@ from pairwright.records.arrays import Array
 
 
 class Segment(NamedTuple):
-    """An unbranched run of tokens in a row, `start` to `stop`; all that continues it stands from `stop` to `end`."""
+    """An unbranched run of tokens in a row, `start` to `stop`; the tokens that continue it are `stop` to `end`."""
 
     start: int
     stop: int
@@ -25,13 +25,13 @@ class Segment(NamedTuple):
 
 
 class TokenTree(NamedTuple):
-    """Sequences as a row in which each distinct token stands once.
+    """Sequences as one row without duplicate tokens.
 
     ids        (T,) the row
-    positions  (T,) the depth of each token: its place in its sequences
-    ends       (T,) where what is below each token ends
-    owners     (T,) the number of a sequence that the token is of
-    paths      for each sequence, in the order they came, where its tokens are in the row, (L,)
+    positions  (T,) depth of each token: its position in its sequences
+    ends       (T,) end of each token's subtree
+    owners     (T,) number of one sequence that contains the token
+    paths      for each sequence, in input order: positions of its tokens in the row, (L,)
     """
 
     ids: Array
@@ -42,7 +42,7 @@ class TokenTree(NamedTuple):
 
 
 def build_token_tree(sequences: Items[Array]) -> TokenTree:
-    """The prefix tree of sequences.
+    """Build the prefix tree of sequences.
 
     >>> tree = build_token_tree([np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 7])])
     >>> tree.ids.tolist(), tree.positions.tolist(), tree.ends.tolist()
@@ -51,19 +51,19 @@ def build_token_tree(sequences: Items[Array]) -> TokenTree:
     [[0, 1, 2, 3], [0, 1, 4], [0, 1, 2]]
     """
     keys = [sequence_key(sequence) for sequence in sequences]
-    path = np.zeros(max((len(sequence) for sequence in sequences), default=0), np.int64)  # of the sequence at hand
-    # Each begins with an empty array, since nothing cannot be concatenated.
+    path = np.zeros(max((len(sequence) for sequence in sequences), default=0), np.int64)  # of the current sequence
+    # Each starts with an empty array: `np.concatenate` needs at least one.
     pieces, depths, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     ends = np.zeros(sum(len(sequence) for sequence in sequences), np.int64)  # cut to the row's length below
     paths: list[Array] = [path] * len(keys)  # placeholders, all replaced below
-    # Length of the row so far, then depth and key of the sequence before.
+    # Length of the row so far, depth and key of the previous sequence.
     at, open_depth, before = 0, 0, b""
     for number in sorted(range(len(keys)), key=keys.__getitem__):
         sequence, shared = sequences[number], count_common(before, keys[number])
-        # What the sequence before has below the fork is complete.
+        # The previous sequence's subtree below the divergence point is complete.
         ends[path[shared:open_depth]] = at
         size = len(sequence) - shared
-        # path[:shared] still has the places of the tokens shared with the sequence before.
+        # path[:shared] still has the positions of the tokens shared with the previous sequence.
         path[shared : len(sequence)] = np.arange(at, at + size)
         pieces.append(sequence[shared:])
         depths.append(np.arange(shared, len(sequence)))
@@ -75,14 +75,14 @@ def build_token_tree(sequences: Items[Array]) -> TokenTree:
 
 
 def list_segments(positions: Array, ends: Array) -> list[Segment]:
-    """The unbranched runs (S) of a row, in its order.
+    """Return the unbranched runs (S) of a row, in row order.
 
     >>> list_segments(np.array([0, 1, 2, 3, 2]), np.array([5, 5, 4, 4, 5]))
     [Segment(start=0, stop=2, end=5), Segment(start=2, stop=4, end=4), Segment(start=4, stop=5, end=5)]
     """
     if not len(ends):
         return []
-    # A token continues with the run before it where it is the only one that continues the token before it.
+    # A token continues the current run if it is the only child of the token before it.
     is_new = (np.diff(ends) != 0) | (np.diff(positions) != 1)
     starts = [0, *(np.flatnonzero(is_new) + 1).tolist()]
     stops = [*starts[1:], len(ends)]
@@ -95,23 +95,23 @@ _BYTES = 8  # of an id in a key
 
 
 def sequence_key(ids: Array) -> bytes:
-    """Bytes that sort as the ids do: big-endian."""
-    # Holds for ids that are not negative: a sign bit would sort behind all others.
+    """Encode ids as big-endian bytes, which sort like the ids."""
+    # Only for non-negative ids: a sign bit would sort last.
     return ids.astype(">i8").tobytes()
 
 
 def count_common(one: bytes, other: bytes) -> int:
-    """How many ids two keys begin with alike."""
+    """Count the ids of the common prefix of two keys."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
         return length // _BYTES
-    # Byte order does not matter for equality: the keys are read as native integers.
+    # Equality does not depend on byte order, so the keys are read as native integers.
     differs = np.frombuffer(one[:length], np.int64) != np.frombuffer(other[:length], np.int64)
     return int(differs.argmax())
 
 
 class DistinctTokens:
-    """How many tokens the tree of some sequences has; sequences are added one by one.
+    """Counts the tokens of the prefix tree of sequences that are added one by one.
 
     >>> tokens = DistinctTokens()
     >>> for ids in ([5, 6, 7, 8], [5, 6, 9], [5, 6, 7]):
@@ -126,7 +126,7 @@ class DistinctTokens:
 
     def add(self, key: bytes) -> None:
         place = bisect(self._keys, key)
-        # Of all keys, its neighbours are the ones that are most like it.
+        # In sorted order, the longest common prefix is with a neighbour.
         neighbours = self._keys[max(0, place - 1) : place + 1]
         self.count += len(key) // _BYTES - max((count_common(key, other) for other in neighbours), default=0)
         self._keys.insert(place, key)

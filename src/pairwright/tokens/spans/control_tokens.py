@@ -8,7 +8,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 
 def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
-    """Matches any added token, the longest first."""
+    """Return a pattern that matches any added token, the longest first."""
     if "pattern" not in tokenizer.learnt:
         tokenizer.learnt["pattern"] = compile_tokens(token for token in tokenizer.added if token.strip())
     pattern: re.Pattern[str] = tokenizer.learnt["pattern"]
@@ -16,8 +16,8 @@ def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
 
 
 def compile_tokens(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of these tokens, of those that begin alike the longest, as `tokenizers` takes them. Vocabularies have
-    thousands of added tokens: a common beginning is in the pattern once.
+    """Compile a pattern for any of these tokens, preferring the longest, like `tokenizers`. Common prefixes are in the
+    pattern once, since vocabularies have thousands of added tokens.
 
     >>> compile_tokens(["<a>", "<b>", "<a>b", "c"]).pattern
     '<(?:a>(?:b)?|b>)|c'
@@ -26,12 +26,12 @@ def compile_tokens(tokens: Iterable[str]) -> re.Pattern[str]:
 
 
 def _write_branches(tokens: list[str]) -> str:
-    """A pattern for sorted tokens that are not empty; one branch for each first character."""
+    """Write the pattern of sorted, non-empty tokens; one branch for each first character."""
     branches = []
     for _, group in itertools.groupby(tokens, key=lambda token: token[0]):
         first, *others = group
         last = others[-1] if others else first
-        # Sorted: a beginning that the first and the last share is shared by all of them.
+        # Sorted: a common prefix of the first and the last is common to all.
         size = next((n for n, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
         inner = _write_branches([token[size:] for token in (first, *others) if len(token) > size])
         is_token = len(first) == size
@@ -40,7 +40,7 @@ def _write_branches(tokens: list[str]) -> str:
 
 
 def split_symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:
-    """Control tokens whole, everything else by character."""
+    """Split text into control tokens and single characters."""
     result: list[str] = []
     position = 0
     for match in control_pattern(tokenizer).finditer(text):

@@ -1,8 +1,8 @@
-"""What a template leaves out: text and calls of messages, tool schemas, images.
+"""Find what a template does not render: text and calls of messages, tool schemas, images.
 
-What the model generated in a trained turn and the template does not render is a Refusal, unless it is allowed: else the
-turn would be trained without it, down to a bare stop token. What is missing from the prompt is reported. Reasoning of
-earlier turns is not counted there: templates leave it out of the history by design, for inference as well.
+If the template does not render something that the model generated in a trained turn, this is a Refusal (unless
+allowed): the turn would be trained without it, down to a bare stop token. Content missing from the prompt is reported,
+except reasoning of earlier turns, which templates omit from the history by design, also at inference.
 """
 
 import json
@@ -22,18 +22,18 @@ from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING, Cha
 Fields = tuple[tuple[int, str], ...]  # (message, name of the field)
 Missing = Mapping[int, Sequence[str]]  # message -> fields that are not rendered
 
-WHOLE = -1  # stands for the message where something concerns the conversation as a whole
+WHOLE = -1  # message index of what concerns the whole conversation
 _MAX_NAMED = 5  # messages that a refusal names
 _MEDIA = ("image", "audio", "video", "file", "document", "blob")  # in the type of a content part
 _MEDIA_KEYS = frozenset({"image", "image_url", "audio", "input_audio", "video", "video_url"})
-# Tags that a template may write by itself: <think>, </tool_call>, [TOOL_CALLS].
+# Tags that a template may write as its own text: <think>, </tool_call>, [TOOL_CALLS].
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
 _ARGUMENTS = ("arguments", "parameters", "input")
 
 
 class LeftOut(NamedTuple):
-    """`dropped`: fields of trained turns, `prompt_dropped`: fields of other messages, and (-1, "tools") where a tool
-    schema is not rendered; `num_images`: content parts that are not text."""
+    """`dropped`: fields of trained turns; `prompt_dropped`: fields of other messages, and (-1, "tools") if a tool
+    schema is not rendered; `num_images`: content parts other than text."""
 
     dropped: Fields
     prompt_dropped: Fields
@@ -47,9 +47,9 @@ def find_left_out(
     trained: Mapping[int, int],
     known: Missing | None = None,
 ) -> LeftOut:
-    """Compare a rendered conversation with its messages. `trained` has the turns, each with where it ends: what is
-    rendered of it after that (a call's name in the header of the result) the model did not generate. `known` has the
-    fields that are missing of other messages, where that is known."""
+    """Compare a rendered conversation with its messages. `trained` maps trained turns to their ends: the model did not
+    generate text after it (a call's name repeated in the header of the result). `known` has the missing fields of other
+    messages, if already known."""
     own: dict[int, list[int]] = {}  # message -> numbers of its pieces
     for number, piece in enumerate(rendered.pieces):
         own.setdefault(piece.message, []).append(number)
@@ -60,7 +60,7 @@ def find_left_out(
         content = message.get("content")
         if isinstance(content, list):
             num_images += sum(1 for _ in _media_types(content))
-            # str() of a list: the template printed it as Python does.
+            # The template printed the list with Python's str().
             if content and str(content) in rendered.text:
                 types = ", ".join(sorted({str(part.get("type")) for part in content if isinstance(part, dict)}))
                 detail = f"the template writes the parts of its content ({types}) as a Python list, not as text"
@@ -77,7 +77,7 @@ def find_left_out(
 
 
 def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "") -> None:
-    """Raise a Refusal where something of a trained turn is not rendered, unless that is allowed."""
+    """Raise a Refusal if a field of a trained turn is not rendered, unless allowed."""
     if not dropped or allow:
         return
     fields: dict[int, list[str]] = {}
@@ -92,7 +92,7 @@ def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "") -> None:
 
 
 def describe_dropped(names: tuple[str, ...], *, has_calls: bool = False) -> str:
-    """What is missing of a turn, and what to do about it where calls are the reason."""
+    """Describe what is missing from a turn; for calls, also what to do about it."""
     detail = f"the template does not render {' and '.join(names)} of this turn, which the model generated"
     if has_calls or "tool_calls" in names:
         detail += "; calls can be written as text: tokens.tools_as_text=hermes, --tools-as-text hermes"
@@ -110,7 +110,7 @@ def refuse_media(chat: Sequence[Json], *, allow: bool) -> None:
 
 
 def refuse_media_inputs(experience: Experience, *, allow: bool) -> None:
-    """The same for an experience: its messages, and the inputs that were recorded beside its tokens."""
+    """Like `refuse_media`, for an experience: its messages, and the inputs recorded beside its tokens."""
     if allow:
         return
     if experience.multi_modal_inputs:
@@ -120,13 +120,13 @@ def refuse_media_inputs(experience: Experience, *, allow: bool) -> None:
 
 
 def count_media(experience: Experience) -> int:
-    """Content parts that are not text; at least one where inputs were recorded beside the tokens."""
+    """Count content parts other than text; at least 1 if inputs were recorded beside the tokens."""
     parts = [message.content for message in experience.messages if isinstance(message.content, list)]
     return max(sum(1 for part in parts for _ in _media_types(part)), int(bool(experience.multi_modal_inputs)))
 
 
 def _media_types(value: Any) -> Iterator[str]:
-    """The types of all parts that are not text, also of those inside other parts (an image in a tool result)."""
+    """Yield the types of all parts other than text, including nested ones (an image in a tool result)."""
     if isinstance(value, list):
         for item in value:
             yield from _media_types(item)
@@ -143,8 +143,8 @@ def _media_types(value: Any) -> Iterator[str]:
 
 
 def find_dropped_fields(rendered: Rendered, own: list[int], message: Json, limit: int | None = None) -> list[str]:
-    """Fields of a turn with text that is not rendered. `limit`: where the next message's text starts; up to there a
-    template may write arguments in words of its own."""
+    """Return the fields of a turn whose text is not rendered. `limit` is the start of the next message's text; up to
+    there a template may write arguments as its own text."""
     dropped = []
     for field, key, name in ((CONTENT, "content", "content"), (REASONING, "reasoning_content", "reasoning")):
         text = _text(message.get(key))
@@ -161,10 +161,10 @@ def find_dropped_fields(rendered: Rendered, own: list[int], message: Json, limit
 
 
 def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> list[str]:
-    """Fields of a message that is not trained; reasoning inside the content of an earlier turn is not one of them."""
+    """Return the fields of an untrained message that are not rendered, except reasoning in the content of a turn."""
     text = _text(message.get("content"))
     if message.get("role") == "assistant":
-        # What follows the reasoning; all of it where there is none.
+        # The text after the reasoning, if there is any.
         text = text.rpartition("</think>")[2]
     dropped = ["content"] if _is_text_missing(rendered, own, text, _shown_text(rendered, own, CONTENT)) else []
     if _are_calls_missing(rendered, own, _calls(message)):
@@ -173,15 +173,15 @@ def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> 
 
 
 def _block(own: list[int]) -> list[int]:
-    """The turn itself: pieces that follow each other. Its text may be repeated later (a call's name in the header of
-    the result)."""
+    """Return the first run of consecutive pieces: the turn. Later pieces repeat its text (a call's name in the header
+    of the result)."""
     size = next((size for size in range(1, len(own)) if own[size] != own[size - 1] + 1), len(own))
     return own[:size]
 
 
 def _is_text_missing(rendered: Rendered, own: list[int], text: str, shown: str) -> bool:
-    """Whether some of a field's text is not `shown`. White space at its ends may go, and the template may write the
-    tags in it itself (those around the reasoning inside the content)."""
+    """Return whether some of a field's text is not `shown`. The template may strip white space at its ends, and may
+    write tags in it as its own text (those around reasoning in the content)."""
     if len(shown) >= len(text) or text.strip() in shown:  # the usual case
         return False
     squeezed = _squeeze(text)
@@ -190,7 +190,7 @@ def _is_text_missing(rendered: Rendered, own: list[int], text: str, shown: str) 
         return False
     if not own or size < len(_TAG.sub("", squeezed)):
         return True
-    # The template wrote some of it as its own text: look between the neighbours of the message.
+    # The template wrote tags as its own text: search between the neighbouring messages.
     pieces = rendered.pieces
     before = pieces[own[0] - 1].end if own[0] else 0
     after = pieces[own[-1] + 1].start if own[-1] + 1 < len(pieces) else len(rendered.text)
@@ -198,8 +198,8 @@ def _is_text_missing(rendered: Rendered, own: list[int], text: str, shown: str) 
 
 
 def _is_space_missing(text: str, shown: str) -> bool:
-    """Whether white space inside a field's text is not shown: empty lines, say. At its ends, and beside tags in it
-    (a thought in the content), it may go."""
+    """Return whether white space inside a field's text, such as empty lines, is not shown. At the ends, and beside tags
+    (a thought in the content), it may be stripped."""
     if len(shown) >= len(text) or text.strip() in shown:  # the usual case
         return False
     position = 0
@@ -212,7 +212,7 @@ def _is_space_missing(text: str, shown: str) -> bool:
 
 
 def _shown_text(rendered: Rendered, own: list[int], field: int) -> str:
-    """What is rendered of a field."""
+    """Return the rendered text of a field."""
     pieces = [rendered.pieces[number] for number in own]
     return "".join([rendered.text[piece.start : piece.end] for piece in pieces if piece.field == field])
 
@@ -231,7 +231,7 @@ def _squeeze(text: str) -> str:
 
 
 def _calls(message: Json) -> list[Json]:
-    """The functions that a message calls."""
+    """Return the function calls of a message."""
     calls = message.get("tool_calls")
     items = (*(calls if isinstance(calls, list) else ()), message.get("function_call"))
     functions = [call.get("function", call) for call in items if isinstance(call, dict)]
@@ -239,22 +239,22 @@ def _calls(message: Json) -> list[Json]:
 
 
 def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json], limit: int | None = None) -> bool:
-    """Whether a name or an argument of a call is not rendered."""
+    """Return whether a name or an argument of a call is not rendered."""
     if not calls:
         return False
     pieces: list[Piece] = [rendered.pieces[number] for number in own]
     text = "\n".join(rendered.text[piece.start : piece.end] for piece in pieces if piece.field == CALL)
     names = [name for call in calls if isinstance(name := call.get("name"), str) and name]
-    # Two calls of one tool need its name twice.
+    # Two calls of the same tool need its name twice.
     if any(text.count(name) < names.count(name) for name in names):
         return True
     arguments = [value for call in calls for key in _ARGUMENTS if (value := call.get(key))]
     if any(_is_value_missing(text, value) for value in arguments):
-        # Some templates write values as Python does, or escape them: that is text of their own.
+        # Some templates write values like Python, or escape them, which makes them template text.
         whole = rendered.text[pieces[0].start : limit] if limit is not None and pieces else ""
         if not whole or any(_is_value_missing(whole, value) for value in arguments):
             return True
-    # Equal calls need their arguments as often.
+    # n equal calls need their arguments n times.
     counts = Counter(value if isinstance(value, str) else json.dumps(value) for value in arguments)
     return any(
         0 < text.count(leaf) < num_equal
@@ -272,8 +272,8 @@ def _decode(text: str) -> Any:
 
 
 def _is_value_missing(text: str, value: Any) -> bool:
-    """Whether some of a call's arguments is in no text of the call: first as the JSON that most templates write, then
-    key by key and value by value, since some write them as tags."""
+    """Return whether part of a call's arguments is not in the call's text: compare the JSON that most templates write,
+    then each key and value, since some write them as tags."""
     if isinstance(value, str):
         return value.strip() not in ("{}", "null") and not _is_written(text, value)
     if not value or json.dumps(value, ensure_ascii=False) in text:
@@ -285,13 +285,13 @@ def _is_written(text: str, leaf: str) -> bool:
     if leaf in text:
         return True
     squeezed = _squeeze(text)
-    # As it is, or escaped as JSON with and without non-ASCII characters; white space is ignored.
+    # Plain, escaped as JSON with or without non-ASCII characters, or as Python's repr; white space is ignored.
     forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1], repr(leaf)[1:-1])
     return any(_squeeze(form) in squeezed for form in forms)
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Keys, texts and numbers of a value."""
+    """Yield keys, texts and numbers of a value."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield str(key)
@@ -306,7 +306,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _has_lost_tools(rendered: Rendered, tools: list[Json]) -> bool:
-    """Whether the name of a tool is nowhere in what the template itself writes."""
+    """Return whether the name of a tool is missing from the template text."""
     for tool in tools:
         function = tool.get("function", tool)
         name = function.get("name") if isinstance(function, dict) else None
@@ -316,7 +316,7 @@ def _has_lost_tools(rendered: Rendered, tools: list[Json]) -> bool:
 
 
 def _is_template_text(rendered: Rendered, word: str) -> bool:
-    """Whether a word stands outside the text of all messages."""
+    """Return whether a word occurs outside the text of messages."""
     # Occurrences and pieces are both sorted, so one pass over each is enough.
     position, pieces, number = rendered.text.find(word), rendered.pieces, 0
     while position >= 0:

@@ -1,9 +1,8 @@
-"""What is known about a template beside its renders of a conversation: the tokens that end a turn, how thoughts are
-opened and closed, and the declared row of its family.
+"""The grammar of a template: the tokens that end a turn, the tags of thoughts, and the declared row of its family.
 
-Ends are the tokenizer's own (EOS, those of generation_config.json) and the row's; where none of them follows a turn,
-the last special token that two renders of a small conversation have in common after it. Tags of thoughts are those of
-the declared rows that are in the template's source, and those between which a render shows reasoning.
+Ends are the tokenizer's (EOS, generation_config.json) and the row's; if none of them follows a turn, the last special
+token that two renders of a small conversation share after it. Tags of thoughts are those of declared rows that occur in
+the template's source, and those around reasoning in a render.
 """
 
 import itertools
@@ -25,7 +24,7 @@ _ANSWER: Json = {"role": "assistant", "content": "zqa"}
 _THOUGHT: Json = {**_ANSWER, "reasoning_content": "zqr", "thinking": "zqr"}
 _CALL: Json = {"id": "zq0000000", "type": "function", "function": {"name": "zqf", "arguments": {"zqk": "zqv"}}}
 _TEXT_CALL: Json = {**_CALL, "function": {"name": "zqf", "arguments": '{"zqk": "zqv"}'}}
-# Templates disagree on the content beside a call and on the form of its arguments: the first that is rendered is taken.
+# Templates differ in the content beside a call and the form of its arguments: the first form that is rendered is used.
 _CALLERS: tuple[Json, ...] = tuple(
     {"role": "assistant", "content": content, "tool_calls": [call]}
     for call in (_CALL, _TEXT_CALL)
@@ -38,7 +37,7 @@ _TOOLS: list[Json] = [
         "function": {"name": "zqf", "description": "zqd", "parameters": {"type": "object", "properties": {}}},
     }
 ]
-# Switches of thinking: the name of the variable, its values for on and off, and a word that the template must have.
+# Thinking switches: name of the variable, its values for on and off, and a word that the template must contain.
 _SWITCHES: tuple[tuple[str, Any, Any, str], ...] = (
     ("enable_thinking", True, False, ""),
     ("thinking", True, False, ""),
@@ -48,14 +47,14 @@ _SWITCHES: tuple[tuple[str, Any, Any, str], ...] = (
 
 
 class Tags(NamedTuple):
-    """What opens and what closes a thought, without white space around it."""
+    """The tags that open and close a thought, without surrounding white space."""
 
     opening: str
     closing: str
 
 
 class Thought(NamedTuple):
-    """A thought at the end of a prompt: where it starts, and whether it is still open."""
+    """A thought at the end of a prompt: its start, and whether it is still open."""
 
     tags: Tags
     start: int
@@ -63,27 +62,27 @@ class Thought(NamedTuple):
 
 
 class Grammar(NamedTuple):
-    """See the module. `is_shown`: a render shows the row's thought byte for byte. `prompts`: (how a prompt ends that a
-    render continues with reasoning, what closes it)."""
+    """See the module docstring. `is_shown`: a render shows the row's thought byte for byte. `prompts`: (end of a prompt
+    that a render continues with reasoning, closing of that reasoning)."""
 
     row: Row | None
     is_shown: bool
     tags: tuple[Tags, ...]
     prompts: tuple[Tags, ...]
     ends: frozenset[str] = frozenset()
-    header: str = ""  # what the generation prompt adds after a user's message, without a thought
-    opener: str = ""  # the first special token of that
-    reasoning_key: str = ""  # a key that reasoning is needed under beside those that transformers gives
+    header: str = ""  # text that the generation prompt adds after a user's message, without a thought
+    opener: str = ""  # first special token of the header
+    reasoning_key: str = ""  # key that the template reads reasoning from, if it is not one of transformers' keys
 
     def find_thought(self, prompt: str) -> Thought | None:
-        """The thought that a prompt ends with, open or closed."""
+        """Return the thought at the end of a prompt, open or closed."""
         body = prompt.rstrip()
         for tags in self.tags:
             if body.endswith(tags.opening):
                 return Thought(tags, len(body) - len(tags.opening), is_open=True)
             if body.endswith(tags.closing):
                 before = body[: -len(tags.closing)].rstrip()
-                # A lone closing says that there is no thought.
+                # A closing without an opening means no thought.
                 is_pair = before.endswith(tags.opening)
                 start = len(before) - len(tags.opening) if is_pair else len(body) - len(tags.closing)
                 return Thought(tags, start, is_open=False)
@@ -93,8 +92,8 @@ class Grammar(NamedTuple):
         return None
 
     def match_empty(self, text: str, start: int) -> tuple[int, int]:
-        """Where an empty thought at `start`, its opening or not, ends, without its white space and with it; `start`
-        where there is none."""
+        """Return the end of an empty thought at `start` (with or without opening), before and after trailing white
+        space; (start, start) if there is none."""
         for opening, closing in self.tags:
             match = re.compile(rf"\s*(?:{re.escape(opening)}\s*)?{re.escape(closing)}(\s*)").match(text, start)
             if match:
@@ -102,7 +101,7 @@ class Grammar(NamedTuple):
         return start, start
 
     def split_thought(self, message: Json) -> tuple[str, str] | None:
-        """Reasoning and text of a message whose text begins with a thought; None where it has none there."""
+        """Split text that begins with a thought into reasoning and text; None if there is no thought."""
         content = message.get("content")
         if not isinstance(content, str):
             return None
@@ -113,7 +112,7 @@ class Grammar(NamedTuple):
         return None
 
     def has_reasoning(self, message: Json) -> bool:
-        """Whether a message has reasoning, in a field of its own or at the start of its text."""
+        """Return whether a message has reasoning, in a field or at the start of its text."""
         if reasoning_of(message):
             return True
         content = message.get("content")
@@ -124,19 +123,19 @@ class Grammar(NamedTuple):
 
 
 def reasoning_of(message: Json) -> str:
-    """The reasoning of a message that is not blank, else ""."""
+    """Return the reasoning of a message, "" if it is blank or missing."""
     value = next((message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)), "")
     return value if value.strip() else ""
 
 
 def without_reasoning(message: Json) -> Json:
-    """The message without its fields for reasoning."""
+    """Return the message without its reasoning fields."""
     return {key: value for key, value in message.items() if key not in REASONING_KEYS}
 
 
 def choose_mode(tokenizer: ChatTokenizer, renderer: Renderer, messages: Chat) -> Json:
-    """The variable that switches thinking on or off, by whether one of these generated messages has reasoning. Empty
-    where the template reads no switch, or where one is set already."""
+    """Return the variable that switches thinking on if one of these generated messages has reasoning, else off. Empty
+    if the template reads no switch, or if one is already set."""
     if not isinstance(renderer, Template):
         return {}
     names = list_variables(renderer.source)
@@ -149,7 +148,7 @@ def choose_mode(tokenizer: ChatTokenizer, renderer: Renderer, messages: Chat) ->
 
 
 def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
-    """The grammar of a template, found out once."""
+    """Return the grammar of a template; computed once."""
     key = ("grammar", renderer.hash)
     if key not in tokenizer.learnt:
         source = renderer.source if isinstance(renderer, Template) else ""
@@ -158,7 +157,7 @@ def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
         key_shown = "" if shown or not (shown := _show_thoughts(thinking, "reasoning")) else "reasoning"
         row, is_shown = _find_row(tokenizer, source, shown)
         rows = [*([row] if row else []), *tokenizer.grammar, *own_rows()]
-        # Longer openings first: one may be the end of another.
+        # Longer openings first: one may be a suffix of another.
         tags = {
             Tags(item.opening.strip(), item.closing.strip())
             for item in rows
@@ -183,7 +182,7 @@ def _is_of(row: Row | None, pair: Tags) -> bool:
     return row is not None and pair == (row.opening.strip(), row.closing.strip())
 
 
-# Renders of small conversations. Words that begin with zq are in no template.
+# Renders of small conversations. No template contains words that begin with zq.
 
 
 def _find_header(renderer: Renderer, grammar: Grammar) -> str:
@@ -196,7 +195,7 @@ def _find_header(renderer: Renderer, grammar: Grammar) -> str:
 
 
 def _find_user_header(tokenizer: ChatTokenizer, renderer: Renderer) -> list[str]:
-    """The special tokens right before a user's text, or the last one before it: such a token opens a message."""
+    """Return the special tokens directly before a user's text, else the last one before it: they open a message."""
     rendered = try_render(renderer, [_USER]) or try_render(renderer, [_USER], _TOOLS)
     before = split_symbols(tokenizer, rendered.text.rpartition("zqu")[0]) if rendered is not None else []
     run = [*itertools.takewhile(tokenizer.special.__contains__, reversed(before))][::-1]
@@ -204,8 +203,8 @@ def _find_user_header(tokenizer: ChatTokenizer, renderer: Renderer) -> list[str]
 
 
 class _Shown(NamedTuple):
-    """A small conversation with reasoning in its last turn: the render, the prompt before the turn, and the turn's
-    pieces of reasoning and of what follows it."""
+    """A small conversation with reasoning in its last turn: the render, the prompt before the turn (with and without
+    generation prompt), start and end of the reasoning, and the start of the content after it."""
 
     text: str
     prompt: str
@@ -216,7 +215,7 @@ class _Shown(NamedTuple):
 
 
 def _switch_on(renderer: Renderer) -> Renderer:
-    """The template with thinking switched on, where it reads a switch."""
+    """Switch thinking on, if the template reads a switch."""
     if not isinstance(renderer, Template):
         return renderer
     names = list_variables(renderer.source)
@@ -227,7 +226,7 @@ def _switch_on(renderer: Renderer) -> Renderer:
 
 
 def _show_thoughts(renderer: Renderer, *keys: str) -> list[_Shown]:
-    """Renders that show reasoning, of an answer and of a call; `keys`: more keys to give it under."""
+    """Render an answer and a call with reasoning; return those that show it. `keys`: more keys for the reasoning."""
     result = []
     thought = {**_THOUGHT, **dict.fromkeys(keys, "zqr")}
     for turn in (thought, {**thought, "tool_calls": [_CALL]}):
@@ -246,7 +245,8 @@ def _show_thoughts(renderer: Renderer, *keys: str) -> list[_Shown]:
 
 
 def _find_row(tokenizer: ChatTokenizer, source: str, shown: list[_Shown]) -> tuple[Row | None, bool]:
-    """The first row that matches a template and agrees with every render that shows a thought; and whether one does."""
+    """Return the first row that matches a template and agrees with every render of a thought; and whether a render
+    shows one."""
     for row in (*tokenizer.grammar, *own_rows()):
         if not all(word in source for word in row.match):
             continue
@@ -265,14 +265,15 @@ def _find_row(tokenizer: ChatTokenizer, source: str, shown: list[_Shown]) -> tup
 
 
 def _agrees(row: Row, shown: _Shown) -> bool:
-    """Byte for byte; another tag may follow the closing, white space not."""
+    """Return whether a render shows the row's thought byte for byte; a tag may follow the closing, white space not."""
     rest = shown.text[shown.end : shown.after].removeprefix(row.closing)
     is_closed = shown.text.startswith(row.closing, shown.end) and rest == rest.lstrip()
     return is_closed and shown.text[: shown.start].endswith(row.opening)
 
 
 def _find_prompt(shown: _Shown) -> Tags | None:
-    """How a prompt ends that opens a thought: reasoning follows it directly, and a tag closes it."""
+    """Return the end of a prompt that opens a thought, and the tag that closes it; reasoning follows such a prompt
+    directly."""
     closing = shown.text[shown.end : shown.after].strip()
     added = shown.prompt[len(shown.bare) :] if shown.prompt.startswith(shown.bare) else ""
     is_inside = shown.text.startswith(shown.prompt) and not shown.text[len(shown.prompt) : shown.start].strip()
@@ -289,14 +290,14 @@ def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, o
             continue
         last, common = tails[0], tails[0][: count_common(*tails)]
         specials = [item for item in common if item in tokenizer.special]
-        while specials and specials[-1] in openers:  # the header of whatever follows
+        while specials and specials[-1] in openers:  # the header of the next message
             specials.pop()
         if not ends.isdisjoint(common):
             if turns is not _CALLERS:
-                break  # a token that is known ends turns: what else closes a call is not one
+                break  # a known token ends turns: other tokens that close a call do not
             continue
-        # After a call, and where the generation prompt is always there, the render must end with it: else a token that
-        # closes the call, or opens the next message, would be taken for the end of the turn.
+        # After a call, or if the generation prompt is always rendered, the token must end the render: else a token that
+        # closes the call or opens the next message would be mistaken for the end of the turn.
         is_whole = not tokenizer.special.intersection(last[len(common) :])
         if not specials or not (is_whole or (turns is not _CALLERS and not _adds_always(renderer))):
             break
@@ -305,7 +306,7 @@ def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, o
 
 
 def _adds_always(renderer: Renderer) -> bool:
-    """Whether the generation prompt is there, asked for or not; also where there is none at all."""
+    """Return whether `add_generation_prompt` changes nothing: the prompt is always rendered, or never."""
     return any(
         rendered is not None and rendered == try_render(renderer, [_USER], tools, prompt=True)
         for tools in (None, _TOOLS)
@@ -316,7 +317,7 @@ def _adds_always(renderer: Renderer) -> bool:
 def _find_tails(
     tokenizer: ChatTokenizer, renderer: Renderer, turn: Json, result: Json
 ) -> tuple[list[str], list[str]] | None:
-    """What follows a turn where it is last, and where `result` follows it; None where it is not rendered."""
+    """Return the symbols after a turn if it is last, and if `result` follows it; None if the turn is not rendered."""
     for tools in (None, _TOOLS):
         for form in (lambda message: message, _as_parts):
             chat = [form(_USER), form(turn), form(result)]
@@ -331,13 +332,13 @@ def _find_tails(
 
 
 def _as_parts(message: Json) -> Json:
-    """The message with its text as a part, which is all that some templates read."""
+    """Convert the text of a message to a part; some templates read only parts."""
     text = message["content"]
     return {**message, "content": [{"type": "text", "text": text}]} if text else message
 
 
 def _tail(tokenizer: ChatTokenizer, rendered: Rendered) -> list[str]:
-    """What follows the text of message 1, up to the next message's."""
+    """Return the symbols between the text of message 1 and that of the next message."""
     own = [piece for piece in rendered.pieces if piece.message == 1]
     limit = next((piece.start for piece in rendered.pieces if piece.message > 1), len(rendered.text))
     inside = [piece.end for piece in own if piece.end <= limit]
@@ -346,7 +347,7 @@ def _tail(tokenizer: ChatTokenizer, rendered: Rendered) -> list[str]:
 
 
 def count_common(left: Sequence[str], right: Sequence[str]) -> int:
-    """How many characters or symbols two texts begin with alike."""
+    """Return the length of the common prefix, in characters or symbols."""
     pairs = zip(left, right, strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
@@ -354,7 +355,7 @@ def count_common(left: Sequence[str], right: Sequence[str]) -> int:
 def try_render(
     renderer: Renderer, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False
 ) -> Rendered | None:
-    """The render, or None where the template does not take such a conversation."""
+    """Render a conversation; None if the template refuses it."""
     try:
         return renderer.render(chat, tools, prompt=prompt)
     except TemplateError:

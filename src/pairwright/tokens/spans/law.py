@@ -1,19 +1,19 @@
-"""The law of masks: which text of a generated turn is trained, witnessed by the template's own renders.
+"""The law of masks: which text of a generated turn is trained, as witnessed by renders of the template.
 
-    prompt   P(i): the conversation before the turn, with the generation prompt: what inference was given
-    next     P(i+1): the same before the next turn of the model; after the last one, after a probe (a result for each
-             of its calls, or a message of the user)
-    last     L(i): the conversation up to the turn
+    prompt   P(i): the conversation before the turn, with the generation prompt: the prompt of inference
+    next     P(i+1): the prompt before the next turn; for the last turn, the prompt after a probe (a result for each
+             of its calls, or a user message)
+    last     L(i): the conversation up to and including the turn
 
-A render witnesses a turn if it begins with P(i) and shows, before the first token that ends a turn, everything that the
-record says was generated, nothing of another message, and a closing for every thought that P(i) opened.
+A render witnesses a turn if it begins with P(i) and shows, before the first token that ends a turn, everything that was
+generated according to the record, no text of another message, and a closing for every thought that P(i) opened.
 
-    rule 1   `next` witnesses: its text is trained. Such a turn is in the sequence of the next one.
-    rule 2   `last` witnesses, or one of the two would if it began with P(i): a sequence ends with the turn
-    rule 3   a declared row says how the thought is written, or what ends the turn; EOS where no render shows an end
+    rule 1   `next` witnesses: its text is trained. The turn shares a sequence with the next one.
+    rule 2   `last` witnesses, or either would if it began with P(i): the sequence ends with the turn
+    rule 3   a declared row defines how the thought is written or what ends the turn; EOS if no render shows an end
     refusal  no_reasoning, dropped, two_forms, template_error
 
-Where `next` and `last` witness different texts, the row says which one the model samples; without it: `two_forms`.
+If `next` and `last` witness different texts, the row decides which one the model samples; without a row: `two_forms`.
 """
 
 from functools import cached_property
@@ -40,12 +40,12 @@ Source = Literal["next", "last"]
 
 
 class Terms(NamedTuple):
-    """What a user allows, and whether the law holds at all: recorded ids are exempt from it.
+    """What the user allows, and whether the law applies.
 
     require_stop       a turn needs a token that ends it
-    close_thoughts     close a thought that the prompt opens where the record has none
-    allow_dropped      train turns of which something is not rendered
-    is_recorded        the turn's ids are recorded: only its place is looked for
+    close_thoughts     close a thought that the prompt opens if the turn has no reasoning
+    allow_dropped      train turns that are not rendered completely
+    is_recorded        the turn's ids are recorded: exempt from the law, only its position is needed
     """
 
     require_stop: bool = True
@@ -64,12 +64,12 @@ class Fault(NamedTuple):
 class Shown(NamedTuple):
     """A turn in a render that witnesses it, in characters.
 
-    prompt   where the prompt ends
-    start    where what is trained starts: after a thought that the template closed
-    end      after the token that ends the turn
-    stop     that token
+    prompt   end of the prompt
+    start    start of the trained text: after a thought that the template closed
+    end      end of the trained text, stop included
+    stop     the token that ends the turn
     own      the turn's pieces
-    dropped  its fields that are not rendered
+    dropped  the turn's fields that are not rendered
     """
 
     rendered: Rendered
@@ -82,12 +82,12 @@ class Shown(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is trained."""
+        """The trained text."""
         return self.rendered.text[self.start : self.end]
 
     @property
     def written(self) -> str:
-        """What follows the prompt: also a thought that the template closed."""
+        """The text after the prompt, including a thought that the template closed."""
         return self.rendered.text[self.prompt : self.end]
 
 
@@ -95,9 +95,9 @@ class Verdict(NamedTuple):
     """How a turn is trained.
 
     rule         1, 2 or 3
-    source       the render that shows its text
-    shown        the turn in that render; joined, in the prompt followed by the turn
-    following    the turn in the prompt of the next one, where that witnesses the same text: they share a sequence
+    source       the render that shows the turn's text
+    shown        the turn in that render, or in the joined text (prompt followed by the turn)
+    following    the turn in the next turn's prompt, if that witnesses the same text: they share a sequence
     is_joined    the prompt and the turn come from two renders
     end_added    no render shows the token that ends the turn
     is_declared  the text comes from a row that no render shows
@@ -110,12 +110,12 @@ class Verdict(NamedTuple):
     is_joined: bool = False
     end_added: bool = False
     is_declared: bool = False
-    continues: bool = False  # `following` is there; kept where the renders are not
+    continues: bool = False  # `following` exists; kept when the renders are forgotten
 
 
 class Case:
-    """One turn of a conversation, with its renders, each made when it is needed. `is_excerpt`: the renders with
-    provenance were compared with plain ones on the turn's skeleton."""
+    """One turn of a conversation with its renders, made lazily. `is_excerpt`: renders with provenance were already
+    compared with plain ones, on the turn's skeleton."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Case:
 
     @cached_property
     def next(self) -> Rendered | None:
-        """None where the template takes no message after this turn."""
+        """None if the template refuses any message after this turn."""
         later = range(self.turn + 1, len(self.chat))
         following = next((number for number in later if self.chat[number].get("role") == "assistant"), None)
         if following is not None:
@@ -170,7 +170,7 @@ class Case:
 
     @property
     def declared_end(self) -> str:
-        """The end of such a turn by the row of the family; "" where there is none."""
+        """The end of this turn according to the declared row; "" if there is none."""
         return self.grammar.row.end_of(has_calls=self.has_calls) if self.grammar.row else ""
 
     def shown_by(self, source: Source) -> Rendered | None:
@@ -184,7 +184,7 @@ class Case:
 
 
 def _probes(message: Json) -> list[Chat]:
-    """What may follow a last turn: a result for each of its calls, or a user."""
+    """Return messages that may follow a last turn: a result for each of its calls, or a user message."""
     user: Chat = [{"role": "user", "content": "zqu"}]
     calls = message.get("tool_calls")
     return [[_result_of(call) for call in calls], user] if isinstance(calls, list) and calls else [user]
@@ -202,7 +202,7 @@ def _result_of(call: object) -> Json:
 
 
 def judge(case: Case, terms: Terms) -> Verdict | Fault:
-    """By the law, how a turn is trained; by a text with something missing only where no other is to be had."""
+    """Judge by the law how a turn is trained; incomplete text is used only if no render is complete."""
     if terms.allow_dropped:
         complete = _judge(case, terms._replace(allow_dropped=False))
         if isinstance(complete, Verdict):
@@ -231,9 +231,9 @@ def _judge(case: Case, terms: Terms) -> Verdict | Fault:
     if isinstance(following, Shown):
         if not isinstance(last, Shown) or (last.stop is None and following.stop is not None):
             return Verdict(1, "next", following, following, continues=True)
-        if last.written == following.written:  # the render without a probe serves as well
+        if last.written == following.written:  # use the render without a probe
             return Verdict(1, "last", last, following, continues=True)
-        if _squeeze(last.written) == _squeeze(following.written):  # white space at the ends of a text is not its form
+        if _squeeze(last.written) == _squeeze(following.written):  # differences in white space are not two forms
             return Verdict(1, "next", following, following, continues=True)
         if prefer:
             is_last = prefer == "last"
@@ -254,7 +254,7 @@ def _judge(case: Case, terms: Terms) -> Verdict | Fault:
 
 
 def witness(case: Case, rendered: Rendered, begin: int, terms: Terms) -> Shown | Fault:
-    """The turn in a render, of which it begins at `begin`; or why the render does not witness it."""
+    """Return the turn in a render, where it begins at `begin`; or the fault if the render does not witness it."""
     grammar, text = case.grammar, rendered.text
     own, limit = _find_own(case, rendered, begin)
     if any(piece.message == case.turn and piece.end > piece.start and piece.end <= begin for piece in rendered.pieces):
@@ -284,7 +284,7 @@ def witness(case: Case, rendered: Rendered, begin: int, terms: Terms) -> Shown |
 
 
 def _find_own(case: Case, rendered: Rendered, begin: int) -> tuple[list[int], int]:
-    """The numbers of the turn's pieces from `begin` on, and where text of another message starts."""
+    """Return the indices of the turn's pieces from `begin` on, and the start of another message's text."""
     limit, own = len(rendered.text), []
     for number, piece in enumerate(rendered.pieces):
         if piece.message == case.turn:
@@ -296,8 +296,8 @@ def _find_own(case: Case, rendered: Rendered, begin: int) -> tuple[list[int], in
 
 
 def _cut_block(case: Case, rendered: Rendered, own: list[int]) -> list[int]:
-    """The pieces that the model generated: up to the first end after which only text stands that was there before (a
-    call's name in the header of its result)."""
+    """Return the generated pieces: up to the first end after which the turn's text is only repeated (a call's name in
+    the header of its result)."""
     pieces = [rendered.pieces[number] for number in own]
     for size in range(1, len(own)):
         if _find_end(case, rendered.text, pieces[size - 1].end, pieces[size].start)[1] is None:
@@ -314,7 +314,7 @@ def _cut_block(case: Case, rendered: Rendered, own: list[int]) -> list[int]:
 
 
 def _find_end(case: Case, text: str, start: int, limit: int) -> tuple[int, str | None]:
-    """Where the first token that ends a turn ends, in what the template writes after the turn; and the token."""
+    """Find the first token in `text[start:limit]` that ends a turn; return its end and the token."""
     opener = case.grammar.opener
     for match in control_pattern(case.tokenizer).finditer(text, start, limit):
         if match.group() == opener and opener not in case.grammar.ends:
@@ -325,7 +325,7 @@ def _find_end(case: Case, text: str, start: int, limit: int) -> tuple[int, str |
 
 
 def _check_thought(case: Case, text: str, begin: int, start: int, end: int, terms: Terms) -> Fault | None:
-    """A thought that the prompt opens is closed, and not opened again."""
+    """Check that a thought opened by the prompt is closed, and not opened again."""
     thought = case.thought
     if thought is None or not thought.is_open or not terms.require_stop:
         return None
@@ -340,7 +340,7 @@ def _check_thought(case: Case, text: str, begin: int, start: int, end: int, term
 
 
 def _check_space(case: Case, before: str, after: str) -> Fault | None:
-    """White space between the prompt and a turn, or between a turn and its end: one character, or newlines."""
+    """Check white space between the prompt and a turn, or a turn and its end: one character, or newlines."""
     row = case.grammar.row
     lead, trail = before[: len(before) - len(before.lstrip())], after[len(after.rstrip()) :]
     for run, where in ((lead, "before"), (trail, "after")):
@@ -354,12 +354,12 @@ def _check_space(case: Case, before: str, after: str) -> Fault | None:
 
 
 def _contradiction(case: Case, last: Shown) -> str:
-    """What `next` shows in the place of the end that `last` shows; "" where it shows the same, or no end."""
+    """Return what `next` shows in place of the end that `last` shows; "" if it shows the same, or no end."""
     if case.next is None or last.stop is None or not last.own:
         return ""
     own = [piece for piece in case.next.pieces if piece.message == case.turn]
     shown, end = _tail_of(case, case.next), last.rendered.text[last.own[-1].end : last.end]
-    # Where `next` leaves out the last thing that the turn wrote, it says nothing about its end.
+    # If `next` omits the turn's last field, it shows nothing about the turn's end.
     is_same = any(piece.field == last.own[-1].field for piece in own) and shown != ""
     return "" if not is_same or shown.startswith(end) else shown
 
@@ -380,11 +380,11 @@ def _describe_dropped(case: Case, dropped: tuple[str, ...]) -> str:
     return describe_dropped(dropped, has_calls=case.has_calls)
 
 
-# Rule 2, joined: what is before the turn differs between the renders, or the prompt has closed an empty thought.
+# Rule 2, joined: text before the turn differs between the renders, or the prompt closed an empty thought.
 
 
 def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
-    """The prompt, followed by the turn from another render."""
+    """Join the prompt with the turn from another render."""
     thought = case.thought
     if thought is not None and thought.is_open:
         return None
@@ -403,7 +403,7 @@ def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
             fault = fault or shown
     if not found:
         return fault
-    # Where the prompt closes a thought itself, the renders may or may not repeat it.
+    # If the prompt closes a thought, the renders may or may not repeat it.
     is_closed = len(prefix) < len(case.prompt.text)
     texts = [shown.text if is_closed else shown.written for shown in found.values()]
     if len({*map(_squeeze, texts)}) > 1:
@@ -417,15 +417,15 @@ def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
 
 
 def _prefix(case: Case) -> str:
-    """The prompt, without an empty thought that it closes where the record has none."""
+    """Return the prompt, without an empty thought that it closes if the turn has no reasoning."""
     thought = case.thought
     is_closed = thought is not None and not thought.is_open and not case.has_reasoning
     return case.prompt.text[: thought.start] if is_closed and thought is not None else case.prompt.text
 
 
 def _rest(case: Case, shown: Shown) -> tuple[int, int]:
-    """Where the turn goes on after the prompt, and how many characters from there are not trained. An empty thought
-    that the prompt has is not written again; another one is added."""
+    """Return the position in the render where the turn continues the prompt, and how many characters from there are not
+    trained. An empty thought of the prompt is not repeated; any other empty thought counts as added."""
     if len(_prefix(case)) == len(case.prompt.text):
         return shown.prompt, shown.start - shown.prompt
     rest, _ = case.grammar.match_empty(shown.rendered.text, shown.prompt)
@@ -438,13 +438,14 @@ def _rest(case: Case, shown: Shown) -> tuple[int, int]:
 
 
 def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
-    """Where the turn begins in a render: after `prefix`, the prompt or its beginning, or after the same header."""
+    """Return where the turn begins in a render: after `prefix` (the prompt or its beginning), else after the same
+    header."""
     if rendered.text.startswith(prefix):
         return len(prefix)
     first = next((number for number, piece in enumerate(rendered.pieces) if piece.message == case.turn), None)
     if first is None:
         return None
-    # The header is what follows the message before the turn, which both must show alike.
+    # The header follows the message before the turn, which both must show identically.
     before = rendered.pieces[first - 1] if first else None
     own = case.prompt.pieces[-1] if case.prompt.pieces else None
     if (before is None) != (own is None):
@@ -459,7 +460,7 @@ def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
     lead = rendered.text[low : rendered.pieces[first].start]
     if header and lead.startswith(header):
         return low + len(header)
-    # What closes the message before the turn differs, too: the header is what the generation prompt adds.
+    # The end of the message before the turn differs, too: the header is the text that the generation prompt adds.
     try:
         bare = case.renderer.text(case.chat[: case.turn], case.tools)
     except TemplateError:
@@ -479,8 +480,8 @@ def _join(
     closing: str = "",
     stop: str | None = None,
 ) -> Shown:
-    """The prompt, what is written first (text and field, -1 for the template's), and the shown turn from `rest` on.
-    The first `added` characters after the prompt are not trained. `closing` and `stop` follow a turn without an end."""
+    """Concatenate the prompt, `written` (text and field; -1: template text), and the shown turn from `rest` on. The
+    first `added` characters after the prompt are not trained. `closing` and `stop` follow a turn without an end."""
     position = begin = len(case.prompt.text)
     pieces = list(case.prompt.pieces)
     for text, field in written:
@@ -500,7 +501,7 @@ def _join(
 
 
 def _declare(case: Case, terms: Terms) -> Verdict | None:
-    """The turn with its thought as the row writes it; None where no row says how."""
+    """Write the turn's thought as the row declares it; None if no row does."""
     row, thought = case.grammar.row, case.thought
     if row is None or not row.opening.strip() or (thought is not None and not thought.is_open):
         return None
@@ -513,7 +514,7 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
     prefix = case.prompt.text if thought is None else case.prompt.text[: thought.start]
     answer = [*chat[: case.turn], without_reasoning(chat[case.turn]), *chat[case.turn + 1 :]]
     plain = Case(case.tokenizer, case.renderer, answer, case.tools, case.turn)
-    plain.__dict__["prompt"] = Rendered(prefix, case.prompt.pieces)  # what the turn's own thought follows
+    plain.__dict__["prompt"] = Rendered(prefix, case.prompt.pieces)  # overrides the lazy render
     order: tuple[Source, ...] = ("last", "next") if row.prefer == "last" else ("next", "last")
     for source in order:
         rendered = plain.shown_by(source)
@@ -542,8 +543,8 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
 
 
 def _end_turn(case: Case, terms: Terms) -> Verdict | None:
-    """A turn whose end no witness shows: the end that `next` or the row has, else EOS is added after what both renders
-    write behind its text."""
+    """End a turn whose end no witness shows: add the end of `next` or of the row, else EOS, after the text that both
+    renders write behind the turn."""
     prefix = _prefix(case)
     for source in ("last", "next"):
         rendered = case.shown_by(source)
@@ -556,7 +557,7 @@ def _end_turn(case: Case, terms: Terms) -> Verdict | None:
         rest, added = _rest(case, shown)
         following = _tail_of(case, case.next)
         end, token = _find_end(case, following, 0, len(following))
-        if token is not None:  # another render shows the end, which this one leaves out
+        if token is not None:  # `next` shows the end that this render omits
             closing = following[: end - len(token)]
             joined = _join(case, [], shown, rest, added=added, closing=closing, stop=token)
             return Verdict(2, source, joined, is_joined=True)
@@ -568,8 +569,8 @@ def _end_turn(case: Case, terms: Terms) -> Verdict | None:
 
 
 def _missing_end(case: Case) -> tuple[str, str | None]:
-    """For a turn whose end no render shows: what both renders write behind its text (the closing of a call), and the
-    row's end, else EOS; None where the vocabulary has neither."""
+    """For a turn whose end no render shows, return the text that both renders write behind it (the closing of a call),
+    and the row's end, else EOS; None if the vocabulary has neither."""
     names = (str(case.tokenizer.special_tokens.get("eos_token")), *sorted(case.tokenizer.eos))
     stop = case.declared_end or next((name for name in names if name in case.tokenizer.added), None)
     closing = _tail_of(case, case.last)
@@ -581,13 +582,13 @@ def _missing_end(case: Case) -> tuple[str, str | None]:
 
 
 def _closes(case: Case, shown: Shown) -> bool:
-    """Whether a turn closes the thought that its prompt opens."""
+    """Return whether a turn closes the thought that its prompt opens."""
     thought = case.thought
     return thought is None or not thought.is_open or thought.tags.closing in shown.text
 
 
 def _tail_of(case: Case, rendered: Rendered) -> str:
-    """What a render writes after the turn, up to the next message's text."""
+    """Return the template text after the turn, up to the next message's text."""
     numbers = [number for number, piece in enumerate(rendered.pieces) if piece.message == case.turn]
     if not numbers:
         begin = _find_begin(case, rendered, _prefix(case))
@@ -605,7 +606,7 @@ _ORDER: tuple[Reason, ...] = ("no_reasoning", "dropped", "template_error", "two_
 
 
 def _worst(case: Case, *faults: Shown | Fault | Verdict | None) -> Fault:
-    """The fault that says most about what to do."""
+    """Return the fault that helps most to fix the problem."""
     found = [fault for fault in faults if isinstance(fault, Fault)]
     if case.is_open and not case.has_reasoning:
         return Fault("no_reasoning", "the prompt opens a thought, and the turn has no reasoning")

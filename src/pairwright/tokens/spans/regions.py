@@ -1,11 +1,11 @@
-"""The regions of a conversation: for each turn that is trained, from the end of what inference was given to its stop.
+"""Locate the region of each trained turn: from the end of the inference prompt to the stop token.
 
-Linear in the number of turns: each turn is judged by the law on a skeleton, once for each shape, and found in one
-render of the conversation by the literals around it; of some turns, the first and the last among them, the prompts are
-rendered and compared. A template that counts turns has all of them rendered. A turn that no such render shows is judged
-on an excerpt, the messages around it. What does not match is judged on the conversation itself.
+Linear in the number of turns: the law judges each turn on a skeleton, once for each shape, and the literals around the
+turn locate it in one render of the conversation. The prompts of a few turns, including the first and the last, are
+rendered and compared; all prompts if the template counts turns. A turn that this render does not show is judged on an
+excerpt, the messages around it. Turns that do not match are judged on the whole conversation.
 
-Turns whose next prompt continues theirs (rule 1) share a sequence. A turn of another rule is the last of its sequence.
+Turns with the prefix property (rule 1) share a sequence. A turn of another rule is the last of its sequence.
 """
 
 import itertools
@@ -26,23 +26,23 @@ from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_str import CALL, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
-_VERIFIED = 4  # turns of a sequence whose prompts are rendered, the first and the last among them
+_VERIFIED = 4  # turns whose prompts are rendered and compared, including the first and the last
 _MAX_LEARNT = 20_000  # shapes of turns
 _MAX_NAMED = 5  # turns that a refusal names
-_EXCHANGES = 20  # of the conversation on which a template is tried at every turn
+_EXCHANGES = 20  # of the small conversations that test a template at every turn
 
 
 Verify = Literal["quick", "all"]
 
 
 class Region(NamedTuple):
-    """What the model generated in one turn, in characters of the rendered text.
+    """The generated text of one turn, in character positions of the rendered text.
 
-    prompt       where what inference was given ends; up to `start` the template closed a thought
+    prompt       end of the inference prompt; from there to `start` the template closed a thought
     end          after the stop token
     rule         of the law
     end_added    no render shows the stop token
-    is_declared  by a row that no render shows
+    is_declared  the text comes from a row that no render shows
     """
 
     message: int
@@ -79,7 +79,7 @@ def locate(
     *,
     verify: Verify = "quick",
 ) -> Located:
-    """All turns in one render, or a Refusal."""
+    """Locate all turns in one render; raise a Refusal if they need several."""
     groups = locate_groups(tokenizer, chat, tools, list(turns), terms, verify=verify)
     if len(groups) > 1:
         first = groups[0][1].regions[-1].message
@@ -96,8 +96,8 @@ def locate_groups(
     *,
     verify: Verify = "quick",
 ) -> list[Group]:
-    """As few sequences as the law allows. `verify="all"` renders the prompt of every turn, which takes time that grows
-    with the square of their number."""
+    """Locate turns in the fewest sequences that the law allows. `verify="all"` renders the prompt of every turn, in
+    time quadratic in the number of turns."""
     renderer = tokenizer.renderer(tools)
     finder = Finder(tokenizer, renderer, chat, tools, terms)
     if not turns:
@@ -109,19 +109,19 @@ def locate_groups(
 
 
 class _UnlikeShape(Exception):
-    """The conversation is not what the skeletons of its turns say."""
+    """The conversation contradicts the skeletons of its turns."""
 
 
 class _Literals(NamedTuple):
     """The literals around a turn's text, and where in them its region starts and ends.
 
-    lead    template text from the piece before the turn's first piece up to it
-    prompt  where the prompt ends, counted from where lead starts; `start`: where what is trained starts
-    opening the turn's own first characters where the generation prompt supplies them (a <think> in the content)
+    lead    template text from the previous piece to the turn's first piece
+    prompt  end of the prompt, counted from the start of lead; `start`: start of the trained text
+    opening the turn's first characters, if the generation prompt supplies them (a <think> in the content)
     tail    template text from the turn's last piece to the next message's; the region ends at tail[end]
-    later   how many pieces of the turn's text are repeated after its end (a call's name in the result's header)
-    fields  the fields that are rendered in the turn
-    A turn without any piece of its own has one literal, lead == tail, for both.
+    later   number of pieces that repeat the turn's text after its end (a call's name in the result's header)
+    fields  the rendered fields of the turn
+    For a turn without pieces, lead and tail are the same literal.
     """
 
     lead: str
@@ -136,8 +136,8 @@ class _Literals(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What a skeleton says about a turn: the verdict, and the literals where it is last in its sequence (`outer`) and
-    where turns follow (`inner`)."""
+    """What a skeleton shows about a turn: the verdict, and the literals if the turn is last in its sequence (`outer`)
+    or followed by others (`inner`)."""
 
     verdict: Verdict
     outer: _Literals
@@ -148,7 +148,7 @@ _Placed = tuple[Located, Region]
 
 
 class Finder:
-    """Finds turns in one conversation; what is learnt about shapes is kept with the tokenizer."""
+    """Finds turns in one conversation; plans of shapes are cached on the tokenizer."""
 
     def __init__(
         self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, terms: Terms
@@ -162,7 +162,7 @@ class Finder:
         self._learnt: dict[Any, _Plan | Fault] = learnt.setdefault((renderer.hash, tools_key, terms), {})
         if len(self._learnt) > _MAX_LEARNT:
             self._learnt.clear()
-        # What the shapes of messages depend on is tried once for each template.
+        # The properties that shapes depend on are tested once for each template.
         key = ("shapes", renderer.hash)
         if key not in learnt:
             source = renderer.source if isinstance(renderer, Template) else ""
@@ -172,7 +172,7 @@ class Finder:
         self._probed = 0
 
     def plan(self, turn: int) -> _Plan | Fault:
-        """What the skeleton around a turn says about it."""
+        """Judge a turn on its skeleton; cached by shape."""
         window = self._shapes.window(turn)
         key = (*(self._shapes.keys[number] for number in window), window.index(turn))
         if key not in self._learnt:
@@ -183,7 +183,7 @@ class Finder:
         return self._learnt[key]
 
     def judge(self, turn: int) -> Verdict:
-        """By the law, on the conversation itself; a Refusal where it has no place for the turn."""
+        """Judge a turn on the whole conversation; raise a Refusal if the law has no verdict."""
         self._probed += 1
         verdict = judge(Case(self._tokenizer, self._renderer, self._chat, self._tools, turn), self._terms)
         if isinstance(verdict, Fault):
@@ -191,21 +191,21 @@ class Finder:
         return verdict
 
     def render(self, size: int, *, prompt: bool = False) -> Rendered:
-        """The first `size` messages."""
+        """Render the first `size` messages."""
         try:
             return self._renderer.render(self._chat[:size], self._tools, prompt=prompt)
         except TemplateError as error:
             raise _template_refusal(self._renderer, self._chat, self._tools, error) from None
 
     def locate_by_shapes(self, turns: list[int], *, verify: Verify) -> list[Group]:
-        """Groups by what skeletons say; raises _UnlikeShape where the conversation says otherwise."""
+        """Locate turns by skeletons; raise _UnlikeShape if the conversation contradicts them."""
         plans: dict[int, _Plan] = {}
         for number, turn in enumerate(turns):
             plan = self.plan(turn)
             if isinstance(plan, Fault):
-                self.render(len(self._chat))  # a conversation that the template rejects is refused for that
+                self.render(len(self._chat))  # if the template rejects the conversation, that is the refusal
                 try:
-                    plan = _describe(self.judge(turn), turn)  # the conversation itself says why not
+                    plan = _describe(self.judge(turn), turn)  # the whole conversation gives the exact reason
                 except Refusal as refusal:
                     raise self._name_others(refusal, turns[number + 1 :]) from None
             plans[turn] = plan
@@ -219,7 +219,7 @@ class Finder:
             if not _is_rendered(verdict):
                 groups.append((self._chat[: last + 1], self._locate_judged(members, plans, history)))
                 continue
-            # What follows the last turn of all stays, where the render of the whole conversation serves.
+            # Keep messages after the last turn if the render of the whole conversation can be used.
             size = len(self._chat) if last == turns[-1] and verdict.continues else last + 1
             rendered = self.render(size)
             own = _pieces_by_message(rendered)
@@ -232,7 +232,7 @@ class Finder:
         return groups
 
     def _name_others(self, refusal: Refusal, turns: list[int]) -> Refusal:
-        """A refusal that names the later turns with the same reason."""
+        """Add the later turns with the same reason to a refusal."""
         plans = ((turn, self.plan(turn)) for turn in turns)
         others = [turn for turn, plan in plans if isinstance(plan, Fault) and plan.reason == refusal.reason]
         if not others:
@@ -241,7 +241,7 @@ class Finder:
         return Refusal(refusal.reason, f"{refusal.detail}; the same in message {more}", message=refusal.message)
 
     def _split(self, turns: list[int], plans: dict[int, _Plan]) -> list[list[int]]:
-        """Turns that share a sequence: each but the last of them is continued by the next prompt."""
+        """Group turns that share a sequence: each has the prefix property, except the last of a group."""
         groups: list[list[int]] = [[]]
         for turn, following in itertools.zip_longest(turns, turns[1:]):
             groups[-1].append(turn)
@@ -250,7 +250,7 @@ class Finder:
         return groups
 
     def _is_chain(self, turn: int, following: int) -> bool:
-        """Whether turns of the model that are not trained, between two that are, keep the prompt as well."""
+        """Return whether untrained assistant turns between two trained ones have the prefix property, too."""
         between = [number for number in range(turn + 1, following) if self._chat[number].get("role") == "assistant"]
         if not between:
             return True
@@ -262,12 +262,12 @@ class Finder:
     def _place(
         self, rendered: Rendered, own: dict[int, list[int]], turn: int, plan: _Plan, *, is_inner: bool
     ) -> Region:
-        """A turn in the render of its sequence; `is_inner`: others follow it there."""
+        """Locate a turn in the render of its sequence; `is_inner`: others follow it."""
         literals = plan.inner if is_inner else plan.outer
         region = _place_turn(rendered, own.get(turn, []), turn, literals) if literals is not None else None
         if region is not None:
             return _note(region, plan.verdict)
-        # Not what the skeleton says: the conversation itself.
+        # The skeleton does not match: judge the turn on the whole conversation.
         verdict = self.judge(turn)
         shown = verdict.following if is_inner else verdict.shown
         if verdict.is_joined or shown is None or not rendered.text.startswith(shown.rendered.text[: shown.end]):
@@ -275,7 +275,7 @@ class Finder:
         return _note(Region(turn, shown.prompt, shown.start, shown.end, shown.stop), verdict)
 
     def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: History | None) -> Located:
-        """A sequence whose last turn is not in the render of the conversation up to it."""
+        """Locate a sequence whose last turn is not shown by the render of the conversation up to it."""
         last = members[-1]
         verdict = self._judge_excerpt(last, plans[last].verdict, history) if history is not None else None
         known = history.missing_before(last) if history is not None and verdict is not None else None
@@ -286,7 +286,7 @@ class Finder:
         return self._finish_shown(verdict, last, regions, known)
 
     def _find_history(self, turns: list[int], *, verify: Verify) -> History | None:
-        """The prompt before the last of these turns; None where excerpts may not stand in for the conversation."""
+        """Return the prompt before the last of these turns; None if excerpts cannot replace the conversation."""
         if verify == "all" or len(self._chat) <= SMALL or len(turns) < 2:
             return None
         try:
@@ -299,8 +299,8 @@ class Finder:
         return history if is_alike else None
 
     def _judge_excerpt(self, turn: int, expected: Verdict, history: History) -> Verdict | None:
-        """By the law, on an excerpt: the messages around the turn. None where the verdict is not the expected one of
-        the skeleton, or where the history does not show the turn, and what is before it, as the excerpt does."""
+        """Judge a turn on an excerpt, the messages around it. None if the verdict differs from the skeleton's
+        (`expected`), or if the history shows the turn or the text before it differently."""
         window = self._shapes.window(turn)
         place, chat = window.index(turn), [self._chat[number] for number in window]
         case = Case(self._tokenizer, self._renderer, chat, self._tools, place, is_excerpt=True)
@@ -320,18 +320,18 @@ class Finder:
     def _finish_shown(
         self, verdict: Verdict, last: int, regions: list[Region], known: Missing | None = None
     ) -> Located:
-        """A sequence that ends with a turn whose text the verdict has."""
+        """Build a sequence that ends with a turn, from the render in its verdict."""
         shown = verdict.shown
         region = Region(last, shown.prompt, shown.start, shown.end, shown.stop)
         rendered = shown.rendered
-        if verdict.source == "next" and not verdict.is_joined:  # what follows the turn there is a probe
+        if verdict.source == "next" and not verdict.is_joined:  # cut off the probe or next message after the turn
             pieces = [piece for piece in rendered.pieces if piece.end <= shown.end and piece.message <= last]
             rendered = Rendered(rendered.text[: shown.end], pieces)
         located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1, known)
         return located._replace(is_joined=verdict.is_joined)
 
     def locate_by_definition(self, turns: list[int]) -> list[Group]:
-        """Every turn judged on the conversation itself: slow, and always right."""
+        """Locate turns by judging each on the whole conversation: slow, but always right."""
         verdicts = {turn: self.judge(turn) for turn in turns}
         groups: list[Group] = []
         members: list[int] = []
@@ -352,7 +352,7 @@ class Finder:
         return groups
 
     def finish(self, rendered: Rendered, regions: list[Region], size: int, known: Missing | None = None) -> Located:
-        """Regions in their order, with what the template leaves out of the first `size` messages."""
+        """Check that regions are in order, and find what the template does not render of the first `size` messages."""
         for left, right in itertools.pairwise(regions):
             if right.prompt < left.end:
                 raise _UnlikeShape
@@ -361,14 +361,14 @@ class Finder:
         return Located(rendered, regions, left_out.dropped, self._probed, left_out.prompt_dropped, left_out.num_images)
 
     def _verify(self, groups: list[Group], *, verify: Verify, joined: bool) -> None:
-        """Compare prompts with what inference is given: of all turns, or of some. `joined`: also of turns that are
-        joined to their prompts."""
+        """Compare prompts with those of inference, for all turns or a sample. `joined`: include turns that are joined
+        to their prompts."""
         compared = [located for _, located in groups if joined or not located.is_joined]
         regions = [(located, region) for located in compared for region in located.regions]
         is_long = len(regions) > _VERIFIED
         every = verify == "all" or (is_long and has_tested_word(self._renderer, groups[-1][1].rendered.text))
         every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
-        every = every or (joined and self._probed > 1)  # not only the last turn was unlike its excerpt
+        every = every or (joined and self._probed > 1)  # more than the last turn differed from its excerpt
         for located, region in reversed(regions if every else _sample(regions)):
             try:
                 prompt = self._renderer.text(self._chat[: region.message], self._tools, prompt=True)
@@ -380,7 +380,7 @@ class Finder:
 
 
 def _is_rendered(verdict: Verdict) -> bool:
-    """Whether the render of the conversation up to a turn shows it as it is trained."""
+    """Return whether the render of the conversation up to a turn shows its trained text."""
     return verdict.source == "last" and not verdict.is_joined
 
 
@@ -389,7 +389,7 @@ def _note(region: Region, verdict: Verdict) -> Region:
 
 
 def _sample(items: list[_Placed]) -> list[_Placed]:
-    """The first, the last, and some between; the others are vouched for by their skeletons."""
+    """Return the first, the last, and some between."""
     size = len(items)
     if size <= _VERIFIED:
         return items
@@ -397,7 +397,7 @@ def _sample(items: list[_Placed]) -> list[_Placed]:
 
 
 def _pieces_by_message(rendered: Rendered) -> dict[int, list[int]]:
-    """Message -> numbers of its pieces, ascending."""
+    """Map messages to the indices of their pieces, ascending."""
     own: dict[int, list[int]] = {}
     for number, piece in enumerate(rendered.pieces):
         own.setdefault(piece.message, []).append(number)
@@ -405,13 +405,13 @@ def _pieces_by_message(rendered: Rendered) -> dict[int, list[int]]:
 
 
 def _describe(verdict: Verdict, turn: int) -> _Plan:
-    """A verdict with the literals around the turn."""
+    """Read the literals around the turn of a verdict."""
     inner = None if verdict.following is None else _read_literals(verdict.following, turn)
     return _Plan(_forget_renders(verdict), _read_literals(verdict.shown, turn), inner)
 
 
 def _forget_renders(verdict: Verdict) -> Verdict:
-    """What is kept of a verdict about a skeleton."""
+    """Drop the renders of a verdict."""
     empty = Shown(Rendered("", []), 0, 0, 0, None, ())
     return verdict._replace(shown=empty, following=None)
 
@@ -443,9 +443,9 @@ def _read_literals(shown: Shown, turn: int) -> _Literals:
 
 
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals) -> Region | None:
-    """Find the turn's literals in the conversation; None where they differ from what was learnt."""
+    """Find the turn's literals in the conversation; None if they differ from those of the skeleton."""
     pieces, text = rendered.pieces, rendered.text
-    # Pieces of the turn itself; later ones repeat its text (a call's name in the header of the result).
+    # The turn's pieces; later ones repeat its text (a call's name in the header of the result).
     size = len(own) - learnt.later
     if size < 0 or bool(size) != bool(learnt.fields):
         return None
@@ -459,7 +459,7 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals
     before = pieces[first - 1].end if first else 0
     after = pieces[beyond].start if beyond < len(pieces) else len(text)
     lead_end = pieces[first].start if size else after
-    # Literals before the turn, at its beginning and after it, each compared as a whole.
+    # Compare the literals before the turn, at its beginning and after it.
     if text[before:lead_end] != learnt.lead:
         return None
     if learnt.opening and (
@@ -473,20 +473,20 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals
 
 
 def has_tested_word(renderer: Renderer, text: str) -> bool:
-    """Does a conversation hold a plain word that the template tests text for? Skeletons do not have it."""
+    """Return whether a conversation contains a plain word that the template tests for; skeletons do not contain it."""
     words = find_tested_words(renderer.source) if isinstance(renderer, Template) else None
     return words is not None and words.search(text) is not None
 
 
-# What a template does, tried once on small conversations, and how a conversation that it rejects is reported.
+# Properties of a template, tested once on small conversations; and refusals of conversations that it rejects.
 
 
 def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
-    """Is a template's prompt at a turn in the middle what its skeleton says? Tried once, at every turn of a long small
-    conversation; a template that counts turns fails, and is then verified at every turn."""
+    """Return whether prompts in the middle of a conversation match their skeletons. Tested once, at every turn of long
+    synthetic conversations; a template that counts turns fails, and is then verified at every turn."""
     key = ("regular", renderer.hash)
     if key not in tokenizer.learnt:
-        tokenizer.learnt[key] = True  # while it is found out
+        tokenizer.learnt[key] = True  # avoids recursion during the test
         tokenizer.learnt[key] = all(_is_regular_on(tokenizer, renderer, chat) for chat in _long_chats())
     return bool(tokenizer.learnt[key])
 
@@ -497,14 +497,14 @@ def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> 
     try:
         finder.locate_by_shapes(turns, verify="all")
     except Refusal:
-        return True  # not a conversation of this template
+        return True  # the template refuses this conversation
     except _UnlikeShape:
         return False
     return True
 
 
 def _long_chats() -> list[Chat]:
-    """Questions and answers, and calls with results, with a word each."""
+    """Build two long conversations of one-word messages: questions and answers, calls and results."""
     plain: Chat = []
     calls: Chat = [{"role": "user", "content": "zqu"}]
     for number in range(_EXCHANGES):
@@ -519,8 +519,8 @@ def _long_chats() -> list[Chat]:
 
 
 def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, error: TemplateError) -> Refusal:
-    """Names the first message that the template does not accept, found by halving, in the words of a plain render."""
-    # The first `low` messages render; with `high` + 1 of them the template raises.
+    """Name the first message that the template rejects, found by bisection, with the error of a plain render."""
+    # The first `low` messages render; the first `high` + 1 do not.
     low, high = 0, len(chat)
     while low < high:
         middle = (low + high) // 2
@@ -536,7 +536,7 @@ def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, 
 
 
 def _writes_arguments_whole(renderer: Renderer) -> bool:
-    """Whether the template writes a call's arguments in one piece, whatever they are."""
+    """Return whether the template writes a call's arguments in one piece."""
     function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
     call = {"id": "zq0000000", "type": "function", "function": function}
     for content in ("", None):

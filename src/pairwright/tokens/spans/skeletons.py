@@ -1,9 +1,9 @@
-"""Skeletons: small stand-ins for long conversations, the neighbourhood of a turn with placeholders for text.
+"""Skeletons: the neighbourhood of a turn with placeholders for text, a small substitute for a long conversation.
 
-What a template writes around a turn depends on roles, on which fields are there, on neighbours, on being first or last,
-and hardly ever on the text. So each turn is judged on a skeleton of constant size, and skeletons repeat. Strings that
-the template itself looks for (`</think>`) stay in the placeholder. Where this guess is wrong the literals around the
-turn do not match the conversation, and `regions` judges the conversation itself.
+The template text around a turn depends on roles, fields, neighbours, and being first or last, but hardly ever on
+message text. So each turn is judged on a skeleton of constant size, and skeletons repeat. Strings that the template
+searches for (`</think>`) stay in the placeholder. If this assumption is wrong, the literals around the turn do not
+match the conversation, and `regions` judges the whole conversation.
 """
 
 import re
@@ -24,7 +24,7 @@ SYSTEM_ROLES = ("system", "developer")
 
 
 class Shapes:
-    """The shape of every message of a conversation: what a skeleton needs to stand in for it."""
+    """The shapes of a conversation's messages, from which skeletons are built."""
 
     def __init__(self, chat: Chat, constants: re.Pattern[str] | None, *, whole_arguments: bool) -> None:
         self._constants = constants
@@ -41,7 +41,7 @@ class Shapes:
         self.steps = [number for number, role in enumerate(self.roles) if role in ("assistant", "user")]
 
     def window(self, turn: int) -> list[int]:
-        """Positions of the messages that stand in for the whole conversation when `turn` is looked at."""
+        """Return the positions of the messages that represent the whole conversation around `turn`."""
         size = len(self.keys)
         if size <= SMALL:
             return list(range(size))
@@ -49,14 +49,14 @@ class Shapes:
         for number in range(min(2, size)):
             if self.roles[number] in SYSTEM_ROLES:
                 chosen.add(number)
-        # Exchanges start at user messages: the first, the last, the turn's own and its neighbours are represented.
+        # Exchanges start at user messages: include the first, the last, the turn's exchange and its neighbours.
         here = bisect_right(self.exchanges, turn) - 1
         for exchange in {0, here - 1, here + 1, len(self.exchanges) - 1} - {here}:
             if 0 <= exchange < len(self.exchanges):
                 chosen.update(self._ends(*self._span(exchange)))
         low, high = self._span(here) if here >= 0 else (0, self.exchanges[0] if self.exchanges else size)
         chosen.update(self._ends(low, high))
-        # Of its own exchange also the steps next to the turn, with their tool results.
+        # In the turn's exchange, also include the steps next to the turn, with their tool results.
         for step in (self._step(turn, -1), turn, self._step(turn, 1)):
             if low <= step < high:
                 chosen.update(self._step_span(step, high))
@@ -75,7 +75,7 @@ class Shapes:
         return range(step, min(high, self.steps[index] if index < len(self.steps) else len(self.keys)))
 
     def _ends(self, low: int, high: int) -> set[int]:
-        """The user message, the first step and the last step of an exchange."""
+        """Return the user message, the first step and the last step of an exchange."""
         if (low, high) in self._known_ends:
             return self._known_ends[low, high]
         first = bisect_right(self.steps, low)
@@ -102,12 +102,12 @@ class Shapes:
         return _encode(shape).decode()
 
     def _text(self, text: str) -> str:
-        """Empty and blank text stay; a placeholder for the rest, around what the template looks for."""
+        """Replace text with placeholders, except empty or blank text and strings that the template searches for."""
         if not text or text.isspace():
             return text[:2]
         if self._constants is None or not (matches := list(self._constants.finditer(text))):
             return _HOLE
-        # Text between constants becomes a placeholder; eight constants are enough to tell shapes apart.
+        # Text between constants becomes a placeholder; eight constants are enough to distinguish shapes.
         parts, position = [], 0
         for match in matches[:8]:
             between = text[position : match.start()]
@@ -134,7 +134,7 @@ class Shapes:
             if key == "function":
                 shape[key] = self._call(value)
             elif key == "id":
-                shape[key] = len(value) if isinstance(value, str) else value  # of an id only the length counts
+                shape[key] = len(value) if isinstance(value, str) else value  # only the length of an id matters
             elif key == "arguments":
                 shape[key] = self._arguments(value)
             else:
@@ -143,14 +143,14 @@ class Shapes:
 
     def _arguments(self, value: Any) -> Any:
         if isinstance(value, dict) and self._whole_arguments:
-            return {f"k{_HOLE}": _HOLE} if value else {}  # one key stands for all
+            return {f"k{_HOLE}": _HOLE} if value else {}  # one key represents all
         if isinstance(value, dict):
             return {f"k{number}{_HOLE}": self._value(item) for number, item in enumerate(value.values())}
         return self._value(value)
 
 
 def build_skeleton(keys: list[Any]) -> Chat:
-    """A conversation of these shapes, every placeholder different."""
+    """Build a conversation of these shapes with distinct placeholders."""
     chat: Chat = []
     calls: list[str] = []
     for number, key in enumerate(keys):
@@ -168,13 +168,13 @@ def build_skeleton(keys: list[Any]) -> Chat:
 
 
 def _fill_holes(text: str, number: int) -> str:
-    """A placeholder of its own for each hole."""
+    """Fill each hole with a distinct placeholder."""
     first, *rest = text.split(_HOLE)
     return first + "".join(f"zq{number}z{place}z{part}" for place, part in enumerate(rest))
 
 
 def _hollow(text: str) -> str:
-    """White space at the ends stays."""
+    """Replace text with a hole, keeping white space at its ends."""
     inner = text.strip()
     if not inner:
         return text[:4]
@@ -183,7 +183,7 @@ def _hollow(text: str) -> str:
 
 
 def _give_id(call: Any, number: int, place: int) -> str:
-    """An id of the length that it had: some templates insist on nine characters."""
+    """Give a call an id of its original length: some templates require nine characters."""
     if not isinstance(call, dict) or not isinstance(call.get("id"), int):
         return "zqid00000"
     length = call["id"]
@@ -191,15 +191,15 @@ def _give_id(call: Any, number: int, place: int) -> str:
     return str(call["id"])
 
 
-# A string literal of Jinja, in single or double quotes; the text is in one of two groups.
+# A Jinja string literal in single or double quotes; the text is in one of two groups.
 _LITERAL = r"(?:'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\")"
 # Literals that text is compared with: startswith(x), endswith(x), x in y, y == x.
 _SOUGHT = re.compile(rf"\b(?:starts|ends)with\(\s*{_LITERAL}|{_LITERAL}\s+(?:not\s+)?in\b|==\s*{_LITERAL}")
 
 
 def find_constants(source: str) -> re.Pattern[str] | None:
-    """Matches the strings of a template that text may be searched for: those with a bracket or bar in them, and those
-    that it tests for ('/no_think' in content), names of roles and keys apart."""
+    """Return a pattern for strings that a template may search text for: literals with a bracket or bar, and those that
+    it tests for ('/no_think' in content), except names of roles and keys."""
     literals = re.findall(_LITERAL, source)
     constants = set()
     for pair in literals:

@@ -1,4 +1,4 @@
-"""Text to token ids with offsets: as a whole, or in parts where a boundary or an escaped control token asks for it."""
+"""Encode text as token ids with offsets: as a whole, or split at boundaries and escaped control tokens."""
 
 import itertools
 import json
@@ -18,12 +18,12 @@ from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer, Offset, sort_offsets
 
 Controls = Literal["keep", "escape", "refuse"]
-_AT_ONCE = 32_768  # characters that are encoded at once
-_BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
+_AT_ONCE = 32_768  # characters encoded at once
+_BLOCK = 4096  # characters compared at once: larger slices are slow to allocate
 
 
 class Encoded(NamedTuple):
-    """Ids with character offsets, which never decrease. `is_control` says so for every id of the vocabulary."""
+    """Ids with character offsets, which never decrease. `is_control[id]`: whether an id is an added token."""
 
     ids: NDArray[np.int32]
     starts: NDArray[np.int32]
@@ -33,8 +33,7 @@ class Encoded(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Text to encode; `escaped` are the places in it where a control token is meant as text, and no token reaches
-    across `cuts`."""
+    """Text to encode. `escaped` are spans of control tokens to encode as text; no token spans a position in `cuts`."""
 
     text: str
     escaped: tuple[tuple[int, int], ...] = ()
@@ -42,7 +41,7 @@ class Part(NamedTuple):
 
 
 class _Cuts(NamedTuple):
-    """Added tokens after which any text may be cut, and how they are found in a text. None: a text is never cut."""
+    """Added tokens after which text may always be cut (`hard`), and a pattern for all added tokens."""
 
     hard: frozenset[str]
     pattern: re.Pattern[str]
@@ -54,33 +53,32 @@ def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts | None:
     tokens = [token.content for token in added.values() if not token.normalized]
     if _adds_prefix(tokenizer) or takes_more or not tokens:
         return None
-    # After one that goes on in a longer token, what follows decides which of the two it is.
+    # Exclude a token that occurs inside a longer one: it may be part of the longer token.
     beginnings = "\0".join(token[:-1] for token in tokens)
     return _Cuts(frozenset(token for token in tokens if token not in beginnings), compile_tokens(tokens))
 
 
 class _Plan(NamedTuple):
-    """A text of a run: how many segments of the text before it stay, and which segments follow them."""
+    """A text of a run: how many segments it shares with the previous text, and which segments follow."""
 
     num_same: int
     segments: list[int]
 
 
 class PrefixEncoder:
-    """Encodes the texts of one run, each of which begins like the one before it: every segment of them once.
+    """Encodes the texts of one run, which share prefixes: every distinct segment is encoded once.
 
-    A segment ends with an added token, which no merge reaches across: its tokens do not depend on what stands around
-    it. So the segments of all texts are encoded together, a call that is in a turn and in later histories once. A
-    tokenizer that treats the start of a text specially, or with an added token that takes white space around it, has
-    every text encoded as a whole. `num_same` counts the tokens that what was last given has in common with what was
-    given before it.
+    A segment ends with an added token, which merges cannot cross, so its tokens do not depend on its neighbours. The
+    distinct segments of all texts are encoded together: a call in a turn and in later histories is encoded once. If the
+    tokenizer treats the start of a text specially, or has an added token that absorbs white space around it, every text
+    is encoded as a whole. `num_same` is the number of tokens that the last result shares with the previous one.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._position = -1  # of the last text
-        self._same_as_last = 0  # tokens of the last text as they were given: all, or those before a split
+        self._same_as_last = 0  # tokens of the last text returned unchanged: all, or those before a split
         self.num_same = 0
         if "cuts" not in tokenizer.learnt:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
@@ -90,7 +88,7 @@ class PrefixEncoder:
             self._encode_segments(cuts)
 
     def _encode_segments(self, cuts: _Cuts) -> None:
-        # What follows the last cut of a text is encoded apart: nothing ends it.
+        # Text after the last cut (`rests`) is encoded separately: no added token ends it.
         segments: dict[str, int] = {}
         rests: dict[str, int] = {}
         ends: list[int] = []  # of the segments of a text
@@ -110,7 +108,7 @@ class PrefixEncoder:
                 numbers.append(~rests.setdefault(text[start:], len(rests)))
             plans.append(_Plan(num_same, numbers))
             before = text
-        # By some thousand characters, since an encoding takes much memory until its ids are taken from it.
+        # In chunks: an encoding takes much memory until its ids are extracted.
         parts: list[str] = []
         part: list[str] = []
         size = 0
@@ -122,7 +120,7 @@ class PrefixEncoder:
                 part = []
         parts.append("".join(part))
         encoded = [self._tokenizer.encode(text) for text in parts] + self._tokenizer.encode_many([*rests])
-        # Characters and tokens at which each segment starts, and the end of the last one.
+        # Start of each segment in characters and tokens, and the end of the last one.
         sizes = np.fromiter(map(len, (*segments, *rests)), np.int32, count=len(segments) + len(rests))
         chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
         starts = itertools.accumulate(map(len, (*parts, *rests)), initial=0)
@@ -134,9 +132,9 @@ class PrefixEncoder:
         )
         bounds = np.searchsorted(tokens.ends, chars, side="right")
         if not np.array_equal(tokens.ends[bounds[1:] - 1], chars[1:]):
-            return  # a token reaches across a cut: every text is encoded as a whole
+            return  # a token spans a cut: encode every text as a whole
         self._chars, self._bounds = chars.tolist(), bounds.tolist()
-        # By rows ids, starts and ends: of all segments, and of the last text, which later ones overwrite.
+        # Rows (ids, starts, ends): `_pool` of all segments, `_rows` of the last text, overwritten by the next.
         self._pool = np.stack(tokens[:3])
         self._plans = [
             _Plan(num_same, [n if n >= 0 else len(segments) + ~n for n in numbers]) for num_same, numbers in plans
@@ -145,7 +143,7 @@ class PrefixEncoder:
         self._rows = np.zeros((3, 0), np.int32)
 
     def encode(self) -> Encoded:
-        """The next text as a whole. All arrays but `ids` are overwritten by the text after it."""
+        """Encode the next text as a whole. All returned arrays except `ids` are reused by the next call."""
         self._position += 1
         if not self._plans:
             self.num_same = 0
@@ -176,7 +174,7 @@ class PrefixEncoder:
         return Encoded(ids.copy(), starts, ends, self._tokenizer.is_control, is_split=False)
 
     def split(self, cuts: list[int]) -> Encoded:
-        """The last text, with no token across these positions."""
+        """Encode the last text again, with no token across these positions."""
         text = self._texts[self._position]
         char, token = 0, 0
         if self._plans and (number := bisect_right(self._ends, (cuts[0], 0))):
@@ -192,13 +190,13 @@ class PrefixEncoder:
         )
 
     def forget(self) -> None:
-        """The next text is encoded by other means."""
+        """Skip the next text, which the caller encodes otherwise."""
         self.encode()
         self._same_as_last = self.num_same = 0
 
 
 def _count_common(left: str, right: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(left), len(right))
     while low < high and left[low : low + _BLOCK] == right[low : low + _BLOCK]:
         low = min(low + _BLOCK, high)
@@ -218,8 +216,8 @@ def encode_text(
     controls: Controls,
     encoder: PrefixEncoder | None = None,
 ) -> tuple[Encoded, int]:
-    """Encode a rendered conversation, which is the next text of `encoder`; also how many control tokens are in text
-    that the model did not generate."""
+    """Encode a rendered conversation, the next text of `encoder`. Also return the number of control tokens that are
+    encoded as text."""
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:
         if encoder is not None:
@@ -243,16 +241,16 @@ def encode_text(
 def index_tokens(
     tokenizer: ChatTokenizer, ids: NDArray[np.int32], offsets: NDArray[np.int32], *, is_split: bool
 ) -> Encoded:
-    """Ids with their offsets (N, 2)."""
+    """Combine ids (N,) with their offsets (N, 2)."""
     return Encoded(ids, offsets[:, 0], offsets[:, 1], tokenizer.is_control, is_split)
 
 
 def encode_continuation(tokenizer: ChatTokenizer, text: str, after: str | None = None) -> Offset:
-    """Encode text that continues other text: without the space that some tokenizers put before a first word. `after` is
-    the control token before it, if there is one: some tokenizers treat what follows one specially."""
+    """Encode text that continues other text, without the space that some tokenizers put before a first word. `after` is
+    the control token before it, if any: some tokenizers treat text after one specially."""
     if not _adds_prefix(tokenizer):
         return tokenizer.encode(text)
-    # Encode after an anchor and drop its tokens; an anchor that merges with the text is replaced by the next.
+    # Encode after an anchor and drop its tokens; if the anchor merges with the text, try the next one.
     for anchor in (*([after] if after else []), "\n", "a", ".", "0"):
         ids, offsets = tokenizer.encode(anchor + text)
         cut = int(np.searchsorted(offsets[:, 0], np.int32(len(anchor)), side="left"))
@@ -262,7 +260,7 @@ def encode_continuation(tokenizer: ChatTokenizer, text: str, after: str | None =
 
 
 def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: bool) -> dict[Part, Offset]:
-    """Several parts at once; `continues`: they follow other text."""
+    """Encode several parts at once; `continues`: they follow other text."""
     plain = [part for part in parts if not part.escaped]
     if continues and _adds_prefix(tokenizer):
         encoded = [encode_continuation(tokenizer, part.text) for part in plain]
@@ -279,7 +277,7 @@ def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: 
 
 
 def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
-    """Does the tokenizer treat the start of a text specially?"""
+    """Return whether the tokenizer treats the start of a text specially."""
     if "prefixes" not in tokenizer.learnt:
         after, alone = tokenizer.encode("\nhello")[0], tokenizer.encode("hello")[0]
         tokenizer.learnt["prefixes"] = list(after[-len(alone) :]) != list(alone)
@@ -287,7 +285,7 @@ def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
 
 
 def _find_inside(encoded: Encoded, edges: list[int]) -> list[int]:
-    """The edges that have text of one token, other than a control token, on both sides."""
+    """Return the edges inside a token, except a control token."""
     numbers = encoded.ends.searchsorted(np.array(edges, np.int32), side="right").tolist()
     size = len(encoded.ids)
     return [
@@ -300,7 +298,7 @@ def _find_inside(encoded: Encoded, edges: list[int]) -> list[int]:
 def _encode_in_parts(
     tokenizer: ChatTokenizer, text: str, cuts: list[int], escaped: list[tuple[int, int]], *, continues: bool = False
 ) -> Offset:
-    # Cut at every edge; parts that start at an escaped place are encoded without control tokens.
+    # Cut at every edge; parts that start at an escaped position are encoded without control tokens.
     edges = sorted({0, len(text), *cuts, *(edge for pair in escaped for edge in pair)})
     plain = dict(escaped)
     ids, offsets = [], []
@@ -317,7 +315,7 @@ def _encode_in_parts(
 
 
 def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> Offset:
-    """Encode with a tokenizer that knows no added tokens."""
+    """Encode with a copy of the tokenizer that has no added tokens."""
     if "plain" not in tokenizer.learnt:
         described = json.loads(tokenizer.backend.to_str())
         described["added_tokens"] = []
@@ -335,8 +333,8 @@ def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> Offset:
 def find_escaped_controls(
     tokenizer: ChatTokenizer, rendered: Rendered, regions: list[Region], controls: Controls
 ) -> list[tuple[int, int]]:
-    """Where control tokens are meant as text: those that a message's own text spells out, outside what was generated.
-    None are where they are kept; a Refusal where they are refused."""
+    """Find control tokens to encode as text: those spelled out in the text of messages without a region. Empty with
+    "keep"; raises a Refusal with "refuse"."""
     if controls == "keep":
         return []
     generated = {region.message for region in regions}

@@ -1,12 +1,12 @@
-"""Encoded sequences on disk, how they are read back, and the counts of their manifest.
+"""The cache of encoded sequences on disk, its readers, and the counts of its manifest.
 
-    OUT/sequences-<id>.parquet   one row a sequence: ids, mask, message of each token, paint, report; or a refusal
-    OUT/items.parquet            the keys of the source's items, in its order
-    OUT/mapped-<hash>.arrow      the rows of these items once more, laid out for memory mapping; may be deleted
+    OUT/sequences-<id>.parquet   one row per sequence: ids, mask, message of each token, paint, report; or a refusal
+    OUT/items.parquet            keys of the source's items, in source order
+    OUT/mapped-<hash>.arrow      a copy of these items' rows for memory mapping; may be deleted
 
-The Parquet files may hold more than the items of the last run (another length, a source that has changed since): what
-is read is the last run's, in the order of its source. `read_pairs` and `CachedSequences` give arrays that lie in the
-mapped file, so memory does not grow with their number.
+The Parquet files may hold more than the items of the last run (another length, a changed source). Readers return only
+the last run's items, in source order. Arrays of `read_pairs` and `CachedSequences` are views of the mapped file, so
+memory does not grow with their number.
 """
 
 from collections import Counter
@@ -61,26 +61,26 @@ _decode_report = msgspec.json.Decoder(Report).decode
 
 
 def write_part(output: Place, rows: list[Json]) -> None:
-    """One more Parquet file; it takes its name when it is complete and synced."""
+    """Write another Parquet file; it gets its name once it is complete and synced."""
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMA]
     _write_parquet(output / f"sequences-{new_segment_id()}.parquet", pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
 def write_items(output: Place, keys: list[str]) -> None:
-    """Record which items the last run encoded, in the order of their source."""
+    """Record the keys of the last run's items, in source order."""
     _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
 
 
 def scan_cache(output: Place) -> pl.LazyFrame:
-    """Every row there is, whatever it was encoded for."""
-    # The empty table has the schema, for a folder without parts.
+    """Scan the rows of all runs."""
+    # The empty table provides the schema for a folder without parts.
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
-    # Parts that were written before a column existed have no values in it.
+    # Diagonal: a part written before a column existed gets nulls.
     return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))], how="diagonal")
 
 
 def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
-    """The sequences of the last run in the order of its source, with id and side ("", "chosen" or "rejected")."""
+    """Yield the sequences of the last run in source order, with id and side ("", "chosen" or "rejected")."""
     rows = _Rows(output)
     frame = rows.frame if where is None else rows.frame.filter(where)
     for name, side, row in frame.select("id", "side", "row").iter_rows():
@@ -88,7 +88,7 @@ def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple
 
 
 def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str, str, str]]:
-    """What the last run refused, in the order of its source: id, reason, detail."""
+    """Return the refusals of the last run in source order: id, reason, detail."""
     keys = scan_parquet(output / ITEMS, pa.schema([("key", pa.string())])).unique(maintain_order=True)
     rows = scan_cache(output).filter(pl.col("refusal").is_not_null()).unique("key", keep="first")
     frame = keys.join(rows, on="key", how="inner", maintain_order="left")
@@ -97,23 +97,22 @@ def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str
 
 
 def read_pairs(output: Path) -> "CachedPairs":
-    """The encoded pairs of the last run, in the order of its source. What was refused is not among them."""
+    """Return the encoded pairs of the last run in source order, without refused ones."""
     return CachedPairs(output)
 
 
 class CachedPairs:
-    """Pairs by position or by id, one object for as long as training takes. The arrays of a pair lie in a mapped file
-    and cannot be written to; collators copy them.
+    """Pairs by position or id. Their arrays are read-only views of a mapped file; collators copy them.
 
-    ids              the pairs' ids, in the order of the source
-    lengths          (N, 2) tokens of the chosen and of the rejected side
+    ids              ids of the pairs, in source order
+    lengths          (N, 2) tokens of the chosen and the rejected side
     prompt_lengths   (N,) tokens that both sides share
     """
 
     def __init__(self, output: Path) -> None:
         self._rows = _Rows(output)
         sides = [self._side(name) for name in ("chosen", "rejected")]
-        # Both sides of a pair have the place of its item in the source.
+        # Both sides of a pair have the `place` of its item in the source.
         frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
         if not frame.height and self._rows.frame.height:
             raise TableError(f"{output}: {self._rows.frame.height:,} sequences but no pairs: encode a folder of pairs")
@@ -138,7 +137,7 @@ class CachedPairs:
         return name in self._position
 
     def get(self, name: str) -> EncodedPair:
-        """The pair with this id."""
+        """Return the pair with this id."""
         if name not in self._position:
             raise TableError(f"pair {name!r} is not among the {len(self):,} encoded ones: refused, or not of this run")
         return self[self._position[name]]
@@ -148,10 +147,10 @@ class CachedPairs:
 
 
 class CachedSequences:
-    """The sequences of one side by position, read when they are asked for: "" for those of runs.
+    """The sequences of one side ("" for runs) by position, read lazily.
 
-    ids       the ids of their items, in the order of the source; an item may have several sequences
-    lengths   (N,) tokens of each
+    ids       ids of their items, in source order; an item may have several sequences
+    lengths   (N,) tokens of each sequence
     """
 
     def __init__(self, output: Path, side: str = "") -> None:
@@ -169,7 +168,7 @@ class CachedSequences:
 
 
 class _Rows:
-    """The rows of the last run in a memory-mapped file; `frame` lists them in the order of the source."""
+    """The rows of the last run in a memory-mapped file; `frame` lists them in source order."""
 
     def __init__(self, output: Path) -> None:
         self._source = pa.memory_map(str(build_mapped_file(output)))
@@ -183,7 +182,7 @@ class _Rows:
                 ["key", "id", "side", "number", "prompt_length", "num_tokens"]
             )
         )
-        # One line for each sequence: the place of its item in the source, and its row in the mapped file.
+        # For each sequence: the place of its item in the source, and its row in the mapped file.
         places = pl.read_parquet(output / ITEMS).with_row_index("place")
         self.frame: pl.DataFrame = places.join(
             narrow.with_row_index("row"), on="key", how="inner", maintain_order="left_right"
@@ -194,7 +193,7 @@ class _Rows:
         batch, place = self._batches[number], row - int(self._starts[number])
         arrays: dict[str, Any] = {}
         for name in _ARRAYS:
-            offsets, values, valid = batch[name]  # of a list column: a row is a slice of the values
+            offsets, values, valid = batch[name]  # list column: a row is a slice of the values
             known = valid is None or valid[place]
             arrays[name] = values[offsets[place] : offsets[place + 1]] if known else None
         # Stored as bytes (see `_write_mapped`): a view, not a copy.
@@ -204,7 +203,7 @@ class _Rows:
 
 
 def _column(column: Any) -> tuple[Array, Any, Array | None]:
-    """Offsets, values and validity of a column of lists or texts, without a copy (validity apart)."""
+    """Return offsets, values and validity of a column of lists or texts; only validity is copied."""
     valid = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_string(column.type):
         # Buffers of a text column: validity, offsets (N + 1,), UTF-8 data.
@@ -215,10 +214,10 @@ def _column(column: Any) -> tuple[Array, Any, Array | None]:
 
 
 def build_mapped_file(output: Path) -> Path:
-    """The file to map, made of the Parquet files if it is not there for these parts and these items."""
+    """Return the file to map; build it from the Parquet files unless it exists for these parts and items."""
     if not (output / ITEMS).is_file():
         raise TableError(f"{output}: no {ITEMS}; make one with: pairwright tokens SOURCE --tokenizer DIR -o {output}")
-    # The name is a hash of the items and of the names of the parts: parts are never changed after they are written.
+    # The name hashes the items and the names of the parts, which are immutable.
     digest = xxhash.xxh3_64((output / ITEMS).read_bytes())
     for part in _list_parts(output):
         digest.update(part.name.encode())
@@ -233,7 +232,7 @@ def build_mapped_file(output: Path) -> Path:
 
 
 def _write_mapped(path: Path, output: Path) -> None:
-    """Part by part: the rows of the last run that are not refusals, each key once, masks as bytes."""
+    """Write the rows of the last run part by part: no refusals, each key once, masks as bytes."""
     wanted = set(pl.read_parquet(output / ITEMS)["key"].to_list())
     types = {"mask": pa.list_(pa.uint8())}  # Arrow packs booleans into bits, which cannot be mapped as an array
     schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])
@@ -242,7 +241,7 @@ def _write_mapped(path: Path, output: Path) -> None:
             written = set(pq.read_schema(part).names)
             names = [name for name in (*_MAPPED, "refusal") if name in written]
             table = pq.read_table(part, columns=names, use_threads=False)
-            for name in set(_MAPPED) - written:  # the part is older than the column
+            for name in set(_MAPPED) - written:  # columns newer than the part
                 table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
             is_wanted = [
                 key in wanted and refusal is None
@@ -281,16 +280,15 @@ _LOSSES = {
 
 
 def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, Any]:
-    """Exact and refused items, why, lengths, what the template dropped, the share of trained tokens.
+    """Count exact and refused items, reasons, lengths, dropped content, the share of trained tokens.
 
-    `exact` are the items of which everything that the model generated, and nothing else, is trained by a render of the
-    template or by recorded ids; `encoded` also those with dropped content, where that is allowed, with added tokens, or
-    with turns that a declared row writes.
+    `exact` items train exactly what the model generated, as shown by a render of the template or by recorded ids.
+    `encoded` also includes items with allowed dropped content, added tokens, or turns written by a declared row.
     """
     names = ["key", "side", "number", "num_tokens", "num_trained", "report", "refusal"]
     wanted = pl.DataFrame({"key": keys}, schema={"key": pl.String}).unique()
     rows = scan_cache(output).select(names).join(wanted.lazy(), on="key", how="semi").collect()
-    rows = rows.unique(["key", "side", "number"], keep="first", maintain_order=True)  # two runs at once: rows twice
+    rows = rows.unique(["key", "side", "number"], keep="first", maintain_order=True)  # concurrent runs: duplicates
     good = rows.filter(pl.col("refusal").is_null())
     lengths = good["num_tokens"]
     reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
@@ -346,7 +344,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
 
 
 def _count_credit(sides: list[str], reports: list[Json]) -> dict[str, dict[str, int]]:
-    """Verdicts on turns, by side ("runs", "chosen", "rejected"); empty where sequences have no credit."""
+    """Count verdicts on turns by side ("runs", "chosen", "rejected"); empty if no sequence has credit."""
     counts: dict[str, Counter[str]] = {}
     for side, report in zip(sides, reports, strict=True):
         for _, verdict, _, _ in report.get("credit", ()):
@@ -359,7 +357,7 @@ def _count_values(values: Iterable[str]) -> dict[str, int]:
 
 
 def _count_fields(reports: list[Json]) -> dict[str, int]:
-    """What the template does not render, by field: turns of trained messages, and messages of the prompt."""
+    """Count fields that the template does not render, in trained turns and in the prompt."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(name for _, name in report.get("dropped", ()))
@@ -368,7 +366,7 @@ def _count_fields(reports: list[Json]) -> dict[str, int]:
 
 
 def describe_losses(manifest: dict[str, Any]) -> list[str]:
-    """One line for each kind of loss: refused items by reason, content that the template does not render, images."""
+    """Return one line for each kind of loss: refused items by reason, content that is not rendered, images."""
     lines = []
     if refused := manifest.get("refused"):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())

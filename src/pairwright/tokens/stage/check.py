@@ -1,7 +1,7 @@
-"""What a chat template can and cannot do, found by trying it on small conversations.
+"""Test a chat template on small conversations.
 
-A quirk is not a fault: it says what to expect of this model's data (`rewrites_history`: one sequence for each turn or
-question; `drops_content`: text beside a call is left out by the template, so such turns are refused unless allowed).
+A quirk is not an error: it tells what to expect of this model's data (`rewrites_history`: one sequence for each turn or
+question; `drops_content`: the template omits text beside a call, so such turns are refused unless allowed).
 """
 
 import itertools
@@ -35,13 +35,13 @@ class Quirk(msgspec.Struct, frozen=True):
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What trying a template gave.
+    """The result of testing a template.
 
     is_supported  a conversation of user and assistant gives an exact mask
-    cases         small conversations and what became of them; `num_exact` are exact, `num_single` as one sequence
-    drops         field -> in how many cases the template does not render it
-    settings      variables that the template reads, tried one by one; `advice` is the best if better than none
-    example       a conversation, cut at the mask: (text, is it trained)
+    cases         small conversations with their results; `num_exact` are exact, `num_single` of these as one sequence
+    drops         field -> number of cases in which the template does not render it
+    settings      variables that the template reads, tried one by one; `advice` is the best one if it helps
+    example       a conversation, split at the mask: (text, is trained)
     """
 
     template: str
@@ -67,7 +67,7 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
     call = _call(forms)
     cases = try_cases(ready)
     num_exact, num_single = count_exact(cases)
-    # One sequence for each case is the best there is: no setting can be better.
+    # One sequence for each case is optimal: no setting can be better.
     settings = tuple(try_settings(ready)) if try_variables and num_single < len(cases) else ()
     quirks = [*_check_cases(cases), *_check_renders(renderer, call)]
     if not is_regular(ready, renderer):
@@ -77,7 +77,7 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
     supports_tools = by_name["call"].num_sequences > 0 and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
     )
-    # The example: its rendered text is shown to the user, with what is trained.
+    # The example is shown to the user with its trained text marked.
     with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
     example = with_call if supports_tools else [_user("Which word?"), _assistant("It is a word.")]
     return TemplateCheck(
@@ -108,7 +108,7 @@ def _assistant(text: str) -> Json:
 def _call(forms: Forms) -> Json:
     value: object = {"word": "zebra"} if forms.arguments == "object" else '{"word": "zebra"}'
     function = {"name": "zq_lookup", "arguments": value}
-    # Ids of nine characters: some templates accept no other length.
+    # Nine characters: some templates accept no other length.
     call = {"id": "zq0000000", "type": "function", "function": function}
     return {"role": "assistant", "content": forms.empty, "tool_calls": [call]}
 
@@ -118,7 +118,7 @@ def _result() -> Json:
 
 
 def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
-    """Refusals of the simplest cases, the first case that needs several sequences, and what cases lack."""
+    """List quirks: refusals of the simplest cases, the first case that needs several sequences, dropped content."""
     by_name = {case.name: case for case in cases}
     refused = (("refused_plain", by_name["one answer"]), ("refused_calls", by_name["call"]))
     quirks = [Quirk(name, f"{case.reason}: {case.detail}") for name, case in refused if not case.num_sequences]
@@ -140,7 +140,7 @@ def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
 
 
 def _check_renders(renderer: Renderer, call: Json) -> list[Quirk]:
-    """Messages that the template refuses or leaves out."""
+    """List messages that the template refuses or does not render."""
     system = {"role": "system", "content": "zqsystem"}
     question, answer = _user("one"), _assistant("two")
     tried = (
@@ -153,7 +153,7 @@ def _check_renders(renderer: Renderer, call: Json) -> list[Quirk]:
 
 
 def _explain_missing(renderer: Renderer, chat: Chat, word: str) -> str:
-    """Why a word of a conversation is not in its text; "" where it is."""
+    """Explain why a word of a conversation is not rendered; "" if it is."""
     try:
         text = renderer.text(plain_chat(chat))
     except TemplateError as error:
@@ -163,7 +163,7 @@ def _explain_missing(renderer: Renderer, chat: Chat, word: str) -> str:
 
 def _example(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None) -> tuple[tuple[str, bool], ...]:
     try:
-        # Of several sequences the last one has the whole conversation before it.
+        # The last sequence has the longest context.
         sequence = encode_turns(tokenizer, chat, tools, EncodeOptions(allow_dropped=True))[-1]
     except Refusal:
         return ()

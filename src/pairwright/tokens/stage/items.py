@@ -1,8 +1,8 @@
-"""What the tokens stage encodes: the items of an experience table or of a pairs table, each with its key.
+"""The items of the tokens stage, from an experience table or a pairs table, each with its key.
 
-A key is a hash of the item's content and of the stage's options (`salt`), so that an item that was encoded before is
-recognised without reading its text. A pair comes with the experiences of its sides where these recorded token ids; they
-are found by its lineage, and a pair whose ids cannot be found is an error, never encoded from its text in silence.
+A key hashes the item's content and the stage's options (`salt`), so encoded items are recognised without reading their
+text. A pair includes the experiences of its sides if they have recorded ids, found by the pair's lineage. Recorded ids
+that cannot be found are an error: the pair is never silently encoded from its text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,10 +51,11 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
-    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short, `info` has
-    the template variables that a pair was sampled with, `uids` are the experiences that the sides are of. `facts` are
-    of the experience or of both sides; empty where no rule reads them, and None for a side whose run has changed."""
+    """An experience, or the two sides of a preference; `key` identifies it in the cache.
+
+    `sources` are the experiences with the recorded ids of the sides, `cut` tells which sides were cut short, `info` has
+    the template variables of a pair, `uids` are the experience ids of the sides. `facts` are those of the experience or
+    of both sides: empty if no rule reads them, None for a side whose run has changed."""
 
     key: str
     id: str
@@ -71,20 +72,20 @@ class Item(msgspec.Struct, frozen=True):
 
 
 def pair_variables(item: Item) -> Json:
-    """The template variables of a pair; two sides that were sampled with different ones have no prompt in common."""
+    """Return the template variables of a pair; sides sampled with different ones have no common prompt."""
     if REJECTED_KEY in item.info:
         left, right = item.info.get(KEY), item.info[REJECTED_KEY]
         raise Refusal("prompts_differ", f"the sides were sampled with other template variables: {left!r}, {right!r}")
-    # Recorded ids are taken as they are: nothing is rendered.
+    # Recorded ids need no render, so no variables.
     if all(source is not None and source.tokens is not None for source in item.sources):
         return {}
     return record_variables(item.info)
 
 
 class Source:
-    """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, where
-    these are not where the pairs' lineage says; with `use_recorded` False nothing recorded is looked for. With `credit`
-    or `use_errors`, items have the credit or the error sites of their runs."""
+    """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, if they
+    were moved. With `use_recorded` False, recorded ids are ignored. With `credit` or `use_errors`, items have the
+    credit or the error sites of their runs."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Source:
             self._tables = source_tables(path, experience)
         if self.is_pairs and use_recorded:
             self._recorded = _find_rows(self._tables, self._sides(only_recorded=True), only_recorded=True)
-        self._runs: dict[str, str] = {}  # id of a side -> id of the row of its run, where facts are asked for
+        self._runs: dict[str, str] = {}  # id of a side -> id of the row of its run, if facts are needed
         if self.is_pairs and self._uses_facts:
             self._runs = _find_rows(self._tables, self._sides(only_recorded=False), only_recorded=False)
         self._votes: TurnVotes = {}
@@ -119,10 +120,10 @@ class Source:
                 self._votes |= read_turn_votes(folder)
 
     def _sides(self, *, only_recorded: bool) -> pl.Series:
-        """The ids of the experiences on sides, or on those that have recorded tokens."""
+        """Return the experience ids of all sides, or of sides with recorded ids."""
         names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
         frames = [pl.DataFrame(batch) for batch in pair_batches(self.path, names)]
-        # Null stands for pairs that were built before the column existed: they may have recorded ids.
+        # Null: the pairs were built before the column existed, and may have recorded ids.
         sides = [
             (frame.filter(pl.col(f"{side}_recorded").fill_null(True)) if only_recorded else frame)[f"{side}_uid"]
             for frame in frames
@@ -131,7 +132,7 @@ class Source:
         return pl.concat(sides).unique() if sides else pl.Series("uid", [], pl.String)
 
     def imported_at(self) -> datetime | None:
-        """When the experience table was made, or the first one that the pairs were built from."""
+        """Return the creation time of the experience table, or of the first table that the pairs were built from."""
         if self.is_pairs:
             tables = self._tables or source_tables(self.path, ())
             folders = [table.path for table in tables]
@@ -141,7 +142,7 @@ class Source:
         return next(filter(None, times), None)
 
     def lacks_recorded(self) -> bool:
-        """Whether ids were recorded for some side of a pair, but its experience table is not where it was."""
+        """Return whether a side has recorded ids, but its experience table was not found."""
         names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
         rows = (row for batch in pair_batches(self.path, names) for row in batch.to_pylist())
         return self._use_recorded and any(
@@ -149,7 +150,7 @@ class Source:
         )
 
     def keys(self) -> Iterator[str]:
-        """The keys of all items, in the order of the source."""
+        """Yield the keys of all items, in source order."""
         if self.is_pairs:
             for batch in pair_batches(self.path, list(_PAIR_KEY)):
                 yield from map(self._pair_key, batch.to_pylist())
@@ -158,8 +159,8 @@ class Source:
                 yield from map(self._key, batch.to_pylist())
 
     def items(self, known: set[str]) -> Iterator[Item]:
-        """The items that are not known yet, each key once."""
-        # A copy: keys are added below, so that a repeated item is encoded once.
+        """Yield the items with unknown keys, each key once."""
+        # A copy: keys are added below, so that a duplicate item is encoded once.
         known = set(known)
         for item in self._pairs(known) if self.is_pairs else self._experiences(known):
             known.add(item.key)
@@ -169,19 +170,19 @@ class Source:
         return content_hash(self._salt, *self._variables(row.pop("info")), row, *self._votes_on(row["uid"]))
 
     def _votes_on(self, *uids: str) -> list[Any]:
-        """Votes on the turns of experiences as a part of a key: one item, or none."""
+        """Return votes on the turns of experiences, for a key: a list of one item, or empty."""
         votes = [sorted(self._votes.get(uid, {}).items()) for uid in uids] if self._votes else []
         return [votes] if any(votes) else []
 
     def _pair_key(self, row: Json) -> str:
-        # The rows with recorded ids are part of the key: once they are found, the pair is encoded again.
+        # Rows with recorded ids are part of the key: the pair is encoded again once they are found.
         sides = [self._recorded.get(row[f"{side}_uid"]) for side in _SIDES]
         cut = [bool(row[f"{side}_cut"]) for side in _SIDES]
         votes = self._votes_on(*(row[f"{side}_uid"] for side in _SIDES))
         return content_hash(self._salt, row["id"], sides, cut, *self._variables(row["info"]), *votes)
 
     def _variables(self, info: str | None) -> list[Json]:
-        """What `info` says about template variables: one item, or none. Only text that has the word is decoded."""
+        """Return the template variables in `info`: a list of one item, or empty. Decodes only text with the key."""
         if not self._use_variables or not info or KEY not in info:
             return []
         decoded = from_json(info)
@@ -190,7 +191,7 @@ class Source:
     def _experiences(self, known: set[str]) -> Iterator[Item]:
         for batch in Table(self.path, create=False).scan():
             keys = [self._key(row) for row in batch.select(_EXPERIENCE_KEY).to_pylist()]
-            # Only the rows that are not in the cache are decoded.
+            # Decode only rows that are not in the cache.
             fresh = np.array([key not in known for key in keys], bool)
             wanted = [key for key in keys if key not in known]
             for key, experience in zip(wanted, from_batch(batch.filter(pa.array(fresh))), strict=True):
@@ -232,7 +233,7 @@ class Source:
     def _side_facts(
         self, row: Json, side: str, runs: dict[str, Experience], prompt: Sequence[Message], answer: Sequence[Message]
     ) -> TurnFacts | None:
-        """What is known of the run of a side, by the positions that its turns have in the pair."""
+        """Return the facts about the run of a side, by the positions of its turns in the pair."""
         uid = row[f"{side}_uid"]
         if uid not in self._runs:
             raise TableError(
@@ -244,14 +245,14 @@ class Source:
             run = split_preference(run)[_SIDES.index(side)]
         own = conversation_of(run)
         messages = (*own.prompt, *own.completion)
-        # A pair across groups has the prompt of its chosen side; any other continues the messages of its run.
+        # A pair across groups has the prompt of its chosen side; any other pair continues the messages of its run.
         for start in (len(prompt), len(own.prompt)):
             if canonical_messages(messages[start : start + len(answer)]) == canonical_messages(answer):
                 return _shift_facts(self._facts(run), len(prompt) - start)
         return None
 
     def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
-        """The experience that recorded the ids of a side."""
+        """Return the experience with the recorded ids of a side."""
         uid = row[f"{side}_uid"]
         if uid in self._recorded:
             return experiences[self._recorded[uid]]
@@ -263,7 +264,7 @@ class Source:
         return None
 
     def _fetch(self, uids: set[str], *, only_recorded: bool = True) -> dict[str, Experience]:
-        """The experiences with these ids."""
+        """Read the experiences with these ids."""
         experiences: dict[str, Experience] = {}
         for table in self._tables if uids else ():
             rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)))
@@ -288,7 +289,7 @@ def _item_of(key: str, experience: Experience) -> Item:
 
 
 def _shift_facts(facts: TurnFacts, by: int) -> TurnFacts:
-    """Facts for messages that stand `by` positions later than in their run; what then lies before them is left out."""
+    """Shift facts by `by` message positions; those before position 0 are dropped."""
     if not by:
         return facts
     sites = (msgspec.structs.replace(site, index=site.index + by) for site in facts.errors if site.index + by >= 0)
@@ -297,8 +298,8 @@ def _shift_facts(facts: TurnFacts, by: int) -> TurnFacts:
 
 
 def _find_rows(tables: Sequence[Table], uids: pl.Series, *, only_recorded: bool) -> dict[str, str]:
-    """The rows of these ids, or of those with recorded tokens: id -> id of the row. The sides of a preference are in
-    its row, whatever their own ids are."""
+    """Map these ids (or only those with recorded tokens) to the ids of their rows. The sides of a preference have their
+    own ids, but share its row."""
     rows: dict[str, str] = {}
     for table in tables:
         frame = table.lazy().filter(pl.col("num_tokens").is_not_null()) if only_recorded else table.lazy()
@@ -307,25 +308,24 @@ def _find_rows(tables: Sequence[Table], uids: pl.Series, *, only_recorded: bool)
         rows |= {uid: uid for uid in found if uid not in rows}
         preferences = frame.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
         for uid, *sides in preferences.iter_rows():
-            # Both sides of a preference have ids of their own and share its row.
             eids = (msgspec.json.decode(side).get("eid") for side in sides)
             rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
     return rows
 
 
-# Pairs as the options of the stage have them: with the template variables of their records, their tools as text,
-# their selected turns. What encodes them is handed in; it gives a pair or its refusal for each item.
+# Encode pairs with the options of the stage: template variables of their records, tools as text, selected turns. The
+# caller passes the encoder, which returns a pair or a refusal for each item.
 
 
 Result = EncodedPair | TokensError
 Encode = Callable[[ChatTokenizer, list[Item], TokensConfig], Iterable[Result]]
-Origins = tuple[int, ...]  # number of a message as it is encoded -> its number in the pair
+Origins = tuple[int, ...]  # index of an encoded message -> its index in the pair
 
 
 def encode_pair_items(
     tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig, encode: Encode
 ) -> list[Result]:
-    """Pairs in the order of their items. Those with the same template variables are encoded together."""
+    """Encode pairs, in item order. Pairs with the same template variables are encoded together."""
     results: dict[int, Result] = {}
     groups: dict[ChatTokenizer, list[int]] = {}
     for number, item in enumerate(items):
@@ -343,7 +343,7 @@ def encode_pair_items(
 
 
 def _write_tools(item: Item, options: TokensConfig) -> tuple[Item, tuple[Origins, Origins] | None]:
-    """The item with its tools as text, and where its messages come from. Recorded ids are taken as they are."""
+    """Write the item's tools as text, and return the origins of its messages. Items with recorded ids are unchanged."""
     is_recorded = options.recorded == "use" and any(s is not None and s.tokens is not None for s in item.sources)
     if options.tools_as_text == "off" or is_recorded:
         return item, None
@@ -357,7 +357,7 @@ def _write_tools(item: Item, options: TokensConfig) -> tuple[Item, tuple[Origins
 
 
 def _finish(result: Result, item: Item, origins: tuple[Origins, Origins] | None, options: TokensConfig) -> Result:
-    """The pair with the numbers of its own messages, compared by its selected turns."""
+    """Restore the pair's message indices, and train only its selected turns."""
     if isinstance(result, Refusal) and origins is not None and result.message is not None:
         return Refusal(result.reason, result.detail, message=origins[0][min(result.message, len(origins[0]) - 1)])
     if isinstance(result, TokensError):

@@ -1,7 +1,7 @@
-"""Tokens painted by what they are: for a terminal, for a pipe, as rows for other programs, as an HTML page.
+"""Show tokens by kind: in a terminal, in a pipe, as rows for other programs, as an HTML page.
 
-Trained tokens are underlined in colours, and are between ⟦ and ⟧ where there are none. The page is self-contained: it
-loads nothing, follows the light or dark theme, and every text in it is escaped.
+With colours, trained tokens are underlined; without colours, they are between ⟦ and ⟧. The page is self-contained: it
+loads nothing, follows the light or dark theme, and all text in it is escaped.
 """
 
 import html
@@ -16,7 +16,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 
 class Look(NamedTuple):
-    """How a kind of token looks: in a terminal; on the page: background and colour, in the light and the dark theme."""
+    """The look of a kind of token: `style` in a terminal; (background, colour) on the page, for light and dark."""
 
     name: str
     style: str
@@ -37,18 +37,18 @@ PALETTE = {
     Paint.HINT: Look("hint", "bold black on yellow", ("#fff1a8", "#5c4a00"), ("#574700", "#ffeb8a")),
     Paint.TEXT: Look("text, not trained", "blue", ("#edf1f7", "#33475f"), ("#232b36", "#bccbdd")),
 }
-OPEN, CLOSE = "⟦", "⟧"  # around trained tokens where there are no colours
-_FOLDED = 300  # characters of template text without a break that the page folds: tool schemas, long instructions
+OPEN, CLOSE = "⟦", "⟧"  # around trained tokens, without colours
+_FOLDED = 300  # the page folds longer runs of template text: tool schemas, long instructions
 
 
 def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
-    """The text of each token; a character that several tokens spell belongs to the last of them.
+    """Return the text of each token; a character spelled by several tokens belongs to the last of them.
 
-    Joined, the texts are what the ids decode to.
+    The joined texts equal the decoded ids.
     """
     numbers = [int(number) for number in ids]
     texts: list[str] = []
-    # numbers[before:start] spell the last text; numbers[start:] up to the position have none yet.
+    # numbers[before:start] spell the last text; numbers[start : position + 1] have no text yet.
     before = start = 0
     for position in range(len(numbers)):
         # Decode with the token before, since some tokenizers change the start of a text.
@@ -64,7 +64,7 @@ def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
 
 
 def describe_report(sequence: Sequence) -> list[str]:
-    """What a user should know about a sequence, a line for each kind: what is missing, and what was changed."""
+    """Describe what is missing from a sequence and what was changed, one line for each kind."""
     report = sequence.report
     lines = [] if sequence.num_trained else ["nothing is trained: no turn of the model"]
     kinds = (("generated", report.dropped), ("prompt", report.prompt_dropped))
@@ -105,9 +105,8 @@ def describe_size(sequence: Sequence) -> str:
 
 
 def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
-    """The tokens for other programs: id, text, what it is, whether it is trained, its message (-1: the template)."""
+    """Return the tokens as rows for other programs: id, text, kind, whether trained, message (-1: the template)."""
     texts = token_texts(chat_tokenizer(tokenizer), sequence.ids)
-    # One row for each token: id, text, paint, whether it is trained.
     columns = (sequence.ids.tolist(), texts, sequence.paint.tolist(), sequence.mask.tolist())
     return [
         {"id": number, "text": text, "is": Paint(paint).name.lower(), "trained": trained, "message": message}
@@ -116,8 +115,8 @@ def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
 
 
 def paint_text(tokenizer: Any, sequence: Sequence, *, colours: bool = True) -> Text:
-    """For a terminal: `rich.print(paint_text(...))`. Newlines are shown. Without colours, trained tokens are in
-    double brackets."""
+    """Paint tokens for a terminal: `rich.print(paint_text(...))`. Newlines are visible. Without colours, trained tokens
+    are in double brackets."""
     ready = chat_tokenizer(tokenizer)
     result = Text()
     tokens = zip(token_texts(ready, sequence.ids), sequence.paint, sequence.mask, strict=True)
@@ -191,10 +190,10 @@ def html_page(
     title: str = "tokens",
     refused: Iterable[tuple[str, str]] = (),
 ) -> str:
-    """One self-contained page: a title and a sequence each, then the items that were refused and why.
+    """Write one self-contained page: titled sequences, then refused items with reasons.
 
-    A tooltip shows a token's id and message. Long template text (tool schemas) is folded; links, and the keys n and p,
-    go to the runs of trained tokens.
+    A tooltip shows a token's id and message. Long template text (tool schemas) is folded; links and the keys n and p
+    jump to runs of trained tokens.
     """
     ready = chat_tokenizer(tokenizer)
     light, dark = (_list_rules(theme) for theme in ("light", "dark"))
@@ -218,13 +217,13 @@ def html_page(
 
 
 def _list_rules(theme: str) -> str:
-    """A CSS class for each paint: p0, p1, ..."""
+    """Write a CSS class for each paint: p0, p1, ..."""
     looks = ((int(paint), *getattr(look, theme)) for paint, look in PALETTE.items())
     return "".join(f".p{number}{{background:{background};color:{colour}}}" for number, background, colour in looks)
 
 
 def _article(tokenizer: ChatTokenizer, number: int, name: str, sequence: Sequence) -> str:
-    """A sequence: its report, links to its trained runs, its tokens."""
+    """Write a sequence: its report, links to its trained runs, its tokens."""
     facts = "".join(f"<li>{html.escape(line)}</li>" for line in describe_report(sequence))
     links, parts = [], []
     for run, (paint, trained, message, spans, text) in enumerate(_iterate_runs(tokenizer, sequence)):
@@ -247,8 +246,8 @@ def _article(tokenizer: ChatTokenizer, number: int, name: str, sequence: Sequenc
 def _iterate_runs(
     tokenizer: ChatTokenizer, sequence: Sequence
 ) -> Iterator[tuple[Paint | None, bool, int, list[str], str]]:
-    """Neighbouring tokens that are trained in one message, are template text, or are neither: (paint, whether they are
-    trained, message, HTML of each token, text)."""
+    """Yield runs of tokens that are trained in the same message, are template text, or are neither: (paint, is trained,
+    message, HTML of each token, text)."""
     columns = (sequence.ids, sequence.paint, sequence.mask, sequence.message_index)
     tokens = zip(token_texts(tokenizer, sequence.ids), *columns, strict=True)
 
@@ -267,5 +266,5 @@ def _iterate_runs(
 
 
 def _has_schemas(text: str) -> bool:
-    """Whether template text looks like the schemas of tools, in JSON or as gpt-oss writes them."""
+    """Return whether template text looks like tool schemas, in JSON or in the format of gpt-oss."""
     return '"parameters"' in text or '"function"' in text or "namespace functions" in text

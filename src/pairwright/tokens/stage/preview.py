@@ -1,6 +1,6 @@
-"""A few sequences to look at: from the cache, or encoded now from a table, from pairs, from a conversation.
+"""Preview a few sequences: from the cache, or encoded now from a table, pairs, or conversations.
 
-folder of cached sequences   as they were encoded
+folder of cached sequences   read from the cache
 experience table, pairs      encoded now; with `hints`, the hinted teacher of an experience beside the student
 .json, .jsonl                conversations: a list of messages, or {"messages": [...], "tools": [...]}
 """
@@ -28,7 +28,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 Titled = tuple[str, Sequence]
 Result = tuple[str, Sequence | TokensError]
-_MAX_REFUSED = 200  # items of a table that are refused before no more are tried
+_MAX_REFUSED = 200  # stop after this many refused items of a table
 
 
 def preview(
@@ -41,8 +41,8 @@ def preview(
     options: EncodeOptions = DEFAULT,
     refused: Callable[[str, str], None] = lambda title, reason: None,
 ) -> list[Titled]:
-    """At most `num` sequences with their titles; `name`: only those of this experience or pair. `refused` is called
-    with the title and the reason of at most `num` items that are refused."""
+    """Return at most `num` sequences with titles; `name`: only those of this experience or pair. `refused` is called
+    with title and reason of at most `num` refused items."""
     if path.is_file():
         results = _preview_file(path, tokenizer, options)
     elif (path / ITEMS).is_file():
@@ -92,7 +92,7 @@ def _preview_source(
                     yield from _preview_hinted(tokenizer, item, options, hints)
             except TokensError as error:
                 yield item.id, error
-                # A template may refuse every item of a large table: stop after some.
+                # A template may refuse every item of a large table.
                 num_refused += 1
                 if num_refused == _MAX_REFUSED:
                     return

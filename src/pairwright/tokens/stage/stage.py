@@ -1,11 +1,11 @@
-"""The tokens stage: an experience table or pairs into cached sequences, with a manifest; and `Encoded`, its result.
+"""The tokens stage: encodes an experience table or pairs as cached sequences with a manifest; `Encoded` is its result.
 
-    OUT/sequences-<id>.parquet   one row a sequence, or a refusal (see cache.py)
-    OUT/items.parquet            which items this is, in the order of the source
+    OUT/sequences-<id>.parquet   one row per sequence, or a refusal (see cache.py)
+    OUT/items.parquet            keys of the last run's items, in source order
     OUT/manifest.json            counts, lengths, share of trained tokens, versions
 
-A row's key is a hash of the content, the tokenizer, the template and the options, so nothing is encoded twice: the same
-command again reads the keys and encodes what is new. A refusal is a row, too, with its reason.
+A row's key hashes the content, the tokenizer, the template and the options, so nothing is encoded twice: running the
+same command again encodes only new items. A refusal is a row, too, with its reason.
 """
 
 import os
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from rich.text import Text
 
-# What a worker encodes at a time, and a killed run loses at most: so many items, fewer where they are long.
+# Limits of a task, the unit of work of a worker and the most that a killed run loses.
 ITEMS_PER_TASK = 256
 MESSAGES_PER_TASK = 2048
-_VERSION = 7  # of what is written for an item: a new one makes old rows unknown
+_VERSION = 7  # of the rows: incrementing it invalidates old ones
 
 
 def encode_source(
@@ -63,10 +63,10 @@ def encode_source(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Encode what is not in the cache yet, then count all of it. Returns the manifest.
+    """Encode items that are not cached, count all items, and return the manifest.
 
-    Without an engine the work is done by processes of this machine: `num_workers`, or as many as there are cores. One
-    process at a time encodes into a folder.
+    Without an engine, work runs in local processes: `num_workers`, by default one per core. Only one process at a time
+    encodes into a folder.
     """
     with claim_folder(output, "items.parquet", work="tokens"):
         return encode_into(source, output, options, num_workers=num_workers, engine=engine, progress=progress)
@@ -81,7 +81,7 @@ def encode_into(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Do what `encode_source` does in a folder that the caller holds, as the processes of a training hold theirs."""
+    """Like `encode_source`, in a folder that the caller has already claimed (as training does)."""
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
     # Fails before anything is read if the tokenizer is broken.
@@ -91,14 +91,14 @@ def encode_into(
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
     output.mkdir(parents=True, exist_ok=True)
-    # Keys that are in the cache, whichever run wrote them.
+    # Keys in the cache, of any run.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
-    # Progress starts at what is in the cache already.
+    # Progress starts at the number of cached items.
     done = num_cached = len(known.intersection(keys))
     engine = engine or Pool(num_workers or options.workers or os.cpu_count() or 1)
     for rows in engine.map(partial(encode_items, options=options), _split_tasks(read.items(known))):
-        # Every task is a file of its own: an interrupted run keeps what it has encoded.
+        # One file per task: an interrupted run keeps its encoded items.
         write_part(output, rows)
         done += len({row["key"] for row in rows})
         progress(done, len(keys))
@@ -114,7 +114,7 @@ def encode_into(
 
 
 def fix_clock(source: Place, tokenizer: ChatTokenizer, options: TokensConfig) -> TokensConfig:
-    """The options with the time that the template is given; nothing is set where it prints none."""
+    """Set the time that the template prints; unchanged if it prints none."""
     if options.clock is not None or not tokenizer.reads_clock:
         return options
     imported = Source(source, salt="", use_recorded=False).imported_at()
@@ -122,7 +122,7 @@ def fix_clock(source: Place, tokenizer: ChatTokenizer, options: TokensConfig) ->
 
 
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
-    """The items of a table, with the keys that they have for this tokenizer and these options."""
+    """Open the items of a table, with keys for this tokenizer and these options."""
     functions = fingerprint_function(options.train_turns, "pairwright.train_turns")
     functions += fingerprint_function(options.credit.function, "pairwright.credit")
     return Source(
@@ -137,7 +137,7 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
 
 
 def hash_tokenizer(options: TokensConfig) -> str:
-    """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
+    """Hash the tokenizer of the options (128 bits), and their chat template and grammar if set."""
     folder = str(options.tokenizer)
     digest = folder_hash(find_folder(folder))
     more = [] if options.chat_template is None else [choose_template(folder, options.chat_template)]
@@ -146,7 +146,7 @@ def hash_tokenizer(options: TokensConfig) -> str:
 
 
 def folder_hash(folder: Path) -> str:
-    """128 bits of a tokenizer's files: vocabulary, special tokens, templates."""
+    """Hash a tokenizer's files (128 bits): vocabulary, special tokens, templates."""
     folder = folder.parent if folder.name == "tokenizer.json" else folder
     digest = xxhash.xxh3_128()
     names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -162,7 +162,7 @@ def folder_hash(folder: Path) -> str:
 
 
 def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
-    """Yield the items in tasks; their bounds depend on the items alone, so that every run writes the same files."""
+    """Split the items into tasks, depending only on the items, so that every run writes the same files."""
     task, num_messages = list[Item](), 0
     for item in items:
         task.append(item)
@@ -175,7 +175,7 @@ def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
         yield task
 
 
-# By folder, chat template and its variables, in each process: loading takes longer than encoding a task.
+# Tokenizers of this process by their options: loading takes longer than encoding a task.
 _loaded: dict[str, ChatTokenizer] = {}
 
 
@@ -185,7 +185,7 @@ def _loaded_key(options: TokensConfig) -> str:
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
-    """The rows of items: one a sequence, or one with the refusal."""
+    """Encode items as rows: one per sequence, or one with the refusal."""
     key = _loaded_key(options)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(options)
@@ -254,7 +254,7 @@ def _row(item: Item, side: str, number: int, sequence: Sequence) -> Json:
     }
 
 
-# The result of the stage: `Encoded` for Python, and the checks of a training that reads the sequences as they are.
+# The result of the stage: `Encoded` for Python, and checks for training on existing sequences.
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation", "all")
@@ -289,7 +289,7 @@ class Encoded:
         return iter(self._pairs)
 
     def show(self, position: int = 0) -> "Text":
-        """Both sides of a pair in colours, trained tokens underlined: shown by notebooks and by `rich.print`."""
+        """Return both sides of a pair in colours, trained tokens underlined, for notebooks and `rich.print`."""
         from rich.text import Text
 
         from pairwright.tokens.stage.paint import legend, paint_text
@@ -304,12 +304,12 @@ class Encoded:
     def batches(
         self, size: int, *, split: str = "train", seed: int | None = None, multiple_of: int = 1
     ) -> Iterator[PreferenceBatch]:
-        """The pairs in batches of NumPy arrays, padded; `pairwright.tokens.as_torch` makes tensors of one.
+        """Yield padded batches of NumPy arrays; `pairwright.tokens.as_torch` converts a batch to tensors.
 
         Args:
-            size: Pairs of a batch; the last one may have fewer.
+            size: Pairs per batch; the last batch may have fewer.
             split: "train", "validation" or "all".
-            seed: Shuffle with this seed, say the number of the epoch; by default the order is the table's.
+            seed: Shuffle with this seed, such as the epoch; by default, keep the order of the table.
             multiple_of: Pad to a multiple of this length.
         """
         if size < 1:
@@ -318,7 +318,6 @@ class Encoded:
             raise ConfigError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
         positions = np.arange(len(self))  # of pairs, in the order of the table
         if split != "all":
-            # A list of booleans over all pairs selects those of the split.
             positions = positions[[self._splits.get(name) == split for name in self._pairs.ids]]
         if seed is not None:
             positions = np.random.default_rng(seed).permutation(positions)
@@ -334,16 +333,16 @@ class Encoded:
         reference: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> "Dataset":
-        """The sequences as rows for a trainer of `pairwright.trl`, which takes them unchanged.
+        """Return the sequences as rows for a trainer of `pairwright.trl`, which uses them unchanged.
 
         Args:
             kind: "dpo" or "sft" for pairs, "sft" or "kto" for runs.
             split: "train", "validation" or "all".
-            reference: A model whose log-probabilities the rows carry. By default TRL computes those of its own
-                reference; rows that carry them need `precompute_ref_log_probs=True` and the same model.
+            reference: A model whose log-probabilities are added to the rows; this needs
+                `precompute_ref_log_probs=True` and the same model in TRL. By default TRL uses its own reference.
             **options: Options of the section train that decide what is trained: `where`, `run_weight`, `kto`, ...
         """
-        import pairwright  # trl lies downstream of tokens; the package loads it when it is asked for
+        import pairwright  # trl is downstream of tokens; the package loads it lazily
 
         return pairwright.trl.make_dataset(
             self.path, self._named_tokenizer("to_trl"), kind, split=split, reference=reference, **options
@@ -361,7 +360,7 @@ class Encoded:
     @cached_property
     def _splits(self) -> dict[str, str]:
         source = place(self.manifest["source"])
-        # Columns of a batch to rows (id, split).
+        # Rows (id, split).
         rows = (zip(*batch.to_pydict().values(), strict=True) for batch in pair_batches(source, ["id", "split"]))
         return {name: split for batch in rows for name, split in batch}
 
@@ -391,8 +390,8 @@ def encode(
         source: Pairs, an experience table, or the folder of either.
         tokenizer: Folder of a model or of its tokenizer.
         output: Folder of the sequences; by default `tokens` beside the source.
-        workers: Processes; by default one a core.
-        progress: True prints progress to stderr; a function is called with items done and in all.
+        workers: Processes; by default one per core.
+        progress: True prints progress to stderr; a function is called with the number of items done and the total.
         **options: Every other option of the `tokens` section: `max_length`, `truncation`, `allow_dropped`, ...
 
     Returns:
@@ -411,7 +410,7 @@ def encode(
 
 
 def source_folder(source: "Pairs | Table | str | os.PathLike[str]") -> Place:
-    """The folder of pairs or of experiences; a filtered view is refused where it would be read whole."""
+    """Return the folder of pairs or experiences; refuse a filtered view, which would be encoded unfiltered."""
     if isinstance(source, Pairs):
         return source.on_disk()
     if isinstance(source, Table):
@@ -422,7 +421,7 @@ def source_folder(source: "Pairs | Table | str | os.PathLike[str]") -> Place:
 
 
 def read_manifest(tokens: Path) -> Json:
-    """What `pairwright tokens` wrote about the sequences in a folder."""
+    """Read the manifest that `pairwright tokens` wrote."""
     if not (tokens / ITEMS).is_file() or not (tokens / MANIFEST).is_file():
         raise TableError(
             f"{tokens}: expected a folder of sequences ({ITEMS}, {MANIFEST}); make one with: "
@@ -430,7 +429,7 @@ def read_manifest(tokens: Path) -> Json:
         )
     try:
         manifest = msgspec.json.decode((tokens / MANIFEST).read_bytes(), type=dict[str, Any])
-        # Fields that readers rely on: a missing one is a KeyError here, not later.
+        # Fail here, not later, if a required field is missing.
         _ = manifest["source"], manifest["tokenizer"], manifest["options"]
     except (msgspec.MsgspecError, KeyError) as error:
         raise TableError(f"{tokens / MANIFEST}: cannot be read: {error}; run pairwright tokens again") from error
@@ -438,7 +437,8 @@ def read_manifest(tokens: Path) -> Json:
 
 
 def missing_table(tokens: Path, *, has_pairs: bool, has_experience: bool) -> dict[str, Place]:
-    """The table that sequences were made of, by its kind ("pairs" or "experience"), unless there is one of its kind."""
+    """Return the table that the sequences were encoded from, by kind ("pairs" or "experience"); empty if the user named
+    one."""
     if has_pairs if holds_pairs(tokens) else has_experience:
         return {}
     name = str(read_manifest(tokens)["source"])
@@ -454,19 +454,19 @@ def missing_table(tokens: Path, *, has_pairs: bool, has_experience: bool) -> dic
 
 
 def holds_pairs(tokens: Path) -> bool:
-    """Whether the sequences are the sides of pairs, not runs."""
+    """Return whether the sequences are sides of pairs rather than runs."""
     manifest = read_manifest(tokens)
     if "is_pairs" in manifest:  # pairs that were all refused have no sides
         return bool(manifest["is_pairs"])
     keys = pl.scan_parquet(tokens / ITEMS)
-    # Semi-join: the cache may hold rows of earlier runs, and only those of the last run count.
+    # Semi-join: the cache may hold rows of earlier runs; only the last run counts.
     sides = scan_cache(tokens).filter(pl.col("side") != "").select("key").join(keys, on="key", how="semi")
     return bool(sides.head(1).collect().height)
 
 
 def adopt_options(tokens: Path, options: TokensConfig) -> TokensConfig:
-    """`options` as the sequences in a folder were encoded: those that are not set are what they were then. One that is
-    set to something else is refused."""
+    """Fill unset `options` with those that the sequences in a folder were encoded with; refuse options that are set
+    differently."""
     manifest = read_manifest(tokens)
     try:
         encoded = TokensConfig(**manifest["options"])
@@ -476,7 +476,7 @@ def adopt_options(tokens: Path, options: TokensConfig) -> TokensConfig:
             f"{_encode_again(tokens, manifest)}"
         ) from None
     now, before = options.content(), encoded.content()
-    # Only options that the user set count: the others are taken from the manifest.
+    # Compare only options that the user set; the others are taken from the manifest.
     changed = [name for name in now if name in options.model_fields_set and now[name] != before[name]]
     if changed:
         differences = ", ".join(f"tokens.{name} was {before[name]!r}, is {now[name]!r}" for name in changed)
@@ -487,7 +487,7 @@ def adopt_options(tokens: Path, options: TokensConfig) -> TokensConfig:
 
 
 def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
-    """The manifest of the sequences in `tokens`, if they are those of the table `source` with these options."""
+    """Read the manifest of `tokens`, after checking that its sequences are those of `source` with these options."""
     manifest = read_manifest(tokens)
     options = adopt_options(tokens, options)
     tokenizer_hash = hash_tokenizer(options)
@@ -497,7 +497,7 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     read = open_source(source, tokenizer_hash, options)
     encoded = set(pl.read_parquet(tokens / ITEMS)["key"].to_list())
     keys = set(read.keys())
-    # The key of a pair depends on its recorded ids; without the experience table only the ids of pairs can be compared.
+    # A pair's key depends on its recorded ids; without the experience table, only the ids of pairs can be compared.
     lacks_table = keys != encoded and read.is_pairs and read.lacks_recorded()
     if keys == encoded or (lacks_table and _read_pair_ids(source) == _read_encoded_ids(tokens)):
         return manifest
@@ -512,7 +512,7 @@ def _read_pair_ids(pairs: Path) -> set[str]:
 
 
 def _read_encoded_ids(tokens: Path) -> set[str]:
-    """The ids of the items of the last run. A pair's id is a hash of its content."""
+    """Read the ids of the last run's items. A pair's id is a hash of its content."""
     keys = pl.scan_parquet(tokens / ITEMS)
     return set(scan_cache(tokens).join(keys, on="key", how="semi").select("id").collect()["id"].to_list())
 

@@ -1,8 +1,8 @@
-"""Small conversations that a chat template is tried on, and the settings under which more of them are exact.
+"""Small conversations that test a chat template, and the settings that make more of them exact.
 
-A case is exact if everything that the model generated in it is trained, stop tokens included, in one sequence or in
-several. The variables that a template reads (`enable_thinking`, `reasoning_effort`, ...) are found in its syntax tree;
-each is tried with the values that the template compares it with.
+A case is exact if everything that the model generated is trained, including stop tokens, in one or several sequences.
+The variables that a template reads (`enable_thinking`, `reasoning_effort`, ...) are found in its syntax tree; each is
+tried with the values that the template compares it with.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.render import Template
 from pairwright.tokens.tokenizer import ChatTokenizer
 
-# Words that begin with zq are in no template: finding one in the text means that it was rendered.
+# No template contains words that begin with zq: one in the text was rendered from a message.
 TOOL: Json = {
     "type": "function",
     "function": {
@@ -32,7 +32,7 @@ TOOL: Json = {
 }
 _MAX_VARIABLES = 8  # of a template that are tried
 _MAX_VALUES = 6  # of a variable
-# Variables that are content, or say where it stands: no mode of the template.
+# Variables that hold content, or its position: not modes of the template.
 _NO_MODES = frozenset(("documents", "date_string", "custom_tools", "builtin_tools", "functions", "available_tools"))
 
 
@@ -45,7 +45,7 @@ def _say(text: str, why: str | None = None) -> Message:
 
 
 def _call(text: str = "", why: str | None = None, *, num_calls: int = 1) -> Message:
-    # Ids of nine characters: some templates accept no other length.
+    # Nine characters: some templates accept no other length.
     words = ("zebra", "lion")[:num_calls]
     calls = tuple(
         ToolCall("zq_lookup", f'{{"word": "{word}"}}', f"zq000000{number}") for number, word in enumerate(words)
@@ -84,11 +84,11 @@ CASES: dict[str, tuple[Message, ...]] = {
 
 
 class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a case: so many sequences, or none and the reason, the turn and the detail of the refusal.
+    """The result of a case: the number of sequences, or 0 and the refusal's reason, turn and detail.
 
-    dropped    (message, field) that the template does not render, of trained turns
+    dropped    (message, field) of trained turns that the template does not render
     unstopped  turns that end without a stop token
-    added      tokens that nobody generated, and turns that a declared row writes
+    added      number of added tokens and of turns written by a declared row
     """
 
     name: str
@@ -107,7 +107,7 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.num_sequences > 0 and not (self.dropped or self.unstopped or self.added)
 
     def list_problems(self) -> Iterator["Problem"]:
-        """Why it is not one exact sequence."""
+        """Yield the reasons why the case is not one exact sequence."""
         if not self.num_sequences:
             yield Problem(
                 f"{self.reason}: {self.detail}",
@@ -128,7 +128,7 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Problem(NamedTuple):
-    """What is in the way, the first message that it concerns, and the way out."""
+    """A problem, the first message that it concerns, and the way out."""
 
     reason: str
     message: int | None
@@ -136,7 +136,7 @@ class Problem(NamedTuple):
 
 
 def _by_field(fields: tuple[tuple[int, str], ...]) -> dict[str, list[int]]:
-    """Field -> its messages.
+    """Group messages by field.
 
     >>> _by_field(((1, "reasoning"), (3, "reasoning")))
     {'reasoning': [1, 3]}
@@ -148,8 +148,7 @@ def _by_field(fields: tuple[tuple[int, str], ...]) -> dict[str, list[int]]:
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A variable of the template with a value, and how many cases are exact with it, and how many of these as one
-    sequence."""
+    """A template variable with a value, how many cases are exact with it, and how many of these as one sequence."""
 
     variables: Json
     num_exact: int
@@ -157,7 +156,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def try_cases(tokenizer: ChatTokenizer) -> tuple[CaseCheck, ...]:
-    """Every case with this tokenizer's template."""
+    """Test every case with this tokenizer's template."""
     return tuple(_try_case(tokenizer, name, messages) for name, messages in CASES.items())
 
 
@@ -175,7 +174,7 @@ def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]
         for field in ("dropped", "unstopped", "stops")
     }
     unions["added"] = sum(report.added_tokens + len(report.declared) for report in reports)
-    # A turn that one sequence trains is context in the next: what is lost there is said once.
+    # A turn trained in one sequence is context in the next: report what it lacks only once.
     prompt = {item for report in reports for item in report.prompt_dropped if not _is_trained(item[0], messages)}
     return CaseCheck(name=name, num_sequences=len(sequences), prompt_dropped=tuple(sorted(prompt)), **unions)
 
@@ -185,7 +184,7 @@ def _is_trained(number: int, messages: tuple[Message, ...]) -> bool:
 
 
 def count_dropped(cases: tuple[CaseCheck, ...]) -> dict[str, int]:
-    """Field -> in how many cases the template does not render it; "prompt: " for messages that are not trained."""
+    """Count cases by field that the template does not render; "prompt: " marks untrained messages."""
     counts: Counter[str] = Counter()
     for case in cases:
         counts.update({field for _, field in case.dropped})
@@ -194,15 +193,15 @@ def count_dropped(cases: tuple[CaseCheck, ...]) -> dict[str, int]:
 
 
 def count_exact(cases: tuple[CaseCheck, ...]) -> tuple[int, int]:
-    """How many are exact, and how many of these as one sequence."""
+    """Count exact cases, and how many of these are one sequence."""
     exact = [case for case in cases if case.is_exact]
     return len(exact), sum(case.num_sequences == 1 for case in exact)
 
 
 def try_settings(tokenizer: ChatTokenizer) -> Iterator[Setting]:
-    """Every value of every variable that the template reads, one variable at a time."""
+    """Test every value of every variable that the template reads, one variable at a time."""
     renderers = [tokenizer.renderer(None), tokenizer.renderer([TOOL])]
-    # One text, unless there is a template of its own for tools; a renderer that is a function reads no variables.
+    # One source, or two if tools have a separate template; a FunctionRenderer reads no variables.
     source = "".join({item.hash: item.source for item in renderers if isinstance(item, Template)}.values())
     names = [name for name in list_variables(source) if name not in _NO_MODES and name not in tokenizer.variables]
     for name in names[:_MAX_VARIABLES]:
@@ -210,12 +209,12 @@ def try_settings(tokenizer: ChatTokenizer) -> Iterator[Setting]:
             try:
                 counts = count_exact(try_cases(tokenizer.with_variables({name: value})))
             except TokensError:
-                continue  # a value that the template does not take
+                continue  # the template refuses this value
             yield Setting({name: value}, *counts)
 
 
 def find_values(source: str, name: str) -> list[str | bool]:
-    """What a template compares a variable with; true and false where it does not compare it with words.
+    """Return the words that a template compares a variable with; false and true if there are none.
 
     >>> find_values("{% if effort in ['low', 'high'] or effort == 'none' %}{% endif %}", "effort")
     ['low', 'high', 'none']
@@ -234,6 +233,6 @@ def find_values(source: str, name: str) -> list[str | bool]:
 
 
 def advise(cases: tuple[CaseCheck, ...], settings: list[Setting]) -> Setting | None:
-    """The setting under which most cases are exact, and of these most as one sequence; None where no one is better."""
+    """Return the setting with the most exact cases, then the most single sequences; None if none is better."""
     best = max(settings, key=lambda setting: (setting.num_exact, setting.num_single), default=None)
     return best if best is not None and (best.num_exact, best.num_single) > count_exact(cases) else None

@@ -1,9 +1,9 @@
 """The Jinja environment that chat templates are written for, with provenance and limits.
 
 Mirrors the one in transformers: immutable sandbox, `trim_blocks`, `lstrip_blocks`, loop controls, the `generation`
-tag, `tojson` that keeps non-ASCII, `raise_exception`, `strftime_now`, namespaces without private names. On top of it
-strings keep their owners through `+`, `~`, `%`, filters, methods and macros, and every loop, call and allocation is
-counted against the limits.
+tag, `tojson` that keeps non-ASCII, `raise_exception`, `strftime_now`, namespaces without private names. In addition,
+strings keep their owners through `+`, `~`, `%`, filters, methods and macros, and every loop, call and allocation counts
+against the limits.
 """
 
 import functools
@@ -27,11 +27,11 @@ from pairwright.tokens.refusals import Limits, TemplateLimit
 from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_str import Owned, OwnedDict, PlainDict, join, join_with, replace, track
 
-# Text that templates build with `format`, `%`, `join`, `replace`: the same text as Python's, with owners, bounded.
+# Text built with `format`, `%`, `join`, `replace`: the same text as Python's, with owners and bounded size.
 
 
 class TextBuilder:
-    """Builds text within limits; the environment is what `format` reads attributes with."""
+    """Builds text within limits; `format` reads attributes through the environment."""
 
     def __init__(self, environment: jinja2.Environment, limits: Limits) -> None:
         self.environment = environment
@@ -48,7 +48,7 @@ class TextBuilder:
     ) -> str:
         formatter, parts = SandboxedFormatter(self.environment), []
         numbers = itertools.count() if numbers is None else numbers
-        # parse gives (literal, field, format spec, conversion); the field is None where only a literal is left.
+        # parse yields (literal, field, format spec, conversion); the field is None after the last one.
         for literal, field, spec, conversion in string.Formatter().parse(pattern):
             parts.append(literal)
             if field is None:
@@ -69,13 +69,13 @@ class TextBuilder:
         return join(parts)
 
     def percent(self, pattern: str, values: Any) -> str:
-        """`pattern % values`: owners are kept where every field is a bare `%s`."""
+        """`pattern % values`: owners are kept if every field is a bare `%s`."""
         self._check_digits(pattern)
         self.limits.charge_nested(values)
         if isinstance(values, dict):
             self.limits.charge(len(pattern) * 8)
         items = values if isinstance(values, tuple) else (values,)
-        # One literal more than values, and no other field: join them, so that every value keeps its owner.
+        # Only bare `%s` fields: join literals and values, so that every value keeps its owner.
         literals = str.__str__(pattern).split("%s")
         if len(literals) == len(items) + 1 and not any("%" in literal for literal in literals):
             parts = [literals[0]]
@@ -87,8 +87,8 @@ class TextBuilder:
         return plain
 
     def _check_digits(self, spec: str) -> None:
-        """Widths and precisions of at most six digits, given as digits."""
-        run = 0  # digits in a row
+        """Allow widths and precisions of at most six digits, and none that are computed (`*`)."""
+        run = 0  # consecutive digits
         for char in spec:
             run = run + 1 if char.isdigit() else 0
             if run > 6:
@@ -111,7 +111,7 @@ class TextBuilder:
 
 
 def keep_owner(source: Any, text: str) -> str:
-    """Text made of one value: its owner's where there is one owner."""
+    """Give text derived from one value the owner of that value, if it has exactly one."""
     if isinstance(source, Owned) and len(source._runs) == 1:
         return track(text, source._runs[0][1])
     return text
@@ -121,25 +121,25 @@ def keep_owner(source: Any, text: str) -> str:
 
 Clock = Callable[[], datetime]
 
-# Filters that rebuild text of one owner character by character: what comes out belongs to that owner.
+# Filters that rebuild text character by character: text of one owner stays with that owner.
 _WHOLE_TEXT_FILTERS = ("title", "indent", "wordwrap", "truncate", "escape", "e", "forceescape", "striptags", "urlize")
-# Filters with an option that says how much they build: a width, a number of parts, digits.
+# Filters with an option for the size of their result: a width, a number of parts, digits.
 _SIZED_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "round")
-# Mappings whose keys are read without the sandbox's detour, but for the names of their own attributes.
+# Mappings whose keys bypass the sandbox's checks, except names of their attributes.
 _MAPPINGS = (dict, OwnedDict, PlainDict)
 _MAPPING_ATTRIBUTES = frozenset(dir(dict)) | frozenset(("_owner", "_json"))
-_MAPPING_METHODS = frozenset(("get", "items", "keys", "values"))  # those that change nothing
-# Methods of text that change nothing and build no text from a format.
+_MAPPING_METHODS = frozenset(("get", "items", "keys", "values"))  # read-only
+# Methods of text, except `format` and `format_map`.
 _TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 _LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem"))
 _TEXTS = frozenset((str, Owned))
-# What the sandbox would let through, by type.
+# Attributes that the sandbox would allow, by type.
 _PLAIN_ATTRIBUTES: dict[type, frozenset[str]] = {
     jinja2.runtime.LoopContext: _LOOP_ATTRIBUTES,
     str: _TEXT_METHODS,
     Owned: _TEXT_METHODS,
 }
-# Methods of str whose result may be larger than the text, and those that build it again.
+# Methods of str whose result may be larger than the text, and those that rebuild it.
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _FLOW = ("replace", "join", "split", "rsplit", "splitlines", "translate", "upper", "lower", "title", "encode")
 
@@ -173,7 +173,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the model writes; its text passes through."""
+    """`{% generation %}` marks generated text, which is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -187,10 +187,10 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """As Jinja's, without private names; its values are read in one step."""
+    """Like Jinja's namespace, but without private names and with faster reads."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # No parameter is named: a template may pass any keyword, `self` among them.
+        # No named parameters: a template may pass any keyword, even `self`.
         self, args = args[0], args[1:]
         values = dict(*args, **kwargs)
         for name in values:
@@ -214,7 +214,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _TemplateDict:
-    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the type."""
+    """`dict(...)` and `dict.fromkeys(...)`, without other attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -242,8 +242,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             finalize=self.print_value,
         )
         self.clock = clock
-        self.tracking = True  # False while nothing is owned
-        # Joins the chunks of a render, of macros and of blocks.
+        self.tracking = True  # False for plain renders
+        # Joins the chunks of renders, macros and blocks.
         self.concat = self._concat  # type: ignore[method-assign]
         for name, function in list(self.filters.items()):
             sized = name in _SIZED_FILTERS
@@ -293,7 +293,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value if type(value) is Owned or isinstance(value, str) else self.texts.text_of(value)
 
     def _concat(self, parts: Iterable[str]) -> str:
-        # Checked every 1024 chunks, since a template may print without end.
+        # Check limits every 1024 chunks: a template may print endlessly.
         collected: list[str] = []
         chunks = iter(parts)
         while chunk := list(itertools.islice(chunks, 1024)):
@@ -303,7 +303,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return join(collected) if self.tracking else "".join(collected)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox does, without the detour for a key of a plain mapping and for methods that change nothing."""
+        """Like the sandbox, with a shortcut for keys of plain mappings and for read-only methods."""
         kind = type(obj)
         if kind in _MAPPINGS:
             if attribute not in _MAPPING_ATTRIBUTES:
@@ -315,13 +315,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return getattr(obj, attribute)
         elif attribute in _PLAIN_ATTRIBUTES.get(kind, ()):
             return getattr(obj, attribute)
-        elif kind is _Namespace and not attribute.startswith("_"):  # which it cannot hold
+        elif kind is _Namespace and not attribute.startswith("_"):
             values = object.__getattribute__(obj, "_values")
             return values[attribute] if attribute in values else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def add(self, *operands: Any) -> Any:
-        """The `+` operator, once for `a + b + c`."""
+        """The `+` operator; one call for `a + b + c`."""
         if _TEXTS.issuperset(map(type, operands)):
             self.limits.charge(sum(map(len, operands)))
             return join(operands)
@@ -330,7 +330,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             result = result + right
             if isinstance(result, str | list | tuple):
                 self.limits.charge(len(result))
-                # The texts of an appended list are charged, too, not only their number.
+                # Charge the texts of an appended list, too, not only their number.
                 if isinstance(right, list):
                     self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
         return result
@@ -347,9 +347,9 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return left % right
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        # As in Jinja, names that no keyword of a template can clash with.
+        # As in Jinja, parameter names that no keyword of a template can clash with.
         __self.limits.tick()
-        # What templates call most, without Jinja's checks of what it may be.
+        # Shortcuts for the most frequent calls, without Jinja's checks.
         if type(__obj) is jinja2.runtime.Macro:
             return __obj(__context.eval_ctx, *args, **_without_scopes(kwargs))
         if __obj is _Namespace:
@@ -393,7 +393,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     ) -> str:
         if isinstance(indent, int) and indent > 1000:
             raise TemplateLimit("the chat template indents JSON by more than 1000")
-        if type(value) not in _MAPPINGS[1:]:  # those are input
+        if type(value) not in _MAPPINGS[1:]:  # input is not charged
             self.limits.charge_nested(value)
         return to_json(value, ensure_ascii, indent, separators, sort_keys, tracking=self.tracking)
 
@@ -422,14 +422,14 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.texts.percent(self.texts.text_of(value), kwargs or args)
 
     def _counting(self, function: Callable[..., Any], *, keeps_owner: bool, sized: bool) -> Callable[..., Any]:
-        """A filter whose results are charged; `keeps_owner`: text of one owner stays that owner's; `sized`: a number
-        among its options is charged before it allocates."""
+        """Wrap a filter to charge its results. `keeps_owner`: text of one owner keeps its owner; `sized`: numeric
+        options are charged before the filter allocates."""
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.limits.tick()
             if sized:
-                # Options follow the value, which may itself be a number and costs nothing.
+                # Only options are charged; they follow the value, which may be a number, too.
                 value = 1 if args and isinstance(args[0], jinja2.Environment | jinja2.nodes.EvalContext) else 0
                 for number in (*args[value + 1 :], *kwargs.values()):
                     if isinstance(number, int) and number > 1000:
@@ -440,7 +440,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if keeps_owner and type(result) in (str, Owned):
                     source = next((value for value in args if isinstance(value, str)), "")
                     owned = keep_owner(source, str.__str__(result))
-                    # A filter such as `indent` keeps the owner of a first line by itself, and no other.
+                    # Else keep the owners that the filter itself preserved (`indent`: those of the first line).
                     return owned if type(owned) is Owned else result
             elif isinstance(result, list | tuple):
                 self.limits.charge(len(result))
@@ -450,21 +450,21 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _without_scopes(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of a call without the variables around it, which Jinja passes for functions that read them."""
+    """Remove the scope variables that Jinja adds to the keywords of a call."""
     kwargs.pop("_block_vars", None)
     kwargs.pop("_loop_vars", None)
     return kwargs
 
 
 def _leave_early(loop: jinja2.nodes.For) -> None:
-    """End a loop over `range` once it can do nothing more: its body is one `if` that a flag switches off. Templates
-    that look for the message before each message, or after it, then take time in proportion to the messages.
+    """End a loop over `range` early if its body is one `if` that a flag disables. Templates that search for the
+    previous or next message of each message then take linear time.
 
         {% for j in range(n) %}{% if not ns.found %}...{% endif %}{% endfor %}
         {% for k in range(n) %}{% if ns.stopped %}{% elif ... %}...{% endif %}{% endfor %}
     """
     nodes = jinja2.nodes
-    # Numbers come without side effects, unlike what a filter yields. A loop's `else` runs also after a `break`.
+    # Only `range`: its items have no side effects. No `else`: it would also run after a `break`.
     is_range = isinstance(loop.iter, nodes.Call) and loop.iter.node == nodes.Name("range", "load")
     if not is_range or loop.test or loop.else_ or loop.recursive or len(loop.body) != 1:
         return
@@ -482,7 +482,7 @@ def _leave_early(loop: jinja2.nodes.For) -> None:
 
 
 def _is_flag(node: jinja2.nodes.Node, changing: set[str]) -> bool:
-    """Whether a test is an attribute, such as a namespace's, of a name that is the same in every iteration."""
+    """Return whether a test is an attribute (of a namespace, say) of a name that no iteration rebinds."""
     if not isinstance(node, jinja2.nodes.Getattr) or not isinstance(node.node, jinja2.nodes.Name):
         return False
     return node.node.name not in changing

@@ -1,7 +1,7 @@
-"""Renders chat templates once, with provenance: the text, and who wrote which part of it.
+"""Render chat templates with provenance: the text, and which message wrote each part of it.
 
-Invariant: `Template.render` gives the text that transformers' `apply_chat_template(tokenize=False)` gives, or raises
-TemplateError; a template that runs or allocates without end raises TemplateLimit.
+Invariant: `Template.render` returns the text of transformers' `apply_chat_template(tokenize=False)`, or raises
+TemplateError; a template that exceeds its limits raises TemplateLimit.
 
 >>> template = Template("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}")
 >>> rendered = template.render(plain_chat([{"role": "user", "content": " hi "}]))
@@ -34,11 +34,11 @@ from pairwright.tokens.template.tracked_str import (
 __all__ = ["Piece", "Rendered", "Template", "plain_chat"]
 
 _MAX_SOURCE = 1_000_000
-_KEPT_PROMPT = 64  # messages of a prompt that is worth keeping
+_KEPT_PROMPT = 64  # prompts with fewer messages are kept
 
 
 class Piece(NamedTuple):
-    """Text of one message in a rendered conversation; of length zero where the message's text is empty."""
+    """Text of one message in a rendered conversation; has length zero if the message's text is empty."""
 
     start: int
     end: int
@@ -52,7 +52,7 @@ class Rendered(NamedTuple):
 
 
 class Template:
-    """A compiled chat template with the variables that every render gets (special tokens, options)."""
+    """A compiled chat template with the variables of every render (special tokens, options)."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Template:
         self._last_prompt: tuple[Chat, list[Json] | None, str] | None = None
         try:
             self._compiled = self._environment.from_string(source)
-            # What every render gets; a dict, since a chain of mappings is copied slowly.
+            # Variables of every render; a dict, since a chain of mappings is slow to copy.
             self._names = {**self._compiled.globals, "documents": None, **self.variables}
         except jinja2.exceptions.TemplateError as error:
             raise TemplateError(f"the chat template does not compile: {error}") from None
@@ -82,20 +82,20 @@ class Template:
             raise TemplateError(f"the chat template does not compile: {type(error).__name__}") from None
 
     def with_variables(self, variables: Mapping[str, Any]) -> "Template":
-        """The same template with more variables."""
+        """Return the template with additional variables."""
         merged = {**self.variables, **variables}
         return Template(self.source, variables=merged, clock=self._clock, seconds=self._seconds)
 
     def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
-        """The conversation with provenance; `prompt` adds the generation prompt."""
+        """Render the conversation with provenance; `prompt` adds the generation prompt."""
         self._environment.tracking = True
         text = self._render(track_chat(chat), tools, prompt)
         return Rendered(str.__str__(text), pieces_of(runs_of(text)))
 
     def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
-        """The plain render."""
+        """Render the conversation as plain text."""
         if prompt and self._last_prompt is not None and self._last_prompt[:2] == (chat, tools):
-            return self._last_prompt[2]  # both sides of a pair ask for the same one
+            return self._last_prompt[2]  # both sides of a pair have the same prompt
         self._environment.tracking = False
         text = str.__str__(self._render(chat, tools, prompt))
         if prompt and len(chat) < _KEPT_PROMPT:
@@ -104,11 +104,11 @@ class Template:
 
     def _render(self, chat: Chat, tools: list[Json] | None, prompt: bool) -> str:
         self._limits.begin(chat)
-        if tools is not self._tools[0]:  # one list of tools serves a whole file: its JSON is written once
+        if tools is not self._tools[0]:  # records often share one list of tools: write its JSON once
             self._tools = (tools, None if tools is None else cache_json(tools))
         try:
             names = {**self._names, "messages": chat, "tools": self._tools[1], "add_generation_prompt": prompt}
-            # As Jinja's own `render`, without what imports need and without rewriting the traceback of an error.
+            # Like Jinja's `render`, without support for imports and without rewriting tracebacks.
             context = jinja2.runtime.Context(self._environment, names, None, self._compiled.blocks)
             return self._environment.concat(self._compiled.root_render_func(context))
         except TemplateError:
@@ -117,12 +117,12 @@ class Template:
             raise TemplateError(str(error) or type(error).__name__) from None
         except MemoryError:
             raise TemplateLimit("the chat template exhausted memory") from None
-        except Exception as error:  # a template's code may raise anything: it is input
+        except Exception as error:  # templates are input: they may raise anything
             raise TemplateError(f"{type(error).__name__}: {error}") from None
 
 
 def pieces_of(runs: tuple[Run, ...]) -> list[Piece]:
-    """The owned runs, in order; neighbours of one message and field are one piece."""
+    """Convert owned runs to pieces, in order; neighbours of the same message and field become one piece."""
     pieces: list[Piece] = []
     position = 0
     for length, owner in runs:

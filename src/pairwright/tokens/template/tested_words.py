@@ -1,4 +1,4 @@
-"""The plain words that a chat template tests text for, by its syntax tree."""
+"""Find the plain words that a chat template tests text for, from its syntax tree."""
 
 import functools
 import re
@@ -15,16 +15,16 @@ _SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rind
     "partition",
     "rpartition",
 }
-# Keys of a message that hold what somebody wrote.
+# Keys of a message that hold text.
 _TEXT_KEYS = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
 
 
 @functools.lru_cache(maxsize=64)
 def find_tested_words(source: str) -> re.Pattern[str] | None:
-    """Matches plain words that the template looks for in the text of messages ('quickly' in message.content).
+    """Return a pattern for plain words that the template searches for in messages ('quickly' in message.content).
 
-    Words with a bracket or a bar are constants of skeletons (spans/skeletons.py); roles and keys are not text.
+    Words with a bracket or bar are constants of skeletons instead (spans/skeletons.py); roles and keys do not count.
 
     >>> find_tested_words("{% if 'quickly' in m.content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
     re.compile('quickly', re.IGNORECASE)
@@ -46,7 +46,7 @@ def _parse(source: str) -> nodes.Template | None:
 
 
 def _find_mappings(tree: nodes.Template) -> frozenset[str]:
-    """Names that are used as mappings somewhere: `x.role`, `x['content']`."""
+    """Return names that are used as mappings: `x.role`, `x['content']`."""
     names = set()
     for node in tree.find_all(nodes.Getattr):
         if isinstance(node.node, nodes.Name) and node.attr not in dir(str):
@@ -78,7 +78,7 @@ def _strings(node: nodes.Node) -> Iterator[str]:
 
 
 def _is_text(node: nodes.Node, mappings: frozenset[str]) -> bool:
-    """May this be the text of a message, and not a message or a list of names?"""
+    """Return whether this may be the text of a message, rather than a message or a list of names."""
     if isinstance(node, nodes.Name):
         return node.name not in mappings
     if isinstance(node, nodes.Getattr | nodes.Getitem):

@@ -1,5 +1,5 @@
-"""The `tojson` filter of chat templates, with provenance: the text is what `json.dumps` writes, and the strings in it
-keep their owners. A call's arguments are one piece; a tool schema is written once and remembered."""
+"""The `tojson` filter of chat templates, with provenance: writes the text of `json.dumps`, in which strings keep their
+owners. A call's arguments are one piece; the JSON of a tool schema is cached."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from pairwright.tokens.template.tracked_str import (
     track,
 )
 
-_PLAIN = (type(None), bool, int, float, str)  # no text of a message: json.dumps writes them as they are
+_PLAIN = (type(None), bool, int, float, str)  # unowned values
 
 
 def to_json(
@@ -30,8 +30,8 @@ def to_json(
     *,
     tracking: bool = True,
 ) -> str:
-    """Same signature and text as the filter that transformers gives to templates."""
-    # A tuple, since `_dumps` is cached by its arguments; a template passes a list.
+    """Write JSON, with the signature and text of transformers' filter."""
+    # `_dumps` is cached by its arguments, so lists from templates become tuples.
     separators = None if separators is None else (separators[0], separators[1])
     dumps = _dumps(ensure_ascii, indent, separators, sort_keys)
     kind = type(value)
@@ -48,7 +48,7 @@ def to_json(
         return _string(value, ensure_ascii)
     if not tracking or not _holds_owned(value):
         return dumps(value)
-    # Text of several owners: write the JSON piece by piece, with the separators that `json.dumps` has.
+    # Several owners: write the JSON piece by piece, with the separators of `json.dumps`.
     out: list[str] = []
     item_separator, key_separator = separators or (", " if indent is None else ",", ": ")
     if isinstance(indent, int):
@@ -78,7 +78,7 @@ def _holds_owned(value: Any) -> bool:
 
 
 def _string(value: Owned, ensure_ascii: bool) -> str:
-    """Escapes run by run: JSON escapes each character by itself."""
+    """Escape each run separately: JSON escapes characters independently."""
     out, position, plain = ['"'], 0, str.__str__(value)
     for length, owner in value._runs:
         # [1:-1]: the quotes are written once, around all runs.
@@ -89,7 +89,7 @@ def _string(value: Owned, ensure_ascii: bool) -> str:
 
 
 class _Writer:
-    """Writes containers as `json.dumps` does."""
+    """Writes containers like `json.dumps`."""
 
     def __init__(
         self, out: list[str], ensure_ascii: bool, indent: str | None, item: str, key: str, sort_keys: bool
@@ -127,7 +127,7 @@ class _Writer:
         self._container("[]", newline, value, [(_NO_KEY, item) for item in value])
 
     def _container(self, brackets: str, newline: str, value: Any, items: list[tuple[Any, Any]]) -> None:
-        """Brackets and separators of an owned container belong to its owner."""
+        """Write a container; if it is owned, its brackets and separators belong to its owner."""
         owner = getattr(value, "_owner", None)
 
         def put(text: str) -> None:
@@ -136,7 +136,7 @@ class _Writer:
         if not items:
             put(brackets)
             return
-        # With an indent every item has a line of its own; `newline` grows by one indent for each level.
+        # With an indent, every item is on a new line; `newline` grows by one indent per level.
         inner = newline + self.indent if self.indent is not None else ""
         put(brackets[0] + inner)
         for number, (key, item) in enumerate(items):
@@ -146,7 +146,7 @@ class _Writer:
                 if type(key) is Owned:
                     self.out.append(_string(key, self.ensure_ascii))
                 else:
-                    # As a key of a dict, so that numbers and None are written as keys; `{` and `: 0}` are cut off.
+                    # Dump as a dict key, so that numbers and None become strings; cut off `{` and `: 0}`.
                     put(json.dumps({key: 0}, ensure_ascii=self.ensure_ascii)[1:-4])
                 put(self.key_separator)
             self.write(item, inner)

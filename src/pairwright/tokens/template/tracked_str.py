@@ -1,9 +1,9 @@
-"""Text that knows who wrote it: a `str` that carries runs of (length, owner) through what templates do to strings; and
-messages made of it.
+"""Text with provenance: a `str` that carries runs of (length, owner) through string operations; and messages of such
+text.
 
-Invariants: the lengths of the runs add up to the length of the text; the text of every result equals what plain `str`
-gives. An owner is `message * FIELDS + field`, TEMPLATE is text that no message owns. Empty text keeps a run of length
-zero, so that an empty message still has a position.
+Invariants: run lengths add up to the length of the text; the text of every result equals that of plain `str`. An owner
+is `message * FIELDS + field`, or TEMPLATE for text without a message. Empty text keeps a run of length zero, so that
+an empty message still has a position.
 
 >>> text = "<user>" + track("  hi ", 8).strip() + "</user>"
 >>> text, runs_of(text)
@@ -19,14 +19,14 @@ from pairwright.records.messages import Json
 Run = tuple[int, int]
 Runs = tuple[Run, ...]
 
-TEMPLATE = -1  # the owner of text that no message wrote
-FIELDS = 8  # owners of a message: room for eight fields, six are in use
+TEMPLATE = -1  # owner of text without a message
+FIELDS = 8  # owners per message; six are in use
 CONTENT, REASONING, CALL, CALL_ID, NAME, OTHER = range(6)
 
 
 def track(text: str, owner: int) -> "Owned":
-    """Text that belongs to one owner."""
-    result = str.__new__(Owned, text)  # as `_attach_runs`, without a call: this is the innermost step of a render
+    """Return text with one owner."""
+    result = str.__new__(Owned, text)  # `_attach_runs` inlined for speed
     result._runs = ((len(text), owner),)
     return result
 
@@ -42,10 +42,10 @@ def _attach_runs(text: str, runs: Runs) -> "Owned":
 
 
 def join(parts: Iterable[str]) -> str:
-    """Concatenate, keeping every run; a plain `str` where no part is owned."""
+    """Concatenate, keeping every run; return a plain `str` if no part is owned."""
     parts = list(parts)
     text = "".join(parts)
-    # Runs are concatenated as they are: neighbours of one owner are merged only when pieces are read.
+    # Neighbouring runs of the same owner are merged later, when pieces are read.
     runs: list[Run] = []
     plain = True
     for part in parts:
@@ -75,7 +75,7 @@ def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
     if not any(isinstance(part, Owned) for part in (text, new)):
         return str.replace(text, old, new, limit)
     plain, pieces, position, done = str.__str__(text), [], 0, 0
-    # An empty `old` matches before every character and at the end, as `str.replace` has it.
+    # An empty `old` matches before every character and at the end, as in `str.replace`.
     while limit < 0 or done < limit:
         index = plain.find(old, position + (1 if not old and done else 0))
         if index < 0 or (not old and index > len(plain)):
@@ -86,12 +86,12 @@ def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
 
 
 def _cut(runs: Runs, start: int, stop: int) -> Runs:
-    """The runs of `text[start:stop]`; at least one run, of length zero if nothing is left."""
+    """Return the runs of `text[start:stop]`; for an empty slice, one run of length zero."""
     inside: list[Run] = []
     position, last = 0, TEMPLATE  # `last` owns the empty slice
     for length, owner in runs:
         low, high = max(start, position), min(stop, position + length)
-        # Runs of length zero stay, also at an edge: they mark where an empty message stands.
+        # Keep runs of length zero, also at an edge: they mark the position of an empty message.
         if low < high or (length == 0 and start <= position <= stop):
             inside.append((high - low, owner))
         if position <= start:
@@ -101,7 +101,7 @@ def _cut(runs: Runs, start: int, stop: int) -> Runs:
 
 
 def _pad(text: "Owned", result: str) -> "Owned":
-    """The text with fill characters around it."""
+    """Give the result of padding `text` its runs; fill characters belong to the template."""
     before = result.find(str.__str__(text))
     after = len(result) - before - len(text)
     return _attach_runs(
@@ -110,7 +110,7 @@ def _pad(text: "Owned", result: str) -> "Owned":
 
 
 class Owned(str):
-    """See the module. Built by `owned`; `Owned(text)` is template text."""
+    """See the module docstring. Built by `track`; `Owned(text)` is template text."""
 
     __slots__ = ("_runs",)
     _runs: Runs
@@ -135,7 +135,7 @@ class Owned(str):
         return _attach_runs(str.__add__(other, self), ((len(other), TEMPLATE), *self._runs))
 
     def __mul__(self, count: SupportsIndex) -> str:
-        # Repeated zero times it is empty text of the first owner.
+        # Repeated zero times: empty text of the first owner.
         return _attach_runs(
             str.__mul__(self, count), self._runs * max(count.__index__(), 0) or ((0, self._runs[0][1]),)
         )
@@ -162,7 +162,7 @@ class Owned(str):
 
     def __format__(self, spec: str) -> str:
         result = str.__format__(self, spec)
-        # A format that changes nothing keeps the runs.
+        # Keep the runs if the format changes nothing.
         return self if result == self else result
 
     def lstrip(self, chars: str | None = None, /) -> str:
@@ -187,9 +187,9 @@ class Owned(str):
         return self[: len(self) - len(suffix)] if suffix and self.endswith(suffix) else self
 
     def _pieces(self, plain: Iterable[str], *, from_end: bool = False) -> list[str]:
-        """Find parts that `str` cut out, in order, and give them their runs."""
+        """Find the parts that a `str` method returned, in order, and give them their runs."""
         pieces: list[str] = []
-        if from_end:  # parts are found from the right, as `rsplit` cut them
+        if from_end:  # search from the right, like `rsplit`
             position = len(self)
             for part in reversed(list(plain)):
                 start = str.rfind(self, part, 0, position)
@@ -220,7 +220,7 @@ class Owned(str):
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         pieces, position = [], 0
-        # Lines with their ends, too: they say how far to move.
+        # Lines with their ends give the distance to the next line.
         for part, whole in zip(str.splitlines(self, keepends), str.splitlines(self, True), strict=True):
             pieces.append(self[position : position + len(part)])
             position += len(whole)
@@ -243,13 +243,13 @@ class Owned(str):
         return join_with(self, parts)
 
     def _map_characters(self, result: str, character: Callable[[str], str]) -> str:
-        """A change of case: one character may become several."""
+        """Attach runs to a result that maps characters (a change of case); one character may become several."""
         if len(self._runs) == 1:
             return _attach_runs(result, ((len(result), self._runs[0][1]),))
         if len(result) == len(self):
             return _attach_runs(result, self._runs)
-        # The length changed (ß to SS): count the new characters run by run. Where they do not add up, because a
-        # character depends on its neighbours or on its column (tabs), the text has no owners.
+        # The length changed (ß to SS): count the new characters of each run. If they do not add up, because a character
+        # depends on its neighbours or its column (tabs), the result has no owners.
         runs, position, plain = [], 0, str.__str__(self)
         for length, owner in self._runs:
             runs.append((sum(len(character(char)) for char in plain[position : position + length]), owner))
@@ -294,17 +294,17 @@ class Owned(str):
         return self if len(result) == len(self) else _attach_runs(result, ((len(result), self._runs[0][1]),))
 
 
-# Messages as templates see them: plain JSON values whose strings say which message and field they come from.
+# Messages as templates see them: plain JSON values whose strings are owned by their message and field.
 #
-# Mirrors what transformers hands to a template (rich objects become plain data, reasoning is filled in under the
+# Mirrors the input that transformers passes to a template (rich objects become plain data, reasoning is added under the
 # names that templates read), so that both render the same text.
 
 
 Chat = list[Json]
 
-# Keys that hold reasoning, in the order in which they are looked for.
+# Keys that hold reasoning, in order of precedence.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-# Key of a message -> field of the owner of its text; every other key is OTHER.
+# Key of a message -> field of the owner; every other key is OTHER.
 _FIELD_OF = {
     "content": CONTENT,
     "text": CONTENT,
@@ -316,11 +316,11 @@ _FIELD_OF = {
 }
 
 
-# Values of a call's arguments: the model wrote all of them, so numbers and containers have an owner, too.
+# Values of a call's arguments: the model generated all of them, so numbers and containers have an owner, too.
 
 
 class OwnedInt(int):
-    """A number of a call's arguments: its text belongs to the call."""
+    """A number in a call's arguments; its text belongs to the call."""
 
     _owner: int
 
@@ -336,7 +336,7 @@ class OwnedFloat(float):
 
 
 class OwnedDict(dict[Any, Any]):
-    """A call's arguments: as JSON it is one piece of text with one owner."""
+    """A call's arguments; written as JSON, they are one piece with one owner."""
 
     _owner: int
 
@@ -345,11 +345,11 @@ class OwnedList(list[Any]):
     _owner: int
 
 
-OwnedDict.__name__, OwnedList.__name__ = "dict", "list"  # a template's error message is the one that a user knows
+OwnedDict.__name__, OwnedList.__name__ = "dict", "list"  # for error messages of templates
 
 
 class PlainDict(dict[Any, Any]):
-    """A value that holds no owned text, such as a tool schema; its JSON is kept once written."""
+    """A value without owned text, such as a tool schema; its JSON is cached."""
 
     _json: dict[Any, str]
 
@@ -358,17 +358,17 @@ class PlainList(list[Any]):
     _json: dict[Any, str]
 
 
-# As Jinja names them in an error: "'dict object' has no attribute ...".
+# The names in Jinja's errors: "'dict object' has no attribute ...".
 for _kind, _name in ((PlainDict, "dict"), (PlainList, "list")):
     _kind.__name__, _kind.__module__ = _name, "builtins"
 
 
 def plain_chat(messages: Sequence[Mapping[str, Any]]) -> Chat:
-    """Messages as plain data with the reasoning under every name that templates read."""
+    """Convert messages to plain data, with reasoning under the names that templates read."""
     chat = []
     for message in messages:
         plain = {key: item if type(item) is str else plain_data(item) for key, item in message.items()}
-        # Templates read the reasoning under different names; the first that is set is given under two of them.
+        # Templates read reasoning under different names: pass the first one that is set under two of them.
         reasoning = next((plain[key] for key in REASONING_KEYS if plain.get(key) is not None), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
@@ -377,7 +377,7 @@ def plain_chat(messages: Sequence[Mapping[str, Any]]) -> Chat:
 
 
 def plain_data(value: Any) -> Any:
-    """Rebuild a value out of plain JSON types; anything else becomes a text that names its type."""
+    """Convert a value to plain JSON types; any other type becomes text with its name."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     # Subclasses, such as IntEnum or numpy's float64, become the plain type.
@@ -397,7 +397,7 @@ def plain_data(value: Any) -> Any:
 
 
 def cache_json(value: Any) -> Any:
-    """Tool schemas, rebuilt so that `tojson` of each part is written once and not on every render."""
+    """Rebuild tool schemas so that `tojson` of each part is cached across renders."""
     if isinstance(value, Mapping):
         mapping = PlainDict({plain_data(key): cache_json(item) for key, item in value.items()})
         mapping._json = {}
@@ -410,10 +410,10 @@ def cache_json(value: Any) -> Any:
 
 
 def track_chat(chat: Chat) -> Chat:
-    """The chat with every string owned by (message, field); roles and types stay template text."""
+    """Own every string by (message, field); roles and types stay template text."""
     result: Chat = []
     for number, message in enumerate(chat):
-        owner = number * FIELDS  # plus the field: see tracked_str.py
+        owner = number * FIELDS  # plus the field
         tracked: Json = {}
         for key, value in message.items():
             if type(value) is str:
@@ -427,7 +427,7 @@ def track_chat(chat: Chat) -> Chat:
 
 
 def _track_call(call: Any, owner: int) -> Any:
-    """A call keeps its shape; its arguments become one piece."""
+    """Own the strings of a call; its arguments become one piece."""
     if not isinstance(call, dict):
         return _track_value(call, owner + CALL)
     result: Json = {}
@@ -444,7 +444,7 @@ def _track_call(call: Any, owner: int) -> Any:
 
 
 def _track_value(value: Any, owner: int) -> Any:
-    """A value whose strings belong to the owner; numbers, keys and containers stay template text."""
+    """Own the strings of a value; numbers, keys and containers stay template text."""
     if type(value) is str:
         return track(value, owner)
     if isinstance(value, dict):
@@ -455,7 +455,7 @@ def _track_value(value: Any, owner: int) -> Any:
 
 
 def _track_arguments(value: Any, owner: int) -> Any:
-    """A value that the model wrote as a whole: keys, numbers and containers belong to it as well as strings."""
+    """Own a value that the model generated as a whole: keys, numbers and containers as well as strings."""
     if type(value) is str:
         return track(value, owner)
     if type(value) is int:

@@ -1,1 +1,1 @@
-"""What is trained on: preferences, rewards, teachers, likelihood."""
+"""Training signals: preferences, rewards, teachers, likelihood."""

@@ -1,4 +1,4 @@
-"""A channel: items to train on, their order, and their loss. The loop knows nothing else.
+"""A channel: items to train on, their order, and their loss. The loop uses only this interface.
 
 S  branches of a part      N  trained tokens
 """
@@ -30,7 +30,7 @@ NO_ITEMS: Array = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class ScoredPart:
-    """A part of a batch as the policy scored it; sums and counts of branches are weighted by the tokens' weights."""
+    """A part of a batch, scored by the policy; sums and counts of branches are weighted by token."""
 
     trees: list[Tree]
     scored: Scored
@@ -61,10 +61,10 @@ class Channel(ABC):
     weight: float
     data: Any
     order: BatchOrder  # which items each batch has
-    validation: Array = NO_ITEMS  # items that are held out
+    validation: Array = NO_ITEMS  # held-out items
     counts: dict[str, int]
     notes: list[str]  # for the log of the run
-    reference: ReferenceLogps | None = None  # set before the first update where `needs_reference`
+    reference: ReferenceLogps | None = None  # set before the first update if `needs_reference`
     _limits: Limits
 
     @property
@@ -91,11 +91,11 @@ class Channel(ABC):
         return len(self.data.ids)
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        """The ids of items, and their trees."""
+        """Return the ids and trees of items."""
         return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
 
     def item_weights(self, items: Array) -> Array:
-        """How much each item counts, before its tokens are weighted."""
+        """Return the weight of each item, without token weights."""
         weights: Array = self.data.weights[items]
         return weights
 
@@ -105,32 +105,32 @@ class Channel(ABC):
         return held
 
     def signals(self, item: int) -> Signals:
-        """Inputs of the loss beside tokens and weights, for a dumped batch."""
+        """Return the inputs of the loss besides tokens and weights, for a dumped batch."""
         return {}
 
     def reference_trees(self) -> list[Callable[[], Tree]]:
-        """Functions that make the trees that the reference has to score."""
+        """Return functions that build the trees for the reference to score, lazily."""
         items = np.concatenate([self.order.items, self.validation])
-        # `item=item` binds the item of this iteration; trees are made when they are scored.
+        # `item=item` binds the item of this iteration.
         return [lambda item=item: self.data.tree(item) for item in items.tolist()]  # type: ignore[misc]
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
-        """The items in parts that are in memory together."""
+        """Split the items into parts that fit into memory."""
         return self._limits.cut(items, num_all, self.trees_in_memory)
 
     def trees_in_memory(self, item: int) -> list[Tree]:
         return [self.data.tree(item)]
 
     def total(self, items: Array) -> float:
-        """What the sum of the losses of a batch is divided by: the weights of items that train something."""
+        """Return the divisor of a batch's summed losses: the total weight of items with trained tokens."""
         return float(sum(self.data.weights[item] for item in items if self.data.is_full(item)))
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:  # noqa: B027
-        """Compute what the loss needs to know of the whole update."""
+        """Compute values that the loss needs from the whole update."""
 
     @abstractmethod
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
-        """The share of a part in the loss of the batch, and what it measured."""
+        """Return a part's share of the batch loss, and its metrics."""
 
     def score(self, policy: Policy, items: Array) -> ScoredPart:
         """Run the policy over the items of a part."""

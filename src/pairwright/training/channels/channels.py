@@ -1,6 +1,6 @@
-"""Channels: what a run trains on, each with its own data and loss, all against one model.
+"""Load the channels of a run, each with its own data and loss, for one model.
 
-`CHANNELS` lists them. A weight of 0 leaves a channel out, with its data and its cost.
+`CHANNELS` lists them. A channel with weight 0 is not loaded.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
 
 class TokenFolders:
-    """Where the sequences of each table are: as they were in the folder `tokens`, which has those of one table, or
-    below `output`, where they are encoded."""
+    """The folders of each table's sequences: the existing folder `tokens`, which has those of one table, or a new one
+    below `output`."""
 
     def __init__(self, tokens: Path | None, output: Path) -> None:
         self._tokens, self._output = tokens, output
@@ -56,7 +56,7 @@ class TokenFolders:
         return {"tokens": self._output / name}
 
     def describe(self) -> list[str]:
-        """What is encoded although there is a folder of sequences."""
+        """Describe the tables that are encoded although `tokens` exists."""
         names = ", ".join(dict.fromkeys(self.encoded))
         return [f"tokens: {names} encoded: {self._tokens} has only {self._ready}"] if self._tokens and names else []
 
@@ -64,8 +64,8 @@ class TokenFolders:
 def use_tokens(
     config: Config, tokens: Path, pairs: Path | None, experience: Path | None
 ) -> tuple[Config, Path | None, Path | None]:
-    """The configuration with the options that sequences were encoded with, and the tables: pairs, experience. The one
-    that the sequences were made of is that of their manifest unless it is named."""
+    """Return the configuration with the options of the encoded sequences, and the tables (pairs, experience). The table
+    of the sequences is taken from their manifest unless it is named."""
     missing = missing_table(tokens, has_pairs=pairs is not None, has_experience=experience is not None)
     for kind, source in missing.items():
         path = local_path(source)
@@ -74,8 +74,8 @@ def use_tokens(
         pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
-    # Sequences of pairs serve dpo and sft; those of runs serve grpo and kto, sdpo where another model teaches, and sft
-    # where no pairs do.
+    # Sequences of pairs are used by dpo and sft; those of runs by grpo, kto, sdpo with another model as teacher, and
+    # sft without pairs.
     uses_runs = weights.grpo or weights.kto or (weights.sft and not uses_pairs)
     uses_runs = uses_runs or (weights.sdpo and not config.train.sdpo.context)
     if not (uses_pairs if held == "pairs" else uses_runs):
@@ -101,7 +101,7 @@ def load_channels(
     cache: ReferenceCache,
     progress: Callable[[dict[str, Any]], None],
 ) -> list[Any]:
-    """The channels that have a weight, their data encoded and their reference computed."""
+    """Load the channels with a weight, encode their data and compute their references."""
     settings, limits = config.train, Limits(config.train, shares=policy.can_share)
     data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
     # The first process encodes while the others wait; they then read everything from the cache.
@@ -110,7 +110,7 @@ def load_channels(
     channels = read_channels(config, model, output, limits, **data, progress=progress, is_ready=not ranks.is_first)
     if ranks.is_first:
         ranks.wait()
-    # After the wait: loading a sharded model is a collective.
+    # After the wait: loading a sharded model is a collective operation.
     for channel in channels:
         if isinstance(channel, DistillChannel):
             channel.teacher = open_teacher(settings, policy, model, ranks)
@@ -132,7 +132,7 @@ def read_channels(
     progress: Callable[[dict[str, Any]], None] = lambda event: None,
     is_ready: bool = False,
 ) -> list[Any]:
-    """The channels that have a weight with their data encoded; no model is loaded. `is_ready`: by another process."""
+    """Load the channels with a weight and encode their data, without a model. `is_ready`: already encoded."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
     shared: dict[str, Any] = {
@@ -168,7 +168,7 @@ def read_channels(
             source = _require(experience, "sft", "--pairs or --experience")
             likely = load_policy_data(source, scored=False, **of_runs, **folders.of("runs"))
             units = _number_units(likely, settings.shuffle_by or "run")
-            if validation is not None:  # encoded as the runs are, into a folder of its own
+            if validation is not None:  # encoded like the runs, into a separate folder
                 held = load_policy_data(validation, scored=False, **of_runs, **folders.of("validation"))
                 likely = likely.with_validation(held)
         order = _order(config, likely.train, likely, units)
@@ -196,15 +196,15 @@ def read_channels(
             taught = distill_runs(load_policy_data(source, **plain, **folders.of("runs")))
         order = _order(config, np.arange(len(taught.items)), taught)
         channels.append(DistillChannel(taught, settings.sdpo, weights.sdpo, order, limits))
-    # The first channel decides how long an epoch is.
+    # The first channel determines the length of an epoch.
     channels[0].notes += _describe_curriculum(channels[0].data.curriculum, channels[0].order, settings)
     channels[0].notes += folders.describe()
     return channels
 
 
 def token_options(config: Config, model: Path) -> TokensConfig:
-    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another, and with
-    credit stored where training weighs by it."""
+    """Return the `tokens` section of a configuration, by default with the model's tokenizer; credit is stored if
+    training weighs by it."""
     changes: dict[str, Any] = {"tokenizer": config.tokens.tokenizer or str(model)}
     if config.train.credit != "off" and not config.tokens.uses_credit:
         changes["credit"] = config.tokens.credit.model_copy(update={"store": True})
@@ -220,7 +220,7 @@ def compute_references(
     ranks: Ranks,
     progress: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> None:
-    """Score everything with the reference, once; what is known from before is not scored again."""
+    """Score all items with the reference once; cached values are not computed again."""
     wanting = [channel for channel in channels if channel.needs_reference]
     if not wanting:
         return
@@ -229,13 +229,13 @@ def compute_references(
         raise ConfigError(f"reference: none, but {names} needs one; set it to initial, or take simpo, orpo or sft")
     place = None if settings.reference == "initial" else Path(settings.reference)
     name = initial if place is None else model_hash(place)
-    # Values of this reference, in this precision; those of earlier runs are read from the folder.
+    # Values of this reference in this precision, including those of earlier runs.
     known = ReferenceLogps(cache.folder / f"{name}-{settings.precision}")
-    # Functions that make trees, not trees: those of a large table would not fit into memory.
+    # Functions that build trees: the trees of a large table would not fit into memory.
     wanted = [make for channel in wanting for make in channel.reference_trees()]
-    # Every tree is made once for its hash, and forgotten.
+    # Each tree is built to compute its hash, and then discarded.
     lacking = [make for make in wanted if known.lacks(make())]
-    ranks.wait()  # no process may add values before all have listed what is lacking: they share one list
+    ranks.wait()  # all processes must compute the same `lacking` before any adds values
     show = _report_to(progress, "reference")
     if lacking:
         scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
@@ -277,8 +277,8 @@ class Staged(Protocol):
 
 
 def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> BatchOrder:
-    """The order of items. A curriculum of their data is never shuffled away: its stages decide what an epoch has, and
-    without stages the order of the table stays. `units` has a number for each item of the data."""
+    """Return the order of items. Shuffling respects a curriculum: its stages determine the items of an epoch; a
+    curriculum without stages keeps the order of the table. `units` has a number for each item of the data."""
     settings, curriculum = config.train, None if data is None else data.curriculum
     units = None if units is None else units[items]
     if curriculum is None:
@@ -292,19 +292,19 @@ def _order(config: Config, items: Array, data: Staged | None = None, units: Arra
 
 
 def _number_units(data: PolicyData, by: str) -> Array | None:
-    """The number of what each sequence is shuffled with: its run, or its group; None where it goes by itself."""
+    """Number the shuffling unit of each sequence: its run or its group; None if sequences are shuffled individually."""
     if by == "item":
         return None
     return data.groups if by == "group" else np.unique(data.ids, return_inverse=True)[1]
 
 
 def _describe_curriculum(curriculum: Curriculum | None, order: BatchOrder, settings: TrainConfig) -> list[str]:
-    """What a curriculum makes of a run: how many items its epochs have, and which are never reached."""
+    """Describe a curriculum: how many items its epochs have, and how many are never reached."""
     if curriculum is None:
         return []
     if curriculum.stages is None:
         return [f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"]
-    # What the last epoch has: stages only grow.
+    # The last epoch has the most items: stages only grow.
     total, reached = len(order.items), len(order.active(settings.epochs - 1))
     note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} items, "
     note += f"the last {reached:,}"

@@ -1,10 +1,10 @@
-"""The distillation channel: the student learns, in its own context, the distribution that the teacher has in another.
+"""The distillation channel: the student learns, in its own context, the teacher's distribution in another context.
 
-    K  tokens of turns that are taught      V  vocabulary
+    K  tokens of distilled turns      V  vocabulary
 
-Student and teacher are on different contexts, or are different models, and have the same completion; rows are
-aligned by index (tokens/teacher_sequences.py). Logits are made at those rows only, a few hundred at a time, and made
-again in the backward pass.
+Student and teacher have different contexts, or are different models, with the same completion; rows are aligned by
+index (tokens/teacher_sequences.py). Logits are computed only at these rows, a few hundred at a time, and recomputed in
+the backward pass.
 """
 
 from contextlib import nullcontext
@@ -45,10 +45,10 @@ class DistillChannel(Channel):
         self.options, self.data, self.weight, self.order, self._limits = options, data, weight, order, limits
         self.counts, self.notes = data.counts, [_describe(data, options)]
         self._kind = options.teacher
-        self.teacher: Policy | None = None  # a second model, where `open_teacher` has one
+        self.teacher: Policy | None = None  # a second model, set from `open_teacher`
 
     def total(self, items: Array) -> float:
-        """Rows of the batch, by weight."""
+        """Return the weighted number of distilled tokens of the batch."""
         return float(sum(_get_weights(self.data.items[item]).sum() for item in items))
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
@@ -56,7 +56,7 @@ class DistillChannel(Channel):
         students, teachers = [self.data.tree(item) for item in items], self.teacher_trees(items)
         teacher = policy if self.teacher is None else self.teacher
 
-        # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
+        # Teacher "initial": a model with an adapter is its own teacher, with the adapter disabled.
         def bare() -> Any:
             is_adapter_off = self._kind == "initial" and self.teacher is None
             return policy.model.disable_adapter() if is_adapter_off else nullcontext()
@@ -71,15 +71,15 @@ class DistillChannel(Channel):
             student_KH, target_K, _, _ = policy.compute_hidden(students)
             with torch.no_grad(), bare():
                 teacher_KH, _, _, _ = teacher.compute_hidden(teachers)
-        # (K,) log-probabilities recorded when the tokens were sampled, NaN where there are none.
+        # (K,) log-probabilities recorded at sampling, NaN if missing.
         recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
         weights_K = torch.from_numpy(np.concatenate([_get_weights(item) for item in chosen])).to(policy.device)
         sums = dict.fromkeys(("loss", "divergence"), torch.zeros((), device=policy.device))
-        for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # once at least: all processes use the head
+        for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # at least once: the head may be sharded
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
-            # Logits (rows, V) are not kept: the backward pass computes them again.
+            # Logits (rows, V) are not kept: the backward pass recomputes them.
             known = target_K[rows], recorded_K[rows], weights_K[rows]
             losses: DistillLosses = checkpoint(
                 self._rows, policy, student_KH[rows], teacher_KV, *known, use_reentrant=False
@@ -112,7 +112,7 @@ class DistillChannel(Channel):
         recorded_K: Tensor,
         weights_K: Tensor,
     ) -> DistillLosses:
-        # Models of one vocabulary may have more rows of embeddings than tokens, and not the same number of them.
+        # Models with the same vocabulary may have different numbers of spare embedding rows.
         student_KV = policy.logits(student_KH)
         size = min(student_KV.shape[-1], teacher_KV.shape[-1])
         return distill_loss(
@@ -131,11 +131,11 @@ def _describe(data: DistillData, options: DistillConfig) -> str:
 
 
 def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Ranks) -> Policy | None:
-    """A second model where the teacher is not the policy's own weights: none where the adapter can be switched off."""
+    """Open a second model unless the policy can be the teacher: with its own weights, or with its adapter disabled."""
     kind, is_adapter = settings.sdpo.teacher, policy.model is not policy.plain
     if kind == "same" or (kind == "initial" and is_adapter):
         return None
-    # Any other word is the folder or the Hub id of a model.
+    # Any other value is the folder or Hub id of a model.
     folder = model if kind == "initial" else find_model(kind)
     if folder is not model:
         _check_same_tokens(model, folder)
@@ -143,10 +143,10 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
 
 
 def _check_same_tokens(model: Path, teacher: Path) -> None:
-    """A distribution over other tokens cannot be compared."""
+    """Refuse a teacher with another vocabulary: distributions over different tokens are not comparable."""
     ours, theirs = (ChatTokenizer.from_folder(folder).backend.get_vocab() for folder in (model, teacher))
     if ours != theirs:
-        # One token that only one of them has, or that has two numbers.
+        # One token that is missing from one vocabulary, or has different ids.
         differ = sorted(ours.items() ^ theirs.items())[:1]
         example = f"{differ[0][0]!r} is {ours.get(differ[0][0])} and {theirs.get(differ[0][0])}"
         raise DataError(
@@ -156,10 +156,10 @@ def _check_same_tokens(model: Path, teacher: Path) -> None:
 
 
 def _is_cheaper_together(students: list[Tree], teachers: list[Tree]) -> bool:
-    """Whether one pass over both costs less than two: what they share, up to the hints, is computed once, but the
-    backward pass, about as much as two forward passes, goes over the teacher's tokens, too."""
+    """Return whether one pass over both is cheaper than two: the shared prefix is computed once, but the backward pass,
+    worth about two forward passes, then covers the teacher's tokens, too."""
     alone, others = count_distinct(students), count_distinct(teachers)
-    # In forward passes: 3 a token with gradients, 1 without.
+    # Forward passes per token: 3 with gradients, 1 without.
     return 3 * count_distinct([*students, *teachers]) < 3 * alone + others
 
 

@@ -1,7 +1,7 @@
-"""The sft channel: sequences trained by their likelihood alone: the chosen sides of pairs, or the runs of a table;
-under the name `anchor`, the turns that pairs leave in their prompts.
+"""The sft channel trains sequences by likelihood: the chosen sides of pairs, or the runs of a table. Under the name
+`anchor`, it trains the generated turns in the prompts of pairs.
 
-The loss is the mean over the tokens of the whole batch, by the weight of their sequence and their own weight.
+The loss is the mean over the tokens of the whole batch, weighted by sequence and token.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ class LikelihoodChannel(Channel):
         self.notes: list[str] = []
 
     def total(self, items: Array) -> float:
-        """Trained tokens of the batch, by weight."""
+        """Return the weighted number of trained tokens of the batch."""
         return float(sum(self.data.weights[item] * self.data.num_counted(item) for item in items))
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:

@@ -29,10 +29,10 @@ class MismatchingChannel(Channel):
 
     @abstractmethod
     def find_other(self, item: int) -> int:
-        """The item whose completion follows the prompt of `item`: always the same one."""
+        """Return the item whose completion is paired with the prompt of `item`; deterministic."""
 
     def mismatch(self, item: int) -> Tree:
-        """The prompt of an item with the first completion of another item."""
+        """Combine the prompt of an item with the first completion of another item."""
         mine, other = self.data.tree(item), self.data.tree(self.find_other(item))
         return Tree(mine.prompt, other.branches[:1], other.masks[:1])
 
@@ -45,12 +45,13 @@ class MismatchingChannel(Channel):
 
     @torch.no_grad()
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        """z₀ of an update: the mean of log π − log ref over mismatched prompts, at least 0 (Ethayarajh et al. 2024)."""
+        """Compute z₀ of an update: the mean of log π − log ref over mismatched prompts, clipped at 0 (Ethayarajh et al.
+        2024)."""
         self.point = torch.zeros((), device=policy.device)
         if not self.needs_point:
             return
         total = count = 0.0
-        # All processes take part; parts that only fill up are not counted.
+        # All processes take part; filler parts are not counted.
         for part, is_mine in even_parts(self, items, ranks):
             trees = [self.mismatch(item) for item in part]
             scored = policy.score(trees)

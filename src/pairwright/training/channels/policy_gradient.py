@@ -1,9 +1,8 @@
-"""The policy channel: scored runs, trained by how much better each was than the others of its group.
+"""The policy channel: scored runs, trained by their advantage over the others of their group.
 
-Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
-are counted and never drawn. Where tokens have recorded advantages, or rewards of their own, these take the place of the
-run's (token_signals.py). Where a run has recorded log-probabilities the ratio is to them; else it is 1, and a note
-says how many.
+Advantages are computed over whole groups when the data is loaded. Runs of groups with equal rewards teach nothing: they
+are counted and never drawn. Recorded advantages or rewards of tokens replace the run's (token_signals.py). The ratio is
+relative to recorded log-probabilities; without them it is 1, and a note tells how many runs have none.
 """
 
 from collections.abc import Callable
@@ -43,8 +42,8 @@ class PolicyChannel(Channel):
         run_weight: str = "sequence",
     ) -> None:
         self.options, self.data, self.weight, self._limits = options, data, weight, limits
-        # Over all runs of the data: the runs of a group may be in different batches. By "run", a run of several
-        # sequences has one reward in its group: that of its first sequence, and `parts` leads from sequences to runs.
+        # Over all data: the runs of a group may be in different batches. With "run", a run of several sequences counts
+        # once in its group, with the reward of its first sequence; `parts` maps sequences to runs.
         firsts = parts = np.arange(len(data.ids))
         if run_weight == "run":
             _, firsts, parts = np.unique(data.ids, return_index=True, return_inverse=True)
@@ -53,7 +52,7 @@ class PolicyChannel(Channel):
         )
         self._advantages = grouped.values_S.numpy()[parts]
         self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
-        # Runs to train on: those of groups with spread, or with an advantage of their own at a trained token.
+        # Train runs of groups with different rewards, and runs with a nonzero advantage at a trained token.
         is_active = grouped.is_active_S.numpy()[parts]
         for item in self._by_token:
             trained = self._advantage(item)
@@ -68,9 +67,9 @@ class PolicyChannel(Channel):
         self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
         if self._by_token:
             self.counts["runs_by_token"] = len(self._by_token)
-        # Runs with rewards of their tokens that do not count, since others of their group have none.
+        # Runs whose token rewards are unused, since others of their group have none.
         left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
-        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for the rewards of their tokens, which do not count
+        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for token rewards, which are unused
         for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
             if num:
                 self.counts[name] = self.counts.get(name, 0) + num
@@ -85,8 +84,8 @@ class PolicyChannel(Channel):
         return self.options.kl_weight > 0
 
     def total(self, items: Array) -> float:
-        """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
-        # Trained tokens of each sequence, by weight.
+        """Return the number of tokens, of sequences, or of sequences times a constant length, by `aggregation`."""
+        # Weighted trained tokens of each sequence.
         counts = np.array([self.data.num_counted(item) for item in items])
         weights = self.data.weights[items]
         if self.options.aggregation == "token":
@@ -99,11 +98,11 @@ class PolicyChannel(Channel):
         self._num_good = float(sum(self._count_good(item) for item in items))
 
     def _count_good(self, item: int) -> float:
-        """Trained tokens of a run that the SFT term is computed on, by weight."""
+        """Return the weighted number of a run's tokens in the SFT term."""
         return float(self.data.weights[item]) * self.data.num_counted(item) if self._is_good(item) else 0.0
 
     def _is_good(self, item: int) -> bool:
-        """Whether a run was better than its group. Advantages of single tokens say nothing of the whole run."""
+        """Return whether a run was better than its group; False with advantages of single tokens."""
         return bool(self._advantages[item] > 0) and item not in self._by_token
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
@@ -129,7 +128,7 @@ class PolicyChannel(Channel):
             "grpo/clipped": (float(losses.num_clipped_low + losses.num_clipped_high), num),
             "grpo/unrecorded": (float(losses.num_unrecorded), num),
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
-            # NaN where a run is trained by the rewards of its tokens and has none itself.
+            # NaN: the run is trained by token rewards and has no reward itself.
             "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
         }
         if self.options.kl_weight:
@@ -154,7 +153,7 @@ class PolicyChannel(Channel):
         return {"logprobs": self._get_logps(item), "advantages": self._advantage(item)}
 
     def _advantage(self, item: int) -> Array:
-        """The advantage of each trained token of the run."""
+        """Return the advantage of each trained token of the run."""
         tree = self.data.tree(item)
         mask = tree.masks[0]
         if item in self._by_token:
@@ -162,8 +161,8 @@ class PolicyChannel(Channel):
         return np.full(int(mask.sum()), self._advantages[item], np.float32)
 
     def _get_logps(self, item: int) -> Array:
-        """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
-        # Arrays are of the whole sequence; the tree's mask is of what follows its prompt.
+        """Return recorded log-probabilities of the run's trained tokens, NaN if missing."""
+        # Arrays cover the whole sequence; the tree's mask starts after its prompt.
         tree, known = self.data.tree(item), self.data.sequences[item].logprobs
         mask = tree.masks[0]
         if known is None:

@@ -1,6 +1,6 @@
-"""The preference channel: pairs in, the loss that is named in the configuration out.
+"""The preference channel: computes the configured loss of pairs.
 
-B  pairs of a part      S  branches, 2·B: chosen and rejected in turns      N  trained tokens
+B  pairs of a part      S  branches, 2·B: chosen and rejected alternate      N  trained tokens
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
 from pairwright.training.model.policy_model import Policy, Scored
 
-NUM_SAMPLED = 64  # pairs that are looked at for the length of sides
+NUM_SAMPLED = 64  # pairs sampled for the length of sides
 FEW_TOKENS = 8  # sides with fewer trained tokens are short
 
 
@@ -34,9 +34,9 @@ class PreferenceChannel(MismatchingChannel):
         self.notes = self._describe_terms()
 
     def _describe_terms(self) -> list[str]:
-        """Warnings about a loss without an SFT term, and about a small β for sides of a few tokens."""
+        """Warn about a loss without an SFT term, and about a small β for sides of a few tokens."""
         notes = []
-        # orpo has a likelihood term of its own.
+        # orpo includes a likelihood term.
         if not self.options.sft_loss_weight and "orpo" not in self.options.losses:
             notes.append(f"warning: dpo: {NO_ANCHOR}")
         sample = self.data.train[:NUM_SAMPLED]
@@ -57,7 +57,7 @@ class PreferenceChannel(MismatchingChannel):
         return self.kind.needs_reference_point
 
     def find_other(self, item: int) -> int:
-        # Half the table away: another pair, and the same one in every epoch and process.
+        # Half the table away: another pair, deterministic across epochs and processes.
         return (item + max(1, len(self.data.pairs) // 2)) % len(self.data.pairs)
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
@@ -85,7 +85,7 @@ class PreferenceChannel(MismatchingChannel):
 
 
 def _measure(losses: PairLosses, sums_S: Tensor, policy: Policy, scored: Scored) -> Sums:
-    """Sums and counts of TRL's metrics over pairs that are not empty."""
+    """Return sums and counts of TRL's metrics over pairs that are not empty."""
     # Pairs with trained tokens on both sides and a weight above 0.
     full_B = losses.weight_B > 0
     num = float(full_B.sum())

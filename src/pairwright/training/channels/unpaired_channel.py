@@ -1,7 +1,7 @@
-"""The kto channel: scored runs that are good or bad on their own. No pairs are needed, and no groups.
+"""The kto channel: single scored runs, labelled desirable or undesirable. Needs neither pairs nor groups.
 
-A run is desirable where its reward reaches the threshold, is above the mean of its group, or the highest of it. The
-loss asks how far a run is from where the policy stands as a whole: z₀, the mean divergence of the update, estimated on
+A run is desirable if its reward reaches the threshold, exceeds the mean of its group, or is the highest of its group.
+The loss compares a run with z₀, the mean divergence of the policy from the reference in this update, estimated on
 prompts with another run's completion.
 
     S  sequences of a part      N  trained tokens
@@ -69,7 +69,7 @@ class UnpairedChannel(MismatchingChannel):
                 self.counts[name] = self.counts.get(name, 0) + num
         self.notes = [_describe_balance(num_good, num_bad, rule, options)]
         self.notes += [] if options.sft_loss_weight else [f"warning: kto: {NO_ANCHOR}"]
-        self._others = _find_others(data.groups)  # whose completion the mismatched example of a run has
+        self._others = _find_others(data.groups)  # run -> run that provides its mismatched completion
 
     @property
     def needs_point(self) -> bool:
@@ -97,12 +97,12 @@ class UnpairedChannel(MismatchingChannel):
         )
         total_S = losses.loss_S
         if self.options.sft_loss_weight:
-            # An anchor: what is pushed away from everywhere must go somewhere.
+            # An anchor: raises the likelihood of desirable runs.
             mean_S = sums_S / num_S.clamp(min=1e-12) if self.options.sft_average_log_probs else sums_S
             total_S = total_S - self.options.sft_loss_weight * losses.weight_S * is_good_S * mean_S
         full_S = losses.weight_S > 0
         rewards_S = losses.rewards_S
-        # A run is on the right side of z₀ where its reward says the same as its label.
+        # A run is right if its implicit reward is on the side of z₀ that its label demands.
         is_right_S = (rewards_S > self.options.beta * self.point) == is_good_S
         sums: Sums = {"kto/z0": (float(self.point) * len(items), float(len(items)))}
         for name, of_S in (("desirable", is_good_S & full_S), ("undesirable", ~is_good_S & full_S)):
@@ -119,7 +119,7 @@ class UnpairedChannel(MismatchingChannel):
 
 
 def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str]:
-    """Which runs (N,) are desirable, which have a label at all, and the rule in words. NaN is neither."""
+    """Return which runs (N,) are desirable, which have a label, and the rule in words. Unscored runs have no label."""
     rewards, is_scored = data.rewards, np.isfinite(data.rewards)
     if options.label_by == "threshold":
         try:
@@ -151,11 +151,11 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
 
 
 def _drop_repetitions(data: PolicyData, is_desirable: Array, is_labelled: Array) -> Array:
-    """Which labelled runs (N,) are the first of their tokens and label."""
+    """Return which labelled runs (N,) are the first with their tokens and label."""
     is_first, met = np.zeros_like(is_labelled), set()
     for item in np.flatnonzero(is_labelled).tolist():
         sequence = data.sequences[item]
-        # Digests and not ids: of millions of runs these would not fit into memory.
+        # Digests: the ids of millions of runs would not fit into memory.
         arrays = (sequence.ids.tobytes(), sequence.mask.tobytes(), bytes([int(is_desirable[item])]))
         key = xxhash.xxh3_128_digest(b"".join(arrays))
         is_first[item] = key not in met
@@ -164,7 +164,7 @@ def _drop_repetitions(data: PolicyData, is_desirable: Array, is_labelled: Array)
 
 
 def _describe_balance(num_good: int, num_bad: int, rule: str, options: KtoConfig) -> str:
-    """How many runs of each kind there are, and weights that would balance them."""
+    """Describe the number of desirable and undesirable runs, and weights that would balance them."""
     ratio = options.desirable_weight * num_good / max(options.undesirable_weight * num_bad, 1e-12)
     note = f"kto: {num_good:,} desirable runs ({rule}), {num_bad:,} undesirable; by weight {ratio:.2f} : 1"
     # The paper keeps λ_D n_D / (λ_U n_U) between 1 and 4/3.
@@ -175,7 +175,7 @@ def _describe_balance(num_good: int, num_bad: int, rule: str, options: KtoConfig
 
 
 def _find_others(groups: Array) -> list[int]:
-    """For each run one of another group, about half the table away; of its own group where there is no other."""
+    """Return for each run one of another group, about half the table away; of the same group if there is no other."""
     num, step = len(groups), max(1, len(groups) // 2)
     others = []
     for item in range(num):

@@ -1,17 +1,16 @@
-"""Attention over a row that is a tree of tokens: each token sees the tokens before it in its own sequences.
+"""Attention over a row that is a tree of tokens: each token attends to the tokens before it in its sequences.
 
-Registered with transformers under `NAME`; the plan of the row comes as the keyword argument `plan` of the model's
-forward. The row is depth first (tokens/batch/token_tree.py), so all that continues an unbranched run of tokens stands
-right behind it. That makes two calls a run, both of slices and neither with anything in it that is not needed: the run
-sees itself (causal), and all that continues it sees all of it. What a token gets from several calls is put together by
-their log-sums, as flash attention does with its blocks. Small subtrees are put together, a few hundred tokens under one
-mask: there the calls would cost more than the numbers.
+Registered with transformers under `NAME`; the plan of the row is passed as the keyword argument `plan` of the model's
+forward. The row is in depth-first order (tokens/batch/token_tree.py), so an unbranched run of tokens is directly
+followed by its continuations. Each run needs two calls, both on slices without wasted work: the run attends to itself
+(causal), and all its continuations attend to the whole run. Results of several calls are combined by their log-sums,
+like blocks in flash attention. Small subtrees are grouped, a few hundred tokens under one mask, since separate calls
+would cost more than the computation.
 
     G  query heads of a key head      K  key heads      T  tokens of the row      D  size of a head
     R  rows of queries of a call      N  keys of a call
 
-On a GPU the same tree is a block mask of flex attention (`make_block_mask`). Without a plan it refuses: this
-attention never guesses.
+On a GPU the same tree is a block mask of flex attention (`make_block_mask`). Without a plan, it raises.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +27,11 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.batch.token_tree import Segment
 from pairwright.training.model.attention_call import Call, attend, attend_backward
 
-# A row that is a tree of tokens, as a block mask of torch's flex attention: the way that a GPU takes.
+# On a GPU: the tree of tokens as a block mask of torch's flex attention.
 #
-# A token `q` sees `k` where `k <= q < ends[k]`, and with a window where it is less than so many tokens deeper.
-# Whether a block of queries sees none, some or all of a block of keys follows from the least and the largest `ends`
-# and depths of the two; only those that see some are masked token by token.
+# Token `q` attends to `k` if `k <= q < ends[k]` and, with a window, if it is less than `window` tokens deeper. Whether
+# a block of queries attends to none, some or all of a block of keys follows from the minimum and maximum `ends` and
+# depths of the two; only blocks with "some" are masked token by token.
 #
 #     T  tokens of the row      B  blocks of BLOCK tokens, the last one not full
 
@@ -52,7 +51,7 @@ def attend_by_blocks(
     sinks: Tensor | None = None,
     is_compiled: bool = True,
 ) -> Tensor:
-    """(1, heads, T, D) queries, keys and values to (1, heads, T, D). Compiled, scores are never in memory."""
+    """Attend from queries to keys and values, all (1, heads, T, D). If compiled, scores are never materialized."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     name = ("blocks", window)
@@ -71,14 +70,14 @@ def attend_by_blocks(
     )
     result: Tensor = output
     if sinks is not None:
-        # A sink is one more score in the sum, with nothing to give: it takes its share of all.
+        # A sink is one more score in the softmax without a value: it reduces all other shares.
         share = torch.sigmoid(extra.lse - sinks.float()[:, None])
         result = result * share[..., None].to(result.dtype)
     return result
 
 
 def make_block_mask(positions: Array, ends: Array, window: int | None, device: Any) -> Any:
-    """The block mask of a row: positions (T,), ends (T,)."""
+    """Return the block mask of a row: positions (T,), ends (T,)."""
     from torch.nn.attention.flex_attention import BlockMask
 
     some_BB, all_BB = compare_blocks(positions, ends, window)
@@ -88,14 +87,14 @@ def make_block_mask(positions: Array, ends: Array, window: int | None, device: A
         mask = (key <= query) & (query < end_T[key])
         return mask if window is None else mask & (depth_T[query] - depth_T[key] < window)
 
-    # For each block of queries: how many blocks of keys, and which ones, those first.
+    # For each block of queries: the number of key blocks, and their indices, attended ones first.
     tables = [torch.from_numpy(table).to(device) for blocks in (some_BB, all_BB) for table in _list_blocks(blocks)]
     length = len(positions)
     return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=is_seen, seq_lengths=(length, length))
 
 
 def compare_blocks(positions: Array, ends: Array, window: int | None) -> tuple[Array, Array]:
-    """(B, B) queries by keys: of which some tokens may see each other, and of which all do.
+    """Return (B, B) queries by keys: blocks in which some tokens may attend, and blocks in which all do.
 
     >>> some, all_ = compare_blocks(np.arange(384), np.array([384] * 128 + [256] * 128 + [384] * 128), None)
     >>> some.astype(int).tolist(), all_.astype(int).tolist()  # the third block does not see the second
@@ -115,7 +114,7 @@ def compare_blocks(positions: Array, ends: Array, window: int | None) -> tuple[A
 
 
 def _list_blocks(is_seen_BB: Array) -> tuple[Array, Array]:
-    """(1, 1, B) numbers of blocks and (1, 1, B, B) which ones, as flex attention wants them."""
+    """Return block counts (1, 1, B) and block indices (1, 1, B, B) for flex attention."""
     order = np.argsort(~is_seen_BB, axis=1, kind="stable").astype(np.int32)
     return is_seen_BB.sum(1, dtype=np.int32)[None, None], order[None, None]
 
@@ -135,21 +134,21 @@ def _compile() -> Any:
 
 
 NAME = "pairwright_trees"
-SMALL_TREE = 160  # tokens up to which a subtree goes into a group
-GROUP_TOKENS = 256  # tokens of a group at most
-DENSE_KEYS, DENSE_ROWS = 512, 1024  # of a call whose scores are all in memory: with a window, or capped
+SMALL_TREE = 160  # subtrees of at most this many tokens are grouped
+GROUP_TOKENS = 256  # maximum tokens of a group
+DENSE_KEYS, DENSE_ROWS = 512, 1024  # limits of a call that holds all scores in memory: with a window, or capped
 
 
 class CannotShare(PairwrightError):
-    """This model's attention has something that a row of trees does not know."""
+    """This model's attention has a feature that rows of trees do not support."""
 
 
 class Plan:
-    """How a row is attended to. Calls and masks are made once for all layers.
+    """The attention calls of a row; calls and masks are built once for all layers.
 
     segments   the unbranched runs of the row, depth first
-    positions  (T,) the depth of each token
-    ends       (T,) where what continues each token ends
+    positions  (T,) depth of each token
+    ends       (T,) end of each token's subtree
     """
 
     def __init__(self, segments: Sequence[Segment], positions: Array, ends: Array, device: Any) -> None:
@@ -157,9 +156,9 @@ class Plan:
         self.cache: dict[Any, Any] = {}  # calls and block masks by window
 
     def calls(self, window: int | None, *, is_dense: bool) -> tuple[list[Call], list[Call]]:
-        """(calls by which each token sees itself, one for each; calls by which it sees what comes before).
+        """Return (calls within runs or groups, one for each token; calls to earlier tokens).
 
-        A window lets a token see only so many, itself included. `is_dense` bounds how much a call has in memory.
+        A window limits how many tokens a token attends to, itself included. `is_dense` bounds the memory of a call.
         """
         if window is not None and self.positions.max(initial=0) < window:
             window = None  # no sequence is longer
@@ -176,8 +175,8 @@ class Plan:
         return calls
 
     def _parts(self, is_dense: bool) -> Iterator[Segment]:
-        """Large runs by themselves, small subtrees in groups: whole subtrees, so nothing continues a group."""
-        start = stop = 0  # of the group at hand
+        """Yield large runs, and groups of whole small subtrees; nothing continues a group."""
+        start = stop = 0  # of the current group
         for segment in self.segments:
             if segment.start < stop:
                 continue  # below a run that is in the group
@@ -189,7 +188,7 @@ class Plan:
                 continue
             if stop > start:
                 yield Segment(start, stop, stop)
-            # A run that is cut is a chain of runs.
+            # A split run becomes a chain of runs.
             size = DENSE_KEYS if is_dense else segment.stop - segment.start
             for first in range(segment.start, segment.stop, size):
                 yield Segment(first, min(first + size, segment.stop), segment.end)
@@ -198,7 +197,7 @@ class Plan:
             yield Segment(start, stop, stop)
 
     def _own_call(self, first: int, last: int, window: int | None, *, is_dense: bool) -> Call:
-        """Tokens of a run or a group among themselves."""
+        """Return the call of a run or group to itself."""
         rows = slice(first, last)
         if not is_dense and self.ends[first] >= last and (np.diff(self.ends[rows]) == 0).all():
             return Call(rows, rows, is_causal=True)
@@ -209,11 +208,11 @@ class Plan:
         return Call(rows, rows, self._mask(is_seen_RN))
 
     def _calls_below(self, keys: slice, end: int, window: int | None, *, is_dense: bool) -> list[Call]:
-        """What continues a run sees the run; by rows that fit into memory where scores are."""
+        """Return the calls from all continuations of a run to the run; dense calls are limited in rows."""
         if not is_dense:
             return [Call(slice(keys.stop, end), keys)]
         places = np.arange(keys.stop, end)
-        if window is not None:  # those that see at least its last token
+        if window is not None:  # only tokens whose window reaches the run's last token
             places = places[self.positions[places] - self.positions[keys.stop - 1] < window]
         calls = []
         for start in range(0, len(places), DENSE_ROWS):
@@ -233,7 +232,7 @@ class Plan:
 
 
 def register() -> None:
-    """Make the attention known to transformers by its name."""
+    """Register the attention with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, tree_attention)
@@ -253,10 +252,9 @@ def tree_attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: (1, heads, T, D) queries, keys and values to (1, T, heads, D).
+    """Attend in one layer: queries, keys and values (1, heads, T, D) to (1, T, heads, D). Called by transformers.
 
-    `softcap` bounds scores (Gemma 2); `s_aux` has a score for each head that takes its share and gives nothing, an
-    attention sink (gpt-oss).
+    `softcap` bounds scores (Gemma 2); `s_aux` has the score of an attention sink for each head (gpt-oss).
     """
     if dropout:
         raise CannotShare("attention with dropout: switch it off, or make the policy with prefix_sharing=False")
@@ -266,7 +264,7 @@ def tree_attention(
         raise CannotShare("attention with a mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     device = query.device.type
-    if torch.is_autocast_enabled(device):  # as scaled_dot_product_attention has it
+    if torch.is_autocast_enabled(device):  # like scaled_dot_product_attention
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if device == "cuda":
@@ -279,7 +277,7 @@ def tree_attention(
 
 
 class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
-    """All calls of a layer as one function: gradients are added up in place, where autograd would make a tensor of the
+    """All calls of a layer as one function: gradients are accumulated in place; autograd would allocate a tensor of the
     size of the row for every slice."""
 
     @staticmethod
@@ -288,7 +286,7 @@ class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
         is_dense = softcap is not None or query.device.type != "cpu"
         query_GKTD, key_GKTD, value_GKTD = _by_key_head(query, key, value)
         num_groups, num_heads, num_tokens, _ = query_GKTD.shape
-        # As transformers wants it, (T, K, G, D) in memory; seen as all others are.
+        # (T, K, G, D) in memory, as transformers expects; viewed as (G, K, T, D).
         output = torch.empty(num_tokens, num_heads, num_groups, value.shape[-1], device=query.device)
         output_GKTD = output.permute(2, 1, 0, 3)
         log_sum_GKT = torch.empty(num_groups, num_heads, num_tokens, device=query.device)
@@ -301,7 +299,7 @@ class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
             more_GKRD, more_GKR = attend(*inputs, call, scale, softcap)
             before_GKR = log_sum_GKT[:, :, call.rows]
             total_GKR = torch.logaddexp(before_GKR, more_GKR)
-            # Each part by its share of the sum of exponentials.
+            # Weigh each part by its share of the sum of exponentials.
             share_GKR1, more_share_GKR1 = ((part - total_GKR).exp_()[..., None] for part in (before_GKR, more_GKR))
             before_GKRD = output_GKTD[:, :, call.rows] * share_GKR1
             output_GKTD[:, :, call.rows] = before_GKRD.addcmul_(more_GKRD.float(), more_share_GKR1)
@@ -327,7 +325,7 @@ class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
         grad_key, grad_value = (torch.zeros(tensor.shape, device=query.device) for tensor in (key, value))
         for call in ctx.calls:
             rows, keys = call.rows, call.keys
-            # With the output and the log-sum of all calls, the gradient of each is that of its part of the softmax.
+            # Given the output and log-sum over all calls, each call yields the gradient of its part of the softmax.
             parts = attend_backward(
                 grad_GKTD[:, :, rows],
                 query_GKTD[:, :, rows],
@@ -353,7 +351,7 @@ class _TreeAttention(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _by_key_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(1, heads, T, D) as (G, K, T, D): the query heads of a key head side by side, keys and values without a copy."""
+    """View (1, heads, T, D) as (G, K, T, D), grouping query heads by key head; keys and values are not copied."""
     num_heads = key.shape[1]
     num_groups = query.shape[1] // num_heads
     query_GKTD = query[0].unflatten(0, (num_heads, num_groups)).transpose(0, 1)

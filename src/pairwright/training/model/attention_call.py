@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Call(NamedTuple):
-    """Queries that see keys. `mask` (R, N) is added to the scores; None where all see all, or where it is causal."""
+    """Attention of `rows` to `keys`. `mask` (R, N) is added to the scores; None if unmasked or causal."""
 
-    rows: Any  # a slice, or the places (R,)
+    rows: Any  # a slice, or positions (R,)
     keys: slice
     mask: Tensor | None = None
     is_causal: bool = False
@@ -22,7 +22,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 def attend(
     query: Tensor, key: Tensor, value: Tensor, call: Call, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """(G, K, R, D) and the log-sums (G, K, R)."""
+    """Return outputs (G, K, R, D) and log-sums (G, K, R)."""
     if softcap is None and query.device.type == "cpu":
         mask = None if call.mask is None else call.mask.to(query.dtype)
         return _flash(query, key, value, 0.0, call.is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
@@ -42,7 +42,7 @@ def attend_backward(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries (G, K, R, D), keys and values (G, K, N, D)."""
+    """Return gradients of queries (G, K, R, D), keys and values (G, K, N, D)."""
     if softcap is None and query.device.type == "cpu":
         mask = None if call.mask is None else call.mask.to(query.dtype)
         return _flash_backward(  # type: ignore[no-any-return]
@@ -57,7 +57,7 @@ def attend_backward(
 
 
 def _score(query: Tensor, key: Tensor, call: Call, scale: float, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Scores (G, K, R, N) in float32, and the slope of the cap where there is one."""
+    """Return scores (G, K, R, N) in float32, and the slope of the softcap, if any."""
     scores = (query.float() @ key.float().transpose(-1, -2)).mul_(scale)
     slope = None
     if softcap is not None:

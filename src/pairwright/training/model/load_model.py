@@ -1,6 +1,6 @@
-"""Models in and out: any causal language model's folder, all weights or an adapter, and back to a plain folder.
+"""Load and save causal language models: all weights or an adapter, from and to a plain folder.
 
-Invariant: a model whose weights are not all in its folder is refused. transformers would fill the gaps with noise.
+Invariant: a folder with missing weights is refused; transformers would initialise them randomly.
 """
 
 import shutil
@@ -22,9 +22,9 @@ class ModelError(PairwrightError):
 
 
 def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_trained: bool = True) -> Any:
-    """The model of a folder, ready to train: its adapter attached, its dropout off unless it is wanted.
+    """Load a model for training: with an adapter if configured, and without dropout unless enabled.
 
-    One that is not trained has no adapter. On the device `meta` it has names and shapes, and nothing is read.
+    An untrained model gets no adapter. On the device `meta`, no weights are read: only names and shapes are created.
     """
     device = device or torch.device(choose_device(settings.device))
     check_precision(device.type, settings.precision)
@@ -41,24 +41,24 @@ def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_tr
                     setattr(module, name, 0.0)
     if is_trained and settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        # For LoRA: its embeddings are frozen, and checkpointed blocks may expect inputs that require a gradient.
+        # With LoRA, embeddings are frozen, but checkpointed blocks may need inputs that require a gradient.
         model.enable_input_require_grads()
     return model.to(device)
 
 
 def read_weights(folder: Path, *, quantization: str = "none") -> Any:
-    """The model as saved, in float32; one line for everything that can be wrong with its folder."""
+    """Read the saved model in float32; any problem with its folder is a one-line error."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json: expected the folder of a Hugging Face model")
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
-    options["trust_remote_code"] = False  # no code of a model folder is ever executed
+    options["trust_remote_code"] = False  # code in a model folder is never run
     if quantization == "nf4":
         options["quantization_config"] = _four_bits()
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what it would warn of is an error below
+    transformers_logging.set_verbosity_error()  # its warnings are errors below
     transformers_logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
@@ -67,7 +67,7 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    # Weights that transformers would have initialised at random.
+    # Weights that transformers initialised randomly.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
@@ -76,7 +76,7 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
 
 
 def _outline(folder: Path) -> Any:
-    """The model without its weights, as `read_weights` would make it."""
+    """Create the model of `read_weights` without its weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -92,20 +92,19 @@ def _outline(folder: Path) -> Any:
 
 
 def plain_model(model: Any) -> Any:
-    """The transformers model itself, whether or not an adapter is wrapped around it."""
+    """Return the transformers model, without an adapter's wrapper."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def trainable(model: Any) -> dict[str, Any]:
-    """Names and tensors of what is trained: what a checkpoint has to hold."""
+    """Return the trained tensors by name: the content of a checkpoint."""
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
 def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, chat_template: str | None = None) -> str:
-    """Write `folder/model` (or `folder/adapter`) with the tokenizer of `base`; returns which one it is.
+    """Write `folder/model` or `folder/adapter` with the tokenizer of `base`; return its name.
 
-    `chat_template` is the text that takes the place of the templates of `base`. The folder takes its
-    name when it is complete; one that is there is replaced.
+    `chat_template` is text that replaces the templates of `base`. The write is atomic and replaces an existing folder.
     """
     if settings.finetuning_type == "lora_merged":
         model = model.merge_and_unload()
@@ -115,7 +114,7 @@ def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, c
             temporary.mkdir()
             model.save_pretrained(temporary)
             copy_tokenizer(base, temporary)
-            if chat_template is not None:  # with this file, transformers reads no other template of the folder
+            if chat_template is not None:  # transformers then reads no other template of the folder
                 shutil.rmtree(temporary / TEMPLATES, ignore_errors=True)
                 (temporary / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     except OSError as error:
@@ -124,7 +123,7 @@ def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, c
 
 
 def model_hash(folder: Path) -> str:
-    """128 bits of a model's weights and configuration."""
+    """Hash a model's weights and configuration (128 bits)."""
     digest = xxhash.xxh3_128()
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
@@ -136,7 +135,7 @@ def model_hash(folder: Path) -> str:
 
 
 def attach_adapter(model: Any, settings: TrainConfig) -> Any:
-    """The model with a fresh LoRA adapter around it."""
+    """Wrap the model in a new LoRA adapter."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:

@@ -1,13 +1,13 @@
-"""A model as the loop sees it: trees of tokens in, log-probabilities of the trained tokens out.
+"""The loop's view of a model: trees of tokens in, log-probabilities of the trained tokens out.
 
     N  trained tokens      H  hidden size      V  vocabulary      S  branches      U  distinct trained tokens
 
-The backbone runs on one row, the prefix tree of all branches: what any of them begin with alike is computed once (or on
-padded rows, for models that cannot share). The head runs only at the positions that predict a trained token, in chunks.
-How a model scales its logits is read from its configuration and then *checked*: at the start both ways are compared on
-a small example, and what does not agree is not used.
+The backbone runs on one row, the prefix tree of all branches: common prefixes are computed once (models that cannot
+share use padded rows). The head runs only at positions that predict a trained token, in chunks. Logit scaling is read
+from the model's configuration and *checked*: at the start, logits and shared rows are compared with the model's own
+results on a small example.
 
-A model in shards (sharding.py) runs below its root. Its head stays gathered after a pass, until the backward pass ends
+A sharded model (sharding.py) runs inside its root. Its head stays gathered after a pass, until the backward pass ends
 or `settle` is called.
 """
 
@@ -29,13 +29,13 @@ from pairwright.training.model.load_model import ModelError, load_model, plain_m
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.sharding import Root, load_sharded
 
-TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
+TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding errors are a hundred times smaller
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Trained tokens of some trees: log-probability and branch of each. Branches that share tokens share the hidden
-    states (U, H) that predicted them; `index_N` says which is whose."""
+    """Log-probability and branch of each trained token. Branches that share tokens share the hidden states (U, H) that
+    predicted them; `index_N` maps tokens to hidden states."""
 
     logps_N: Tensor
     branch_N: Tensor
@@ -50,7 +50,7 @@ class Scored:
 
 
 def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained: bool = True) -> "Policy":
-    """The model of a folder as a policy, in shards where that is wanted; one that is not trained has no adapter."""
+    """Load a model as a policy, sharded if configured; an untrained one has no adapter."""
     root = load_sharded(folder, settings, ranks, is_trained=is_trained) if ranks.is_sharded else None
     model = load_model(folder, settings, is_trained=is_trained) if root is None else root.model
     if not is_trained:
@@ -66,7 +66,7 @@ def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained
 
 
 class Policy:
-    """`can_share` says whether prompts are computed once; `why_not` says why, where they are not."""
+    """`can_share`: prompts are computed once; `why_not`: the reason if they are not."""
 
     def __init__(
         self, model: Any, *, root: Root | None = None, prefix_sharing: bool = True, precision: str = "fp32"
@@ -81,7 +81,7 @@ class Policy:
         self.scaling = _logit_scaling(self.plain.config)
         self.num_embeddings = int(self.plain.get_input_embeddings().weight.shape[0])
         self._own_attention = self.plain.config._attn_implementation
-        if self._own_attention == NAME:  # another policy has had this model
+        if self._own_attention == NAME:  # another policy has used this model
             self._own_attention = "sdpa" if self.plain._supports_sdpa else "eager"
             self._use(self._own_attention)
         self.can_share, self.why_not = False, "prefix_sharing is off"
@@ -92,9 +92,9 @@ class Policy:
         self.precision = precision
 
     def score(self, trees: Sequence[Tree]) -> Scored:
-        """Log-probabilities of the trained tokens of trees, with gradients where they are enabled."""
+        """Compute log-probabilities of the trained tokens of trees, with gradients if enabled."""
         batch, states_TH = self._run_rows(trees)
-        # A token that several branches train has one log-probability, which each of them takes.
+        # A token that several branches train is computed once.
         _, first_U, node_N = np.unique(batch.node, return_index=True, return_inverse=True)
         hidden_UH, target_U = states_TH[self._tensor(batch.source[first_U])], self._tensor(batch.target[first_U])
         with self._autocast():
@@ -103,13 +103,13 @@ class Policy:
         return Scored(logps_U[index_N], self._tensor(batch.branch), hidden_UH, index_N, batch.num_branches)
 
     def compute_hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
-        """(hidden_NH, target_N, branch_N, number of branches): the states that predict trained tokens."""
+        """Return (hidden_NH, target_N, branch_N, number of branches), with the states that predict trained tokens."""
         batch, states_TH = self._run_rows(trees)
         source_N = self._tensor(batch.source)
         return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
 
     def _run_rows(self, trees: Sequence[Tree]) -> tuple[TreeBatch, Tensor]:
-        """The trees as rows, and the hidden states of these (T, H), as `batch.source` counts."""
+        """Collate trees into rows, and compute their hidden states (T, H), indexed by `batch.source`."""
         batch = collate_trees(trees, "shared" if self.can_share else "padded")
         if self.can_share:
             plan = Plan(batch.segments, batch.position_ids[0], batch.subtree_ends[0], self.device)
@@ -119,7 +119,7 @@ class Policy:
         return batch, self._backbone(input_ids=self._tensor(batch.input_ids), **inputs).flatten(0, 1)
 
     def logits(self, hidden_KH: Tensor) -> Tensor:
-        """The model's own logits (K, V) at a few positions, in float32."""
+        """Compute the model's logits (K, V) at a few positions, in float32."""
         with self._autocast():
             logits_KV = self.head(hidden_KH).float() * self.scaling["scale"]
         cap = self.scaling["softcap"]
@@ -127,18 +127,18 @@ class Policy:
 
     @torch.no_grad()
     def mean_logits(self, hidden_NH: Tensor) -> Tensor:
-        """The mean over the vocabulary of the raw logits at each position: one product, not (N, V)."""
+        """Compute the mean raw logit over the vocabulary at each position, without (N, V) logits."""
         weight = self.head.weight
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
 
     def settle(self) -> None:
-        """After passes without a backward pass: give back what they left gathered, so that weights can be written."""
+        """Release weights that passes without a backward pass left gathered, so that weights can be written."""
         if self.root is not None:
             self.root.settle()
 
     def restore_attention(self) -> None:
-        """Give the model back the attention it came with, before it is saved or used elsewhere."""
+        """Restore the model's original attention, before it is saved or used elsewhere."""
         if self.can_share:
             self._use(self._own_attention)
 
@@ -162,7 +162,7 @@ class Policy:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Our logits at the last position are the model's own."""
+        """Check that our logits at the last position equal the model's."""
         ids = torch.tensor([_example(self.num_embeddings)[:8]], device=self.device)
         theirs_V = self._run(lambda: self.plain(input_ids=ids, use_cache=False).logits[0, -1].float())
         ours_V = self.logits(self._backbone(input_ids=ids)[0, -1:])[0]
@@ -174,10 +174,10 @@ class Policy:
 
     @torch.no_grad()
     def _try_sharing(self) -> tuple[bool, str]:
-        """Whether a row of trees gives what padded rows give, on a small example."""
+        """Return whether a row of trees gives the results of padded rows on a small example, else why not."""
         ids = np.array(_example(self.num_embeddings))
         masks = np.ones(5, bool), np.ones(3, bool)
-        # Two roots; below the first a pair, and runs that part from its sides and from each other.
+        # Two roots; below the first, a pair and runs that branch off its sides and each other.
         pair = Tree(ids[:7], (ids[7:12], ids[12:15]), masks)
         run = np.concatenate([pair.sequences[0][:9], ids[15:22]])
         fork = np.concatenate([run[:12], ids[22:26]])
@@ -189,7 +189,7 @@ class Policy:
             self._use(NAME)
             self.can_share = True
             shared_N = self.score(trees).logps_N
-        except Exception as error:  # a model may fail in its own way on a row of trees
+        except Exception as error:  # models may fail on a row of trees with any error
             self.settle()
             self._use(self._own_attention)
             reason = str(error) if isinstance(error, CannotShare) else f"{type(error).__name__}: {str(error)[:120]}"
@@ -202,13 +202,13 @@ class Policy:
 
 
 def _has_attention_dropout(model: Any) -> bool:
-    """Whether attention leaves out some of what it sees while training."""
+    """Return whether attention has dropout."""
     rates = [getattr(module, name, 0.0) for module in model.modules() for name in ("attention_dropout", "attn_dropout")]
     return any((rate.p if isinstance(rate, torch.nn.Dropout) else rate) for rate in rates)
 
 
 def _logit_scaling(config: Any) -> dict[str, Any]:
-    """What a model does to its logits, from its configuration, as `masked_logps` takes it."""
+    """Read a model's logit scaling from its configuration, as arguments of `masked_logps`."""
     scale = 1.0
     if isinstance(getattr(config, "logit_scale", None), float | int):  # Cohere
         scale = float(config.logit_scale)
@@ -219,5 +219,5 @@ def _logit_scaling(config: Any) -> dict[str, Any]:
 
 
 def _example(num_embeddings: int) -> list[int]:
-    """26 ids that hold no pattern, within a vocabulary of any size."""
+    """Return 26 ids without a pattern, for a vocabulary of any size."""
     return [(number * 7919 + 13) % num_embeddings for number in range(26)]

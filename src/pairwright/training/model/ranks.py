@@ -1,4 +1,4 @@
-"""Several processes that train one model: who takes what, and sums over all of them."""
+"""Several processes that train one model: distribution of work, and sums over processes."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +19,11 @@ class Ranks:
 
     @classmethod
     def here(cls, *, sharding: bool = False) -> "Ranks":
-        """Of the process group that is up; one is started where torchrun or accelerate launched this process."""
+        """Return the ranks of the process group; start one if torchrun or accelerate launched this process."""
         if not dist.is_available():
             return cls()
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # torchrun numbers the processes of a machine: one GPU each.
+            # One GPU for each local rank.
             if torch.cuda.is_available():
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -37,14 +37,14 @@ class Ranks:
         return self.rank == 0
 
     def share_neighbours(self, items: Any) -> Any:
-        """The items of this process: those that stand together."""
+        """Return this process's share of the items: a contiguous slice."""
         start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
         return items[start:stop]
 
     def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
-        """Each part, and that it counts. Of a model in shards all take as many: who has no more takes spare ones,
-        which do not count."""
-        # `any` is a collective: every process asks it once before each pass, with True while it has parts left.
+        """Yield each part with True. With a sharded model, all processes take the same number: a process without parts
+        yields spare ones with False, which do not count."""
+        # `any` is a collective operation: every process calls it once per pass, with True while it has parts left.
         for part in parts:
             if self.is_sharded:
                 self.any(True)
@@ -53,9 +53,9 @@ class Ranks:
             yield spare(), False
 
     def sum_gradients(self, parameters: Iterable[Any]) -> None:
-        """Add up the gradients of all processes, in place; a process without one adds zero.
+        """Sum the gradients of all processes in place; a missing gradient counts as zero.
 
-        Those of a model in shards were added up in the backward pass.
+        Gradients of a sharded model were already summed in the backward pass.
         """
         if self.size == 1 or self.is_sharded:
             return
@@ -63,7 +63,7 @@ class Ranks:
         for tensor in tensors:
             if tensor.grad is None:
                 tensor.grad = torch.zeros_like(tensor)
-        # One collective for all gradients: many small ones cost more than a copy.
+        # One reduction for all gradients: many small ones cost more than a copy.
         flat = torch.cat([tensor.grad.flatten() for tensor in tensors])
         dist.all_reduce(flat)
         at = 0
@@ -72,7 +72,7 @@ class Ranks:
             at += tensor.numel()
 
     def sum_values(self, values: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Add up named (sum, count) pairs over all processes; a name may be missing in some."""
+        """Sum named (sum, count) pairs over all processes; names may be missing in some."""
         if self.size == 1:
             return values
         # Names may differ between processes, so dicts are exchanged, not tensors.
@@ -86,7 +86,7 @@ class Ranks:
         return total
 
     def any(self, value: bool) -> bool:
-        """Whether it is so in any process."""
+        """Return whether the value is True in any process."""
         return bool(self.sum_values({"any": (float(value), 1.0)})["any"][0])
 
     def wait(self) -> None:

@@ -1,10 +1,10 @@
-"""Log-probabilities of the reference, computed once and kept: no second model is held while training.
+"""Log-probabilities of the reference, computed once and cached: training does not hold a second model.
 
-    FOLDER/<model hash>-<precision>/part-*.arrow    a row a sequence: its hash, a value for each trained token
+    FOLDER/<model hash>-<precision>/part-*.arrow    one row per sequence: its hash, a value for each trained token
 
-A sequence's hash is of its ids and mask, so what another run or an earlier attempt has computed is found again, and
-what is cut or masked otherwise is not. So values stay right whatever else of the settings changes. They are
-memory-mapped. Every process computes and writes its share; what is scored when a signal comes is written, too.
+A sequence's hash covers its ids and mask, so values of earlier runs are reused, and other cuts or masks are not. The
+values do not depend on other settings. They are memory-mapped. Every process computes and writes its share; values
+computed before a signal are written, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,17 +30,17 @@ _SCHEMA = pa.schema([("key", pa.binary(16)), ("logps", pa.list_(pa.float32()))])
 
 
 class ReferenceCache(NamedTuple):
-    """Where values are kept, and what is called between two batches: it raises where the run is to stop."""
+    """The folder of the values, and a function called between batches that raises to stop the run."""
 
     folder: Path
     check_stop: Callable[[], None]
 
 
 def branch_keys(tree: Tree) -> list[bytes]:
-    """16 bytes for each branch: equal for equal ids with equal masks."""
+    """Return a 16-byte key for each branch: equal for equal ids and masks."""
     keys = []
     for branch, mask in zip(tree.branches, tree.masks, strict=True):
-        # The length of the prompt comes first: prompt and branch are hashed end to end, and their border counts.
+        # Hash the prompt's length first: prompt and branch are hashed end to end, and their boundary matters.
         digest = xxhash.xxh3_128(len(tree.prompt).to_bytes(8, "little"))
         digest.update(tree.prompt.tobytes())
         digest.update(branch.tobytes())
@@ -50,7 +50,7 @@ def branch_keys(tree: Tree) -> list[bytes]:
 
 
 class ReferenceLogps:
-    """What is known of one reference model."""
+    """The cached values of one reference model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,9 +62,9 @@ class ReferenceLogps:
         return len(self._logps)
 
     def of(self, trees: Iterable[Tree]) -> Array:
-        """The values (N,) of all trained tokens of trees, in the order in which a policy scores them."""
+        """Return the values (N,) of all trained tokens of trees, in the order of `Policy.score`."""
         parts = [self._logps[key] for tree in trees for key in branch_keys(tree)]
-        # The empty array makes a concatenation of no parts possible.
+        # `np.concatenate` needs at least one array.
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def lacks(self, tree: Tree) -> bool:
@@ -79,11 +79,11 @@ class ReferenceLogps:
         progress: Callable[[int], None],
         check_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`, and
-        `check_stop` raises where a signal asks to stop."""
+        """Score trees with the reference and write the values in parts; `spare` is for `Ranks.in_step`, and
+        `check_stop` raises after a signal."""
         rows: list[tuple[bytes, Array]] = []
         try:
-            # Of a model in shards every process scores as many batches; spare ones are not kept.
+            # With a sharded model, every process scores the same number of batches; spare ones are not kept.
             for trees, is_mine in ranks.in_step(batches, spare):
                 check_stop()
                 scored = list(_score_branches(policy, trees))
@@ -99,7 +99,7 @@ class ReferenceLogps:
                 self._write(rows)
 
     def refresh(self) -> None:
-        """Read what other processes wrote."""
+        """Read the values that other processes wrote."""
         for part in sorted(self.folder.glob("part-*.arrow")):
             self._read(part)
 
@@ -140,7 +140,7 @@ class ReferenceLogps:
 def _score_branches(policy: Policy, trees: Sequence[Tree]) -> Iterator[tuple[bytes, Array]]:
     scored = policy.score(trees)
     logps, branches = scored.logps_N.float().cpu().numpy(), scored.branch_N.cpu().numpy()
-    # Values of a branch stand together, so its slice is found by bisection; one without trained tokens is empty.
+    # Values of a branch are contiguous, so bisection finds its slice; it is empty without trained tokens.
     ends = np.searchsorted(branches, np.arange(scored.num_branches), side="right")
     starts = np.searchsorted(branches, np.arange(scored.num_branches), side="left")
     keys: list[Any] = [key for tree in trees for key in branch_keys(tree)]

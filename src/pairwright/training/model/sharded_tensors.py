@@ -1,4 +1,4 @@
-"""Tensors of which every process holds a piece: gathered, distributed, written as safetensors."""
+"""Sharded tensors: gather, distribute, write as safetensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +25,12 @@ def is_in_pieces(tensor: Any) -> bool:
 
 
 def whole(tensor: Any) -> Tensor:
-    """The whole tensor, in every process."""
+    """Gather the whole tensor in every process."""
     return tensor.full_tensor() if is_in_pieces(tensor) else tensor
 
 
 def like(value: Tensor, parameter: Any) -> Any:
-    """A whole value, cut as a parameter is cut; numbers stay as they are, and other shapes go to every process."""
+    """Shard a whole value like a parameter; scalars are unchanged, and other shapes are replicated."""
     if not is_in_pieces(parameter) or not value.ndim:
         return value
     from torch.distributed.tensor import Replicate, distribute_tensor
@@ -42,16 +42,16 @@ def like(value: Tensor, parameter: Any) -> Any:
 
 @torch.no_grad()
 def put(value: Tensor, parameter: Any) -> None:
-    """Copy a whole value into a parameter, each process its piece."""
+    """Copy a whole value into a parameter; each process copies its shard."""
     parameter.copy_(like(value, parameter))
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None, is_writer: bool = True
 ) -> None:
-    """A safetensors file, written tensor by tensor, so that no process holds more than one that is whole.
+    """Write a safetensors file tensor by tensor, so that no process holds more than one whole tensor.
 
-    Those that are not the writer take part in the gathering.
+    Other processes than the writer take part in the gathering.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps all aligned
     if not is_writer:

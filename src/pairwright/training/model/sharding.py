@@ -1,14 +1,14 @@
-"""A model in shards (FSDP of torch), trained by several processes.
+"""A sharded model (torch's FSDP), trained by several processes.
 
-Every process holds its piece of each weight, gradient and optimizer state; tensors are read and written in pieces.
+Every process holds its shard of each weight, gradient and optimizer state.
 
-A unit is a decoder block; what is left (embeddings, last norm, head) is one more. A unit is gathered for as long as it
-is computed. Its gradient is reduced right after its backward pass, in every part of a batch, so that no process ever
-holds a gradient that is whole for longer than that.
+A unit is a decoder block; the rest (embeddings, last norm, head) is one more unit. A unit is gathered only while it is
+computed. Its gradient is reduced right after its backward pass, in every part of a batch, so no process holds a whole
+gradient for longer.
 
-Invariants: gradients are sums over processes, never means, since every normaliser is of the whole batch (`Ranks`).
-Names and values are those of the whole model. Every pass is a collective, so all processes make the same ones, in the
-same order: `Ranks.in_step` ensures it.
+Invariants: gradients are sums over processes, never means, since every normaliser is that of the whole batch (`Ranks`).
+Names and values are those of the whole model. Every pass is a collective operation, so all processes make the same
+passes in the same order (`Ranks.in_step`).
 """
 
 import ctypes
@@ -30,10 +30,10 @@ _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 20  # glibc's number of the option, an
 
 
 class Root(torch.nn.Module):  # type: ignore[misc]
-    """What FSDP takes for the whole model: whatever is computed with it is computed in this forward.
+    """FSDP's root module: every computation with the model runs inside its forward.
 
-    A policy runs the backbone and then uses the head where a token is trained. So the last unit, which has the head,
-    stays gathered from a forward pass to the end of its backward pass, or until `settle`.
+    A policy runs the backbone, then applies the head at trained tokens. So the root unit, which has the head, stays
+    gathered from a forward pass to the end of its backward pass, or until `settle`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -44,13 +44,13 @@ class Root(torch.nn.Module):  # type: ignore[misc]
         return work()
 
     def settle(self) -> None:
-        """Give back what is still gathered, also after a pass that failed; weights may be read and written then."""
+        """Release gathered weights, also after a failed pass; then weights may be read and written."""
         self.reset_iter_state()
 
 
 def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained: bool = True) -> Root:
-    """The model of a folder in shards. The first process reads it, into the machine's memory, and the others get
-    theirs unit by unit: besides the first, none holds more than its shards and one unit."""
+    """Load a sharded model. The first process reads it into CPU memory and sends it unit by unit: other processes hold
+    at most their shards and one unit."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -60,8 +60,8 @@ def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_traine
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        # Have glibc return what a unit took as soon as it is freed. By itself it keeps blocks of up to 32 MB for
-        # later, and gathering unit after unit leaves a process on the CPU with more than the whole model would take.
+        # Make glibc return a unit's memory as soon as it is freed. By default it keeps blocks of up to 32 MB, and a
+        # process on the CPU would end up with more memory than the whole model.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
         if mallopt is not None:
             mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
@@ -89,7 +89,7 @@ def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_traine
 
 
 def gather_model(folder: Path, settings: TrainConfig, weights: dict[str, Any], ranks: Ranks) -> Any:
-    """In the first process the model of the folder with the weights that were trained, whole; None in the others."""
+    """Return the whole model with the trained weights in the first process; None in the others."""
     model = load_model(folder, settings, device=torch.device("cpu")) if ranks.is_first else None
     places = {} if model is None else trainable(model)
     with torch.no_grad():
@@ -101,14 +101,14 @@ def gather_model(folder: Path, settings: TrainConfig, weights: dict[str, Any], r
 
 
 class _Filling:
-    """Gives tensors that have no memory yet the values that the first process has read."""
+    """Fills meta tensors with the values that the first process has read."""
 
     def __init__(self, source: Any, device: torch.device) -> None:
         self.source, self.device = source, device
 
     def fill(self, module: Any, prefix: str) -> None:
-        """A unit: what is in it is whole until it is sharded, so nothing here may hold on to it."""
-        filled: dict[int, tuple[Any, Any]] = {}  # by the tensor before: tied weights are one, before and after
+        """Fill a unit. Its tensors are whole until it is sharded, so no references to them may be kept."""
+        filled: dict[int, tuple[Any, Any]] = {}  # by id of the meta tensor: tied weights stay tied
         for name, holder, key, empty in list(_without_memory(module, prefix)):
             if id(empty) not in filled:
                 filled[id(empty)] = (empty, self._receive(name, key, empty))
@@ -122,13 +122,13 @@ class _Filling:
             if source.shape != empty.shape:
                 raise ModelError(f"{name}.{key} has the shape {tuple(source.shape)}, expected {tuple(empty.shape)}")
             value.copy_(source.detach())
-            source.data = source.data.new_empty(0)  # sent: the first process needs no second copy of it
+            source.data = source.data.new_empty(0)  # free the source's copy
         dist.broadcast(value, 0)
         return torch.nn.Parameter(value, empty.requires_grad) if isinstance(empty, torch.nn.Parameter) else value
 
 
 def _without_memory(module: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """(name of the owner, where it keeps it, key, tensor) of parameters, buffers and plain attributes."""
+    """Yield (module name, its dict, key, tensor) of meta tensors in parameters, buffers and plain attributes."""
     for name, owner in module.named_modules(prefix=prefix):
         for holder in (owner._parameters, owner._buffers, vars(owner)):
             for key, tensor in list(holder.items()):
@@ -137,7 +137,7 @@ def _without_memory(module: Any, prefix: str) -> Iterator[tuple[str, dict[str, A
 
 
 def _blocks(model: Any) -> dict[str, Any]:
-    """The decoder blocks by name: what transformers says is not to be split, else the longest list of modules."""
+    """Return the decoder blocks by name: transformers' `_no_split_modules`, else the longest list of modules."""
     kinds = set(plain_model(model)._no_split_modules or ())
     modules = dict(model.named_modules())
     blocks = {name: module for name, module in modules.items() if type(module).__name__ in kinds}
