@@ -1,9 +1,9 @@
-"""`model export --prove`: an exported file in llama.cpp against the model that it came from.
+"""`model export --prove`: compare an exported file in llama.cpp with its original model.
 
 Stop tokens are compared by the file's metadata and the server's properties: llama.cpp also finds stops by their text,
-so answers alone do not show a wrong id. Tokenizer and template are compared by ids on shipped texts and chats, weights
-by the log-probabilities at positions of these. A quantised file is not asked for equal answers; its drift has a limit
-that a wrong permutation exceeds by far.
+so answers would not reveal a wrong id. Tokenizer and template are compared by ids on built-in texts and chats, weights
+by log-probabilities at positions in them. A quantised file need not give equal answers; its drift has a limit that a
+wrong permutation exceeds by far.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,19 +48,19 @@ _CHATS: dict[str, list[Json]] = {
         {"role": "user", "content": "  And its tests?\n"},
     ],
 }
-# Largest mean divergence (nats) of llama.cpp's distribution from the model's, by the type of the file's matrices. What
-# the same weights in other types or a wrong order of rows give is in docs/how-to/export-models.md.
+# Largest mean divergence (nats) of llama.cpp's distribution from the model's, by the type of the file's matrices.
+# docs/how-to/export-models.md has values of other types and of a wrong order of rows.
 _DRIFT_LIMITS = {"F32": 0.005, "F16": 0.005, "BF16": 0.01, "Q8_0": 0.05}
 _OTHER_LIMIT = 1.0  # four bits and less
-_EFFECT_LIMIT = 0.1  # of the error of an adapter's effect, as a share of the effect
-_MIN_EFFECT = 0.3  # nats: an adapter's effect is magnified to this before it is compared
+_EFFECT_LIMIT = 0.1  # largest relative error of an adapter's effect
+_MIN_EFFECT = 0.3  # nats: an adapter's effect is scaled up to this before it is compared
 _NUM_POSITIONS = 24
-_NUM_TOKENS = 64  # likeliest tokens that are compared at a position
+_NUM_TOKENS = 64  # likeliest tokens to compare at a position
 
 
 @dataclass(frozen=True)
 class ProofRow:
-    """One check: `passed` is None for what is reported and not judged."""
+    """One check; `passed` is None if it is reported but not judged."""
 
     name: str
     passed: bool | None
@@ -77,9 +77,9 @@ def prove_export(
 ) -> list[ProofRow]:
     """Compare an exported GGUF file with the run it came from.
 
-    run: a run's folder, or that of a model or adapter.
-    file: the GGUF file of the model, or of its adapter alone.
-    config: with its `evaluate` section both play the held-out tasks, too.
+    run: the folder of a run, model or adapter.
+    file: the GGUF file of the model or of its adapter.
+    config: if given, both also run the held-out tasks of its `evaluate` section.
     base: folder of the configuration.
     threads: of llama.cpp.
     """
@@ -136,7 +136,7 @@ def _check_template(server: LlamaServer, tokenizer: ChatTokenizer) -> ProofRow:
 
 
 def _check_logits(server: LlamaServer, trained: Path, tokenizer: ChatTokenizer, types: set[str]) -> list[ProofRow]:
-    """Drift at positions of the shipped texts, and greedy answers side by side."""
+    """Measure drift at positions of the built-in texts, and compare greedy answers."""
     model = load_model(trained, device="cpu", dtype="float32")
     prefixes = _prefixes(tokenizer)
     expected = _model_logps(model, prefixes)
@@ -167,10 +167,10 @@ def _check_logits(server: LlamaServer, trained: Path, tokenizer: ChatTokenizer, 
 def _prove_adapter(
     adapter: Adapter, folder: Path, file: Path, tokenizer: ChatTokenizer, *, threads: int | None
 ) -> list[ProofRow]:
-    """The adapter's effect on log-probabilities in llama.cpp, over the base model in 16 bits, and in the model.
+    """Compare the adapter's effect on log-probabilities in llama.cpp, on the base model in 16 bits, with the model's.
 
-    Attention's queries and keys are compared alone, too: the effect of a wrong order of their rows would be small
-    beside that of the other matrices.
+    Queries and keys of attention are also compared separately: the effect of a wrong order of their rows would be small
+    compared with that of the other matrices.
     """
     rows = []
     prefixes = _prefixes(tokenizer)
@@ -228,7 +228,7 @@ def _compare_effect(
 
 
 def _copy_rotary(file: Path, target: Path) -> bool:
-    """Write the matrices of queries and keys of an adapter's file as a file of their own; False if there are none."""
+    """Write an adapter's query and key matrices to a separate file; False if there are none, or no others."""
     import gguf
 
     fields, tensors = open_gguf(file)
@@ -250,7 +250,7 @@ def _copy_rotary(file: Path, target: Path) -> bool:
 
 @contextmanager
 def _changed(model: Any, adapter: Adapter, is_part: Callable[[str], bool], scale: float) -> Iterator[None]:
-    """The model with a part of the adapter's change, multiplied by `scale`, in its weights."""
+    """Temporarily add a part of the adapter's change, multiplied by `scale`, to the model's weights."""
     import torch
 
     kept = {}
@@ -285,7 +285,7 @@ def _check_tasks(trained: Path, file: Path, config: Config | None, base: Path | 
 
 
 def _chats(tokenizer: ChatTokenizer) -> dict[str, tuple[list[Json], list[Json] | None, str]]:
-    """The shipped chats that the template takes, with tools where it reads them, and their renders."""
+    """Return the built-in chats that the template accepts, with tools if it reads them, and their renders."""
     chats = {}
     reads_tools = any("tools" in source for source in tokenizer.templates.values())
     asked: dict[str, tuple[list[Json], list[Json] | None]] = {name: (chat, None) for name, chat in _CHATS.items()}
@@ -304,7 +304,7 @@ def _chat_ids(tokenizer: ChatTokenizer) -> list[list[int]]:
 
 
 def _prefixes(tokenizer: ChatTokenizer) -> list[list[int]]:
-    """Beginnings of the shipped texts and chats: positions spread over each, the shortest first."""
+    """Return prefixes of the built-in texts and chats, evenly spread over each, the shortest first."""
     texts = [tokenizer.backend.encode(text).ids for text in PROBE_TEXTS]
     if tokenizer.has_template:
         texts += _chat_ids(tokenizer)
@@ -323,9 +323,9 @@ def _model_logps(model: Any, prefixes: Sequence[list[int]]) -> list[NDArray[np.f
 def _server_logps(
     server: LlamaServer, ids: list[int], *, lora: float | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The likeliest next tokens and their log-probabilities."""
+    """Return the likeliest next tokens and their log-probabilities."""
     body: Json = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": _NUM_TOKENS}
-    # Log-probabilities are those before sampling, and only reported for a token that is whole text: draw that of "a".
+    # Log-probabilities are from before sampling, and only reported if the drawn token is complete text: force "a".
     letter = server.ask("/tokenize", {"content": "a", "add_special": False})["tokens"][0]
     body["logit_bias"] = [[letter, 1000.0]]
     if lora is not None:

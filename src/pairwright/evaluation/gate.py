@@ -22,7 +22,7 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
     """Judge a comparison whose intervals have the gate's confidence."""
     improvement = comparison.improvement
     name = comparison.metric.name
-    # with fewer than two tasks there is no interval, whatever the gate asks for
+    # with fewer than two tasks, there is no interval
     if comparison.num_tasks < gate.min_tasks or improvement.low is None:
         least = max(gate.min_tasks, 2)
         reason = f"{comparison.num_tasks} tasks are too few to say: at least {least} are asked for"
@@ -34,7 +34,7 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
         passed = improvement.low > -gate.margin
         verb = "is not worse by more than" if passed else "may be worse by more than"
         return Verdict(passed, f"{name} {verb} {gate.margin:.4g}: it changed by {bounds}", name, gate)
-    # the lower bound decides, not the mean: the gate asks for evidence of the improvement
+    # the lower bound decides, not the mean: the gate requires evidence of the improvement
     if improvement.low < gate.min_improvement:
         reason = f"{name} improved by {bounds}; the lower bound is below {gate.min_improvement:.4g}"
         return Verdict(False, reason, name, gate)

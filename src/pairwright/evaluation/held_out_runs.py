@@ -67,7 +67,8 @@ def holdout_scores(config: Config, folder: Path) -> Scores:
 def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Config:
     """The configuration of a held-out run.
 
-    A folder or GGUF file is loaded here, URL#NAME is asked at that endpoint, any other name at the configured one.
+    A folder or GGUF file is loaded here, URL#NAME is requested from that endpoint, any other name from the configured
+    one.
     """
     section = config.evaluate
     if not has_tasks and section.dataset is None and section.num_tasks is None:
@@ -80,7 +81,7 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
         "num_runs": section.num_runs,
         "batch": BATCH,
     }
-    # one answer per request, and the model's own version: a configured one belongs to the policy of the collection
+    # one answer per request, and no configured version: that belongs to the policy of the collection
     policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1, "dtype": section.dtype}
     # a folder or file is loaded here, even if the configuration names an endpoint
     if Path(model).is_dir() or Path(model).is_file():

@@ -48,7 +48,7 @@ def bootstrap_intervals(
         low, high = (1 - confidence) / 2, (1 + confidence) / 2
         if method == "bca":
             low, high = _bca_levels(row, float(mean), draws, (low, high))
-        # rounded: a sum that is zero on paper may be off by 1e-17, which would take zero out of the interval
+        # rounded: an error of 1e-17 in a sum of zero would exclude zero from the interval
         bounds = np.quantile(draws, [low, high]).round(12) + 0.0
         intervals.append(Interval(float(mean), float(bounds[0]), float(bounds[1])))
     return intervals

@@ -1,4 +1,4 @@
-"""Generation: an engine that answers many requests of a local model at a time, and its asyncio interface."""
+"""Generation: an engine that answers many requests to a local model at a time, and its asyncio interface."""
 
 from pairwright.generate.batcher import Batcher
 from pairwright.generate.generator import Engine

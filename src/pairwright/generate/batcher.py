@@ -1,4 +1,4 @@
-"""The engine for asyncio: requests of any number of tasks, each answered as soon as its own tokens are complete."""
+"""The engine for asyncio: requests from any number of tasks, each answered as soon as it is complete."""
 
 import asyncio
 import atexit
@@ -30,12 +30,12 @@ class _Waiting:
 
     def notify(self, piece: Piece) -> None:
         if self.on_piece is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody listens
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self.loop.call_soon_threadsafe(self.on_piece, replace(piece, request=0))
 
     def resolve(self, result: Result | BaseException) -> None:
         """Hand the result over, from the engine's thread to the event loop."""
-        with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             self.loop.call_soon_threadsafe(self._set, result)
 
     def _set(self, result: Result | BaseException) -> None:
@@ -54,7 +54,7 @@ class Load:
     queued: int = 0
     prefill: int = 0
     decoding: int = 0
-    num_prompt_tokens: int = 0  # of prompts that are read
+    num_prompt_tokens: int = 0  # of prompts that were read
     num_tokens: int = 0  # of answers so far
 
 
@@ -134,7 +134,7 @@ class Batcher:
             await asyncio.get_running_loop().run_in_executor(None, thread.join)
 
     def _stop(self) -> threading.Thread | None:
-        """Cancel everything, and tell the thread to end; returns it, the first time."""
+        """Cancel all requests and tell the thread to end; return it on the first call."""
         self._closed = True
         for waiting in list(self._open):
             waiting.is_cancelled = True
@@ -159,7 +159,7 @@ class Batcher:
         scheduler: Scheduler | None = None
         waiting_of: dict[Ticket, _Waiting] = {}
         while True:
-            # all that have arrived join before the next step
+            # all requests that have arrived join before the next step
             while scheduler is None or scheduler.is_idle or not self._inbox.empty():
                 self._is_idle = scheduler is None or scheduler.is_idle
                 waiting = self._inbox.get()

@@ -1,7 +1,7 @@
-"""What makes a model fast on this CPU: 16-bit arithmetic where it is usable, weights in the layout of oneDNN.
+"""Optimisations for the CPU: 16-bit arithmetic if usable, weights in oneDNN's layout.
 
-Some virtual machines announce AMX and do not allow it: the first instruction kills the process. `guard_amx` tries it in
-a process of its own, and on failure keeps oneDNN from using it. `prepare_16_bits` has to run before the first 16-bit
+Some virtual machines announce AMX but do not allow it: the first instruction kills the process. `guard_amx` tries it in
+a separate process, and on failure keeps oneDNN from using it. `prepare_16_bits` must run before the first 16-bit
 product.
 """
 
@@ -21,7 +21,7 @@ _TRIAL = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.f
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The instructions that the CPU announces; empty where the system does not say."""
+    """Return the instruction sets that the CPU announces; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def has_bfloat16() -> bool:
 
 @cache
 def prepare_16_bits() -> None:
-    """Turn off AMX that cannot be used, and warn, once, where the CPU has no 16-bit arithmetic at all."""
+    """Turn off unusable AMX, and warn once if the CPU has no 16-bit arithmetic."""
     guard_amx()
     if cpu_flags() and not has_bfloat16():
         _log.warning(
@@ -47,7 +47,7 @@ def prepare_16_bits() -> None:
 
 @cache
 def guard_amx() -> bool:
-    """Try AMX where the CPU announces it, and turn it off where it cannot be used; whether it may be used."""
+    """Try AMX if the CPU announces it, and turn it off if unusable; return whether it may be used."""
     if "amx_bf16" not in cpu_flags() or _VARIABLE in os.environ:
         return "amx_bf16" in cpu_flags()
     trial = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, check=False, timeout=120)
@@ -59,10 +59,10 @@ def guard_amx() -> bool:
 
 
 def pack_weights(model: Any) -> int:
-    """Give the linear layers of a model weights in oneDNN's layout, beside their own; returns how many.
+    """Add copies of a model's linear weights in oneDNN's layout; return the number of packed layers.
 
-    Nothing is packed where that does not work, or where memory for a second copy is short. The model must not be
-    trained afterwards: its layers would not see new weights.
+    Packs nothing if that does not work, or if there is not enough memory for a second copy. The model must not be
+    trained afterwards: its layers would not use new weights.
     """
     import torch
 
@@ -91,7 +91,7 @@ def _pack(layer: Any) -> None:
 
 
 def _try_packed(layer: Any) -> bool:
-    """Whether a packed layer gives what the layer gives."""
+    """Return whether a packed layer gives the results of the layer."""
     import torch
 
     values = torch.linspace(-1, 1, 3 * layer.in_features, dtype=layer.weight.dtype).view(1, 3, -1)

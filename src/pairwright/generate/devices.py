@@ -1,7 +1,7 @@
-"""The device that models run on: a CUDA GPU, Apple's GPU (mps), or the CPU; and the types that each can compute in.
+"""The device of models: a CUDA GPU, Apple's GPU (mps), or the CPU; and the types that each supports.
 
-`mps` has no float64, and bfloat16 from macOS 14 on. `check_precision` and `dtype_on` hold the consequences; where
-`has_float64` is False, sums in float64 move to the CPU.
+`mps` has no float64, and bfloat16 only from macOS 14 on. `check_precision` and `dtype_on` handle this; if `has_float64`
+is False, float64 sums move to the CPU.
 """
 
 import os
@@ -13,7 +13,7 @@ KINDS = ("cuda", "mps", "cpu")
 
 
 def choose_device(name: str | None = None) -> str:
-    """The device by name, or the best one here: cuda, then mps, then cpu. Of several GPUs each process takes its own.
+    """Return the named device, or the best one here: cuda, then mps, then cpu. With several GPUs, one per process.
 
     name: cpu, cuda, cuda:1, mps, ...; None chooses.
     """
@@ -25,7 +25,7 @@ def choose_device(name: str | None = None) -> str:
 
 
 def find_device() -> tuple[str, str]:
-    """The kind of device that is chosen here, and why."""
+    """Return the kind of device that is chosen here, and why."""
     reasons: list[str] = []
     for kind in KINDS:
         problem = _why_not(kind)
@@ -47,15 +47,15 @@ def check_precision(device: str, precision: str) -> None:
 
 
 def dtype_on(device: str, dtype: str) -> str:
-    """The type to load a model in: auto is float32 on a CPU, where a greedy answer must not depend on what else is in
-    the batch, and the checkpoint's own elsewhere; float16 on an mps without bfloat16."""
+    """Return the type to load a model in. "auto" is float32 on a CPU, so that a greedy answer does not depend on the
+    rest of the batch, and the checkpoint's type elsewhere; float16 on mps without bfloat16."""
     if device == "mps" and dtype in ("auto", "bfloat16") and not _has_bfloat16():
         return "float16"
     return "float32" if dtype == "auto" and device == "cpu" else dtype
 
 
 def _why_not(kind: str) -> str | None:
-    """Why there is no such device here; None if there is one."""
+    """Explain why there is no such device here; None if there is one."""
     import torch
 
     if kind == "cuda":

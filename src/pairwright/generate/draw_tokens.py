@@ -98,7 +98,7 @@ def weigh_tokens(logits_GV: Any, temperature: Any, top_p: Any, top_k: Any) -> An
 
 
 def _parts(is_limited: Any) -> Any:
-    """Indices where it holds, some at a time, to bound memory."""
+    """Return the indices of True, in chunks, to bound memory."""
     import torch
 
     return torch.nonzero(is_limited)[:, 0].split(64) if bool(is_limited.any()) else ()
@@ -130,7 +130,7 @@ def _keep(weights_GV: Any, boundary: Any, count: Any) -> Any:
 
 
 def _pick(weights_GV: Any, group_of: NDArray[np.int64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The token at which the cumulative probability passes the uniform number, in the order of the vocabulary."""
+    """Return the token at which the cumulative probability exceeds the uniform number, in vocabulary order."""
     import torch
 
     num_groups, size = weights_GV.shape
@@ -144,7 +144,7 @@ def _pick(weights_GV: Any, group_of: NDArray[np.int64], uniform: NDArray[np.floa
     before = np.where(block > 0, blocks[group_of, np.maximum(block - 1, 0)], 0.0)
     inside = padded[torch.from_numpy(group_of).to(padded.device), torch.from_numpy(block).to(padded.device)]
     sums = inside.double().cumsum(-1).cpu().numpy()
-    # rounding may leave the target at the block's end: then its last token with any weight
+    # rounding may leave the target at the block's end: then take its last token with a weight
     local = np.minimum(target - before, np.nextafter(sums[:, -1], 0.0))
     tokens: NDArray[np.int64] = block * width + (sums <= local[:, None]).sum(-1)
     return tokens

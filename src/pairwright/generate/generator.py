@@ -1,7 +1,7 @@
 """The engine: a loaded model that answers requests, many at a time.
 
-Sampling does not depend on what else is in the batch, since each request has its own seed (draw_tokens.py); only the
-last bits of the logits do, because sums are taken in another order.
+Sampling does not depend on the rest of the batch, since each request has its own seed (draw_tokens.py). Only the last
+bits of the logits do, because the order of sums changes.
 """
 
 import logging
@@ -43,11 +43,11 @@ class Engine:
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.stop_ids = _stop_ids(model, tokenizer)
         self._chat = ChatEncoder(tokenizer, tools_as_text=tools_as_text != "off")
-        # how tool calls are in its answers; None where that is not known
+        # format of tool calls in answers; None if unknown
         self.call_format = HERMES if tools_as_text != "off" else format_of(tokenizer.chat_template)
         self._texts: dict[tuple[bool, tuple[int, ...]], str] = {}
         self._max_batch_tokens, self._max_cache_tokens = max_batch_tokens, max_cache_tokens
-        # a step of a small model costs little beside its overhead: it takes more at a time
+        # steps of a small model are mostly overhead: process more tokens per step
         is_small = sum(weight.numel() for weight in model.parameters()) < 20_000_000
         self._max_choices = 2048 if is_small else 128
         self._max_step_tokens = max_batch_tokens if is_small else min(512, max_batch_tokens)
@@ -118,7 +118,7 @@ class Engine:
             raise GenerateError(f"token ids must be from 0 to {self.vocabulary - 1}")
 
     def open_scheduler(self) -> Scheduler:
-        """A queue of requests on this model. One at a time may be in use."""
+        """Open a queue of requests to this model; only one may be in use."""
         return Scheduler(
             self._open_runner(),
             stop_ids=self.stop_ids,
@@ -157,7 +157,7 @@ class Engine:
         return results
 
     def reset(self) -> None:
-        """Forget all rows and cached prompts, after a step that failed."""
+        """Forget all rows and cached prompts, after a failed step."""
         self._runner = None
 
     def _open_runner(self) -> Runner:
@@ -181,7 +181,7 @@ class Engine:
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a generation: those of the generation config, else of the tokenizer or the model config."""
+    """Return the tokens that end a generation, from the generation config, the tokenizer or the model config."""
     settings = getattr(model, "generation_config", None)
     for ids in (getattr(settings, "eos_token_id", None), tokenizer.eos_token_id, model.config.eos_token_id):
         if ids is not None:

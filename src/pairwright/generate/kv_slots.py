@@ -1,8 +1,7 @@
-"""Memory of keys and values: the tree of prompts that rows share, and slots of what belongs to one row alone.
+"""Memory of keys and values: the tree of prompts that rows share, and slots for tokens of a single row.
 
-Rows of similar length lie in one tensor, so that attention reads them where they are, without copies: a size class has
-slots of 32, 64, 128 ... tokens, and its rows always fill the slots from 0 on. A row that outgrows its slot moves to the
-next class.
+Rows of similar length are in one tensor, so that attention reads them without copies: a size class has slots of 32, 64,
+128 ... tokens, and its rows always fill the slots from 0 on. A row that outgrows its slot moves to the next class.
 
 Shapes: L layers, S slots, K key-value heads, T tokens of a slot, D head size.
 """
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 
 # The prefix cache: keys and values of prompts that were computed before, in a tree of token sequences.
 #
-# A node has the tokens that follow its parent's, and their keys and values. A prompt that begins like an earlier one
-# takes the nodes on its way; where it leaves in the middle of a node, the node is split, which copies nothing.
-# Beginnings shorter than MIN_SHARED tokens are computed again: that is cheaper than to look after them.
+# A node has the tokens that follow its parent's, with their keys and values. A prompt that shares a prefix with an
+# earlier one reuses the nodes of the prefix; if the divergence point is inside a node, the node is split without
+# copying. Prefixes shorter than MIN_SHARED tokens are recomputed: that is cheaper than managing them.
 
 
 MIN_SHARED = 32
@@ -28,7 +27,7 @@ Wait = Literal["memory", "shared"]  # why a prompt cannot start now
 
 
 class Budget:
-    """How many tokens of keys and values may be in memory, and how many are."""
+    """The maximum and current number of tokens of keys and values in memory."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -76,7 +75,7 @@ class PrefixTree:
         self._clock = 0
 
     def match(self, tokens: Tokens, limit: int) -> tuple[Node, ...]:
-        """The nodes on the way of the first `limit` tokens; a node that is left in its middle is split."""
+        """Return the nodes that match a prefix of the first `limit` tokens; split a node that matches only in part."""
         self._clock += 1
         node, path = self._root, []
         while limit - node.end >= MIN_SHARED:
@@ -94,20 +93,20 @@ class PrefixTree:
         return tuple(path)
 
     def insert(self, path: tuple[Node, ...], tokens: Tokens, block: Block) -> Node:
-        """Add a leaf below a path. The node is not found by others if the path has left the tree meanwhile."""
+        """Add a leaf below a path. Other prompts do not find it if the path has left the tree meanwhile."""
         parent = path[-1] if path else self._root
         node = Node(tokens, start=parent.end, block=block)
         node.last_used = self._clock
         if len(tokens) >= MIN_SHARED and (parent is self._root or parent.parent is not None):
             key = key_of(tokens, 0)
-            # an equal or longer node may be there by now: then this one serves its own row only
+            # if an equal or longer node exists by now, this one is used only by its row
             if key not in parent.children:
                 parent.children[key] = node
                 node.parent = parent
         return node
 
     def make_room(self, num_tokens: int, in_use: Collection[Node]) -> bool:
-        """Drop unused leaves, least recently used first, until `num_tokens` more fit; whether they fit."""
+        """Drop unused leaves, least recently used first, until `num_tokens` more fit; return whether they fit."""
         while self._budget.used + num_tokens > self._budget.max_tokens:
             leaves = [node for node in self._nodes() if not node.children and node not in in_use]
             if not leaves:
@@ -125,7 +124,7 @@ class PrefixTree:
         head = Node(node.tokens[:size], start=node.start, block=node.block, offset=node.offset)
         head.parent = parent
         parent.children[key_of(head.tokens, 0)] = head
-        # rows that use the old node continue with it; in the tree its two halves are in its place
+        # rows that use the old node keep it; in the tree, two halves replace it
         node.parent = None
         tail = Node(node.tokens[size:], start=head.end, block=node.block, offset=node.offset + size)
         tail.last_used = node.last_used
@@ -155,7 +154,7 @@ class PrefixTree:
 
 
 def _detach(node: Node) -> None:
-    """Take a subtree apart, so that its blocks are freed with the last row that uses them."""
+    """Detach all nodes of a subtree, so that its blocks are freed with the last row that uses them."""
     for child in node.children.values():
         child.parent = None
         _detach(child)
@@ -167,7 +166,7 @@ def key_of(tokens: Tokens, start: int) -> bytes:
 
 
 def common_length(first: Tokens, second: Tokens) -> int:
-    """Length of the common beginning.
+    """Return the length of the common prefix.
 
     >>> common_length(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
     2
@@ -185,7 +184,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shape:
-    """What the keys and values of a model look like."""
+    """The shape and type of a model's keys and values."""
 
     layers: int
     heads: int  # key-value heads
@@ -199,7 +198,7 @@ class Shape:
         return int(self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize)
 
     def allocate(self, *, slots: int | None, tokens: int) -> tuple[Any, Any]:
-        """Zeroed keys and values: (L, S, K, T, D), or (L, K, T, D) without slots."""
+        """Allocate zeroed keys and values: (L, S, K, T, D), or (L, K, T, D) without slots."""
         import torch
 
         middle = (self.heads, tokens) if slots is None else (slots, self.heads, tokens)
@@ -220,14 +219,14 @@ class SlotClass:
         self.values: Any = None
 
     def take(self, number: int) -> Numbers:
-        """Slots for new rows, after those in use."""
+        """Return slots for new rows, after those in use."""
         self.reserve(number)
         slots = np.arange(self.count, self.count + number)
         self.count += number
         return slots
 
     def reserve(self, number: int) -> None:
-        """Make room for so many more slots."""
+        """Make room for `number` more slots."""
         if self.count + number > self.num_slots:
             self._resize(max(self.count + number, self.num_slots + self.num_slots // 2))
 
@@ -237,12 +236,12 @@ class SlotClass:
         pairs = (torch.from_numpy(source).split(_COPIED_ROWS), torch.from_numpy(target).split(_COPIED_ROWS))
         for tensor in (self.keys, self.values) if len(source) else ():
             for layer in tensor[:, :, :, :length]:
-                # a few rows at a time: the copy in between stays in the CPU's cache
+                # a few rows at a time: the intermediate copy stays in the CPU's cache
                 for rows, places in zip(*pairs, strict=True):
                     layer[places] = layer.index_select(0, rows)
 
     def shrink(self, count: int) -> None:
-        """Leave the slots from `count` on; they stay for the next rows until memory is needed."""
+        """Free the slots from `count` on; their memory is kept for new rows until it is needed."""
         self.count = count
 
     def release_empty(self) -> None:
@@ -288,14 +287,14 @@ class Rows:
         return {node for chain in self._chain_of.values() for node in chain}
 
     def class_for(self, num_tokens: int) -> int:
-        """The number of the smallest class whose slots have room for so many tokens."""
+        """Return the number of the smallest class whose slots hold `num_tokens`."""
         number = max(0, (max(num_tokens, 1) - 1).bit_length() - _SMALLEST.bit_length() + 1)
         while len(self.classes) <= number:
             self.classes.append(SlotClass(self._shape, _SMALLEST << len(self.classes), self._budget))
         return number
 
     def grown_tokens(self, parent: Numbers) -> int:
-        """How many more tokens of memory the next step takes: slots of forks and of rows that move up."""
+        """Return the additional tokens of memory for the next step: slots of forks and of rows that move up."""
         capacity = _SMALLEST << self.size_class[parent]
         moves = self.length[parent] >= capacity
         is_fork = np.ones(len(parent), bool)
@@ -303,7 +302,7 @@ class Rows:
         return int(2 * capacity[moves].sum() + capacity[is_fork & ~moves].sum())
 
     def select(self, parent: Numbers) -> None:
-        """Continue the rows `parent`: those that are not named are released, those named again are copied."""
+        """Continue the rows `parent`: others are released, repeated ones are copied."""
         is_fork = np.ones(len(parent), bool)
         is_fork[np.unique(parent, return_index=True)[1]] = False
         self.size_class, self.slot, self.length, self.start, self.chain = (

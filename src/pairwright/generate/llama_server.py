@@ -1,4 +1,4 @@
-"""llama.cpp's own server in this process, over a GGUF file: the package `xllamacpp`, asked by HTTP on this machine.
+"""llama.cpp's server in this process for a GGUF file: the package `xllamacpp`, called by HTTP on this machine.
 
 `url` is an OpenAI-compatible endpoint. `ask` reaches the server's other paths: /props, /tokenize, /apply-template,
 /completion.
@@ -94,7 +94,7 @@ class LlamaServer:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do."""
+    """Return whether a path is a file with the GGUF magic number."""
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"

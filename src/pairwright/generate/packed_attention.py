@@ -1,7 +1,7 @@
-"""Attention over packed tokens: no padding, no repeated heads, shared beginnings read once.
+"""Attention over packed tokens: no padding, no repeated heads, shared prefixes read once.
 
-A step's tokens lie one after another in a single sequence of N tokens; `Plan` says where their keys and values are. A
-token attends to three kinds of parts, whose results are merged by their log-sum-exp:
+A step's tokens are concatenated into a single sequence of N tokens; `Plan` locates their keys and values. A token
+attends to three kinds of parts, whose results are merged by their log-sum-exp:
 
 - the nodes of its prompt that other rows share: one product for all tokens below a node,
 - its row's own slot: one product for all rows of a size class (with one query token, the heads of a group are queries),
@@ -24,7 +24,7 @@ _state = threading.local()
 
 
 class Unsupported(Exception):
-    """An attention layer with a feature that packed attention does not have; says which."""
+    """An attention layer has a feature that packed attention does not support; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SlotPart:
 
 @dataclass(frozen=True)
 class SlotWrite:
-    """Keys and values of these tokens go to these places of a size class."""
+    """Write keys and values of these tokens to these places of a size class."""
 
     slots: SlotClass
     tokens: Any  # a slice, or a tensor of indices
@@ -58,7 +58,7 @@ class ShortPrompts:
 
 @dataclass(frozen=True)
 class BlockPart:
-    """Tokens start:stop continue a block in which `done` tokens are."""
+    """Tokens start:stop continue a block that has `done` tokens."""
 
     block: Block
     start: int
@@ -75,7 +75,7 @@ class NodeLevel:
 
 
 class Plan:
-    """Where the tokens of one step find and leave their keys and values."""
+    """Where the tokens of one step read and write keys and values."""
 
     def __init__(self, positions: NDArray[np.int64]) -> None:
         self.positions = positions
@@ -89,7 +89,7 @@ class Plan:
         self._masks: dict[Any, Any] = {}
 
     def slot_mask(self, number: int, window: int | None, dtype: Any) -> tuple[int, Any]:
-        """The longest row of a part, and -inf where a row has no key (S, 1, 1, T); None where all rows are as long."""
+        """Return the longest row of a part, and a mask (S, 1, 1, T) with -inf for missing keys; None if not needed."""
         key = ("slot", number, window)
         if key not in self._masks:
             import torch
@@ -106,7 +106,8 @@ class Plan:
         return value
 
     def node_mask(self, level: int, number: int, window: int, dtype: Any) -> tuple[Any, Any]:
-        """With a sliding window: -inf where a key of a node is too far from a token (n, T), and tokens without any."""
+        """With a sliding window, return a mask (n, T) with -inf for keys of a node outside the window, and which tokens
+        have no key."""
         key = ("node", level, number, window)
         if key not in self._masks:
             import torch
@@ -119,7 +120,8 @@ class Plan:
         return value
 
     def causal_mask(self, done: int, size: int, window: int, dtype: Any) -> Any:
-        """With a sliding window: -inf except for a token's own and the window before it (size, done + size)."""
+        """With a sliding window, return a mask (size, done + size) with -inf except for a token and the window before
+        it."""
         key = ("causal", done, size, window)
         if key not in self._masks:
             import torch
@@ -132,7 +134,7 @@ class Plan:
 
 
 class use_plan:  # noqa: N801 - a context manager, used as a function
-    """Attention of this thread follows a plan, inside `with`."""
+    """Context manager: attention in this thread follows a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -155,7 +157,7 @@ def attend(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Any, None]:
-    """An attention function as transformers calls it: (1, heads, N, D) each; returns (1, N, heads, D)."""
+    """Attend, as called by transformers: (1, heads, N, D) each to (1, N, heads, D)."""
     plan: Plan = _state.plan
     for name in ("softcap", "s_aux", "head_mask", "position_bias"):
         if more.get(name) is not None:

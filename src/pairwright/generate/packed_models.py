@@ -17,7 +17,7 @@ from pairwright.generate.packed_runner import PackedRunner
 
 
 def explain_unsupported(model: Any) -> str | None:
-    """Why a model cannot be run on packed tokens; None where nothing speaks against it."""
+    """Explain why a model cannot run on packed tokens; None if no reason is known."""
     config = model.config.get_text_config()
     if next(model.parameters()).device.type != "cpu":
         return "it is not on the CPU"
@@ -36,7 +36,7 @@ def explain_unsupported(model: Any) -> str | None:
 
 
 def open_runner(model: Any, *, max_cache_tokens: int | None, max_step_tokens: int) -> PackedRunner | str:
-    """A runner whose logits agree with the model's own forward pass on a trial, or the reason why there is none."""
+    """Return a runner whose logits agree with the model's forward pass on a trial, or the reason why there is none."""
     reason = explain_unsupported(model)
     if reason is not None:
         return reason
@@ -45,7 +45,7 @@ def open_runner(model: Any, *, max_cache_tokens: int | None, max_step_tokens: in
     AttentionInterface.register(NAME, attend)
     try:
         shape = _measure_shape(model)
-        # At most 131,072 tokens, and at most a quarter of the memory that is available.
+        # At most 131,072 tokens, and at most a quarter of the available memory.
         limit = max_cache_tokens or int(min(131_072, max(4096, available_bytes() // 4 // shape.bytes_per_token)))
         difference = _compare_trial(model, shape)
     except Unsupported as error:
@@ -58,7 +58,7 @@ def open_runner(model: Any, *, max_cache_tokens: int | None, max_step_tokens: in
 
 
 def _measure_shape(model: Any) -> Shape:
-    """Layers, heads and head sizes of the keys and values, from a cache of the model itself."""
+    """Return layers, heads and head sizes of the keys and values, measured on the model's cache."""
     import torch
 
     ids = torch.zeros((1, 2), dtype=torch.long)
@@ -74,7 +74,7 @@ def _measure_shape(model: Any) -> Shape:
 
 
 def _compare_trial(model: Any, shape: Shape) -> str | None:
-    """Run a prompt in pieces and some steps, beside the model's own forward pass; says where they differ."""
+    """Compare a prompt in pieces and some steps with the model's forward pass; describe the difference, if any."""
     import torch
 
     config = model.config.get_text_config()

@@ -1,7 +1,7 @@
-"""Runs a model on packed tokens: each step takes one token of every row and pieces of the prompts that wait.
+"""Run a model on packed tokens: each step takes one token of every row and pieces of waiting prompts.
 
-Prompts that begin alike are computed once (kv_slots.py): while one of them is in work, the others wait for it. A row
-reads the shared nodes of its prompt in place; what only it needs is copied to its slot (kv_slots.py).
+Shared prefixes of prompts are computed once: while one prompt is in work, others with the same prefix wait for it. A
+row reads the shared nodes of its prompt in place; its other tokens are copied to its slot (kv_slots.py).
 """
 
 from collections import Counter
@@ -42,14 +42,14 @@ _PIECE = 256  # most tokens of a prompt in one step, while other prompts wait
 
 @dataclass(eq=False)
 class Fill:
-    """A prompt in work: `done` of its tokens after the nodes are computed."""
+    """A prompt in work; `done` of its tokens after the nodes are computed."""
 
     tokens: Tokens
     users: int  # rows that will continue it
-    room: int  # tokens that each of them may write
+    room: int  # tokens that each row may generate
     nodes: tuple[Node, ...]
-    block: Block | None  # None for a short one: it goes straight to its slot
-    shared: Sequence[int]  # lengths of the common beginnings with other prompts in work or waiting
+    block: Block | None  # None for a short prompt, which is written directly to its slot
+    shared: Sequence[int]  # lengths of the common prefixes with other prompts in work or waiting
     done: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Fill:
         return len(self.tokens) - self.start - self.done
 
     def count_rows(self, end: int) -> int:
-        """How many rows read the first `end` tokens."""
+        """Count the rows that read the first `end` tokens."""
         return self.users + sum(length >= end for length in self.shared)
 
 
@@ -78,12 +78,12 @@ class PackedRunner:
         self._tree = PrefixTree(self.budget)
         self._rows = Rows(shape, self.budget)
         self._fills: dict[Fill, None] = {}  # in the order of their turns
-        self._families: dict[bytes, list[Tokens]] = {}  # prompts in work or waiting, by their beginning
+        self._families: dict[bytes, list[Tokens]] = {}  # prompts in work or waiting, by their first tokens
 
     # Prompts
 
     def expect(self, tokens: Tokens) -> None:
-        """Announce a prompt, so that others know what they share with it; `forget` it when its last row has ended."""
+        """Announce a prompt, so that others know their common prefix; `forget` it when its last row has ended."""
         if len(tokens) > MIN_SHARED:
             self._families.setdefault(key_of(tokens, 0), []).append(tokens)
 
@@ -97,7 +97,7 @@ class PackedRunner:
                 del self._families[key_of(tokens, 0)]
 
     def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
-        """Begin a prompt; or say that it has to wait, for memory or for another prompt that begins alike."""
+        """Begin a prompt; or return what it waits for: memory, or another prompt with the same prefix."""
         shared: list[int] = []
         nodes: tuple[Node, ...] = ()
         if len(tokens) > MIN_SHARED:
@@ -111,7 +111,7 @@ class PackedRunner:
             shared = [common_length(member, tokens) for member in family if member is not tokens]
         fill = Fill(tokens, users, room, nodes, None, shared)
         is_short = fill.remaining < MIN_SHARED and all(fill.count_rows(node.end) > 1 for node in nodes)
-        # a longer prompt takes a block, and its copy in the row's slot
+        # a longer prompt needs a block, and a copy in the row's slot
         needed = 2 * MIN_SHARED if is_short else 2 * len(tokens) + MIN_SHARED
         if not self._make_room(needed, nodes) and not is_forced:
             return "memory"
@@ -121,7 +121,7 @@ class PackedRunner:
         return fill
 
     def drop(self, fill: Fill) -> None:
-        """Give up a prompt in work."""
+        """Abandon a prompt in work."""
         del self._fills[fill]
 
     def fits(self, parent: Numbers) -> bool:
@@ -130,7 +130,7 @@ class PackedRunner:
         return not needed or self._make_room(needed, ())
 
     def _make_room(self, num_tokens: int, nodes: tuple[Node, ...]) -> bool:
-        """Drop cached prompts, but those in use and `nodes`, until so many tokens fit; whether they do."""
+        """Drop cached prompts, except those in use and `nodes`, until `num_tokens` fit; return whether they fit."""
         if self.budget.used + num_tokens <= self.budget.max_tokens:
             return True
         for slots in self._rows.classes:
@@ -141,10 +141,10 @@ class PackedRunner:
     # Steps
 
     def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Fill]]:
-        """Continue rows `parent`, each with its token of `last`; rows that are not named end.
+        """Continue rows `parent`, each with its token in `last`; other rows end.
 
-        Returns the logits of these rows and after them of the prompts that are complete now, and these prompts. They
-        are the rows of the next call.
+        Returns the logits of these rows, followed by those of completed prompts, and these prompts. Together they are
+        the rows of the next call.
         """
         import torch
 
@@ -161,7 +161,7 @@ class PackedRunner:
         self._plan_rows(plan, order)
         complete, chains = self._plan_pieces(plan, pieces, len(order))
         self._plan_levels(plan, order, pieces)
-        # the logits that are needed: one of each row, and one of each prompt that ends with this step
+        # the needed logits: one for each row, and one for each prompt that ends with this step
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         ends = len(order) + np.cumsum([size for _, size in pieces], dtype=np.int64) - 1
@@ -178,21 +178,21 @@ class PackedRunner:
         return logits, complete
 
     def _choose_pieces(self) -> list[tuple[Fill, int]]:
-        """Pieces of prompts for this step. Each prompt has its turn: a long one does not keep short ones waiting."""
+        """Choose pieces of prompts for this step. Prompts take turns: a long one does not delay short ones."""
         budget = max(self._max_step_tokens - len(self._rows), self._max_step_tokens // 2, 1)
         most = budget if len(self._fills) == 1 else min(budget, max(_PIECE, budget // max(len(self._fills), 1)))
         pieces: list[tuple[Fill, int]] = []
         for fill in list(self._fills):
-            # a short one is never cut: it goes to its slot in one step
+            # a short prompt is never split: it is written to its slot in one step
             size = fill.remaining if fill.block is None else min(fill.remaining, most, budget)
             if size > budget and pieces:
                 break
             pieces.append((fill, size))
-            self._fills[fill] = self._fills.pop(fill)  # to the end: the next one has its turn
+            self._fills[fill] = self._fills.pop(fill)  # move to the end: prompts take turns
             budget -= size
             if budget <= 0:
                 break
-        # short ones of equal size beside one another, so that they are one product; then the long ones
+        # short prompts of equal size are adjacent, to be one product; then the long ones
         pieces.sort(key=lambda piece: (piece[0].block is not None, piece[1]))
         return pieces
 
@@ -206,7 +206,7 @@ class PackedRunner:
             slots = rows.classes[number]
             lengths = rows.length[mine]
             plan.rows.append(SlotPart(slots, start, stop, lengths + 1))
-            # rows fill the slots from 0 on; where all are equally long, one strided copy is far cheaper than an index
+            # rows fill the slots from 0 on; if all have the same length, one strided copy is far cheaper than an index
             slot: Any = slice(0, stop - start)
             place: Any = int(lengths[0])
             if (lengths != place).any():
@@ -216,7 +216,7 @@ class PackedRunner:
     def _plan_pieces(
         self, plan: Plan, pieces: list[tuple[Fill, int]], start: int
     ) -> tuple[list[Fill], list[tuple[int, int]]]:
-        """Where the tokens of prompts go. Returns the prompts that end, and class and slot of the short ones."""
+        """Plan where tokens of prompts are written; return the prompts that end, with class and slot of short ones."""
         import torch
 
         complete, places = [], []
@@ -248,12 +248,12 @@ class PackedRunner:
         return complete, places
 
     def _reserve(self, sizes: list[int]) -> None:
-        """Make room for rows of these sizes, one resize for each class."""
+        """Make room for rows of these sizes, with one resize per class."""
         for number, count in Counter(map(self._rows.class_for, sizes)).items():
             self._rows.classes[number].reserve(count)
 
     def _plan_levels(self, plan: Plan, order: Numbers, pieces: list[tuple[Fill, int]]) -> None:
-        """Which tokens read which shared nodes: of the rows by their chains, of the prompts by theirs."""
+        """Plan which tokens read which shared nodes, by the chains of rows and prompts."""
         tokens_of: dict[tuple[Node, ...], list[Numbers]] = {}
         chains = self._rows.chain[order]
         for number in np.unique(chains).tolist():
@@ -272,7 +272,7 @@ class PackedRunner:
             )
 
     def _forward(self, ids: Any, positions: Any, wanted: Numbers) -> Any:
-        """Logits (len(wanted), vocabulary) of these tokens, in float32."""
+        """Compute logits (len(wanted), vocabulary) of these tokens, in float32."""
         import torch
 
         model, config = self._model, self._model.config
@@ -282,7 +282,7 @@ class PackedRunner:
         config._attn_implementation = NAME
         try:
             with torch.inference_mode():
-                # a mask of four dimensions is taken as it is, so none is built; packed attention reads none
+                # transformers passes a 4-D mask on unchanged instead of building one; packed attention ignores it
                 logits = model(
                     input_ids=ids,
                     position_ids=positions,
@@ -295,12 +295,12 @@ class PackedRunner:
         return (logits if options else logits[keep]).float()
 
     def _add_rows(self, complete: list[Fill], places: list[tuple[int, int]]) -> None:
-        """Make a row of each complete prompt: shared nodes stay where they are, the rest is copied to its slot."""
+        """Add a row for each complete prompt: shared nodes are used in place, the rest is copied to its slot."""
         entries = []
         for fill, (number, slot) in zip(complete, places, strict=True):
             nodes, size = fill.nodes, len(fill.tokens) - fill.start
             if fill.block is not None:
-                # a node may have been split meanwhile: its halves are in the tree now
+                # a node may have been split meanwhile: use its halves
                 path = self._tree.match(fill.tokens, fill.start)
                 nodes = path if path and path[-1].end == fill.start else nodes
                 nodes = (*nodes, self._tree.insert(nodes, fill.tokens[fill.start :], fill.block))

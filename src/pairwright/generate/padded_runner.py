@@ -1,7 +1,7 @@
-"""Runs a model with its own attention and cache, for architectures that packed attention does not cover.
+"""Run a model with its own attention and cache, for architectures that packed attention does not support.
 
-Prompts that start together form a cohort, padded on the left to one length, with a cache of its own. Cohorts are run
-one after another in each step, so that requests join and leave between tokens here, too; a cohort only shrinks.
+Prompts that start together form a cohort, padded on the left to the same length, with one cache. Each step runs the
+cohorts sequentially, so that requests join and leave between tokens here, too; a cohort only shrinks.
 """
 
 import inspect
@@ -49,7 +49,7 @@ class _Cohort:
 
 
 class PaddedRunner:
-    """Rows of one model, as PackedRunner has them."""
+    """Rows of one model, with the interface of PackedRunner."""
 
     def __init__(self, model: Any, *, pad: int, max_cache_tokens: int | None, max_batch_tokens: int) -> None:
         self._model, self._pad = model, pad
@@ -63,13 +63,13 @@ class PaddedRunner:
         self._waiting: list[Prompt] = []
 
     def expect(self, tokens: Tokens) -> None:
-        """Nothing is shared here beyond equal prompts."""
+        """Do nothing: only equal prompts are shared here."""
 
     def forget(self, tokens: Tokens) -> None:
         """See `expect`."""
 
     def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Prompt | Wait:
-        """Begin a prompt, where there is memory for it."""
+        """Begin a prompt if there is memory for it."""
         used = sum(cohort.num_tokens for cohort in self._cohorts) + sum(len(item.tokens) for item in self._waiting)
         if used + len(tokens) + users * min(room, 32) > self._max_cache_tokens and not is_forced:
             return "memory"
@@ -88,11 +88,11 @@ class PaddedRunner:
         return total <= self._max_cache_tokens
 
     def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Prompt]]:
-        """Continue rows, and run the prompts that wait; see PackedRunner.advance."""
+        """Continue rows, and run waiting prompts; see PackedRunner.advance."""
         import torch
 
         parts, start = [], 0
-        order: list[Numbers] = []  # for each cohort: which entries of `parent` are its own
+        order: list[Numbers] = []  # for each cohort: its entries of `parent`
         with torch.inference_mode():
             for cohort in self._cohorts:
                 size = cohort.size
@@ -112,12 +112,12 @@ class PaddedRunner:
         self._waiting = []
         if not parts:
             return None, []
-        # rows of a cohort lie together: parents come in the order of rows, so `order` is already sorted
+        # rows of a cohort are contiguous and parents are in row order, so `order` is already sorted
         assert not order or (np.diff(np.concatenate(order)) > 0).all()
         return torch.cat(parts), complete
 
     def _group_prompts(self) -> list[list[Prompt]]:
-        """Waiting prompts by similar length, within the budget of tokens; longest first."""
+        """Group waiting prompts by similar length, within the token budget; longest first."""
         groups: list[list[Prompt]] = []
         num_tokens = 0
         for prompt in sorted(self._waiting, key=lambda item: -len(item.tokens)):
@@ -156,7 +156,7 @@ class PaddedRunner:
         return self._forward(cohort, last[:, None], cohort.mask.sum(-1, keepdim=True) - 1)
 
     def _forward(self, cohort: _Cohort, ids: Any, positions: Any) -> Any:
-        """Logits of the last position."""
+        """Compute the logits of the last position."""
         options: dict[str, Any] = {}
         if "logits_to_keep" in self._options:
             options["logits_to_keep"] = 1

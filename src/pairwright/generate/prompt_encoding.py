@@ -1,4 +1,4 @@
-"""Messages to token ids, through the model's chat template in the sandbox of transformers."""
+"""Encode messages as token ids with the model's chat template, in the sandbox of transformers."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.records.tool_texts import to_chat_tool, write_tools_as_text
 
-_MAX_KNOWN_BYTES = 64 * 2**20  # of prompts that are remembered with their ids
+_MAX_KNOWN_BYTES = 64 * 2**20  # of cached prompts with their ids
 Render = Callable[[list[Json], list[Json] | None, Json | None], str]  # chat, tools, variables of the template
 
 

@@ -1,8 +1,8 @@
-"""Continuous batching: requests join and leave between tokens, and each result is handed over when it is complete.
+"""Continuous batching: requests join and leave between tokens, and each result is returned when it is complete.
 
 A row is a distinct prefix, not a choice: equal prompts share a row, the n choices of a request are sampled from the
-same logits, and choices with the same tokens so far share a row until they differ. When memory is short, or another
-group has no row at all, the youngest rows go back to the queue with the tokens that they have.
+same logits, and choices share a row up to their divergence point. If memory is short, or another group has no row, the
+youngest rows return to the queue with their tokens so far.
 
 Requests belong to groups (one per client, for example). Groups take turns when requests are admitted.
 """
@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 
 class Runner(Protocol):
-    """What runs the model: PackedRunner or PaddedRunner."""
+    """Interface of PackedRunner and PaddedRunner."""
 
     def expect(self, tokens: Tokens) -> None: ...
     def forget(self, tokens: Tokens) -> None: ...
@@ -38,7 +38,7 @@ class Runner(Protocol):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in work. `is_cancelled` may be set by any thread; it is looked at between tokens."""
+    """A request in work. Any thread may set `is_cancelled`; it is checked between tokens."""
 
     request: Request
     group: Hashable
@@ -46,23 +46,23 @@ class Ticket:
     number: int
     is_cancelled: bool = False
     is_started: bool = False
-    """Whether the model reads its prompt, or has read it."""
+    """Whether the model has started to read its prompt."""
     choices: list["OpenChoice"] = field(default_factory=list)
     num_open: int = 0
     result: Result | None = None
 
 
 class OpenChoice:
-    """One choice of a request, while it is written."""
+    """One choice of a request, while it is generated."""
 
     __slots__ = ("finish", "index", "limit", "logprobs", "stop", "stream", "text", "ticket", "tokens", "top")
 
     def __init__(self, ticket: Ticket, index: int, limit: int) -> None:
         self.ticket, self.index, self.limit = ticket, index, limit
-        # arrays, not lists: the garbage collector does not look at them, and there may be thousands
+        # arrays instead of lists: not tracked by the garbage collector; there may be thousands
         self.tokens: array[int] = array("q")
         self.logprobs: array[float] = array("f")
-        self.top: list[tuple[tuple[int, float], ...]] | None = None  # lists that few need are made when they are
+        self.top: list[tuple[tuple[int, float], ...]] | None = None  # created on demand
         self.finish: Finish | None = None
         self.stop: int | str | None = None
         self.stream: TextStream | None = None
@@ -71,7 +71,7 @@ class OpenChoice:
 
 @dataclass(eq=False)
 class _Entry:
-    """Choices that wait for the same prompt: a new request, or a row that was put back."""
+    """Choices that wait for the same prompt: a new request, or a row that returned to the queue."""
 
     tokens: Tokens
     choices: list[OpenChoice]
@@ -125,7 +125,7 @@ class Scheduler:
         return ticket
 
     def step(self) -> list[Ticket]:
-        """Write one token for every open choice; returns the requests that are complete with it."""
+        """Generate one token for every open choice; return the requests that are now complete."""
         self._drop_cancelled()
         self._admit()
         parent, last = self._next_rows()
@@ -138,7 +138,7 @@ class Scheduler:
         return complete
 
     def close(self) -> None:
-        """End all requests that are left, and release their rows."""
+        """End all remaining requests, and release their rows."""
         for choice in [*self._open, *(choice for entry in self._pending() for choice in entry.choices)]:
             choice.ticket.is_cancelled = True
         self._drop_cancelled()
@@ -157,7 +157,7 @@ class Scheduler:
         self._runner.expect(entry.tokens)
 
     def _admit(self) -> None:
-        """Start prompts of the groups in turn; a group without any takes the place of rows of the largest group."""
+        """Start prompts of the groups in turn; a group without rows displaces rows of the largest group."""
         deferred: set[Hashable] = set()
         in_work = len(self._open) + sum(len(entry.choices) for _, entries in self._fills.values() for entry in entries)
         while len(deferred) < len(self._queues):
@@ -172,15 +172,15 @@ class Scheduler:
                 deferred.add(group)
                 continue
             in_work += started
-            # to the end: the next group has its turn
+            # move to the end: groups take turns
             self._queues.move_to_end(group)
             if not queue:
                 del self._queues[group]
 
     def _start_one(self, queue: deque[_Entry], *, is_forced: bool) -> int | None:
-        """Start the first entry of a queue that can start now; returns its number of choices, None if none can.
+        """Start the first entry of a queue that can start now; return its number of choices, None if none can.
 
-        One that waits for a beginning in common with another prompt does not keep the next ones waiting.
+        An entry that waits for a prefix shared with another prompt does not block later entries.
         """
         for place in range(min(len(queue), 512)):
             entry = queue[place]
@@ -204,7 +204,7 @@ class Scheduler:
         return None
 
     def _yield_rows(self, group: Hashable) -> bool:
-        """Put rows of the largest group back for a group that has none; whether there is room now."""
+        """Return rows of the largest group to the queue for a group that has none; return whether there is room now."""
         counts: dict[Hashable, int] = {}
         for entry in self._entries:
             counts[entry.group] = counts.get(entry.group, 0) + 1
@@ -237,7 +237,7 @@ class Scheduler:
     # Rows
 
     def _next_rows(self) -> tuple[Numbers, Numbers]:
-        """Rows to continue, and the token of each: one for every distinct (row, last token) of the open choices."""
+        """Return the rows to continue and their tokens: one for each distinct (row, last token) of the open choices."""
         while True:
             if not self._open:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -248,11 +248,11 @@ class Scheduler:
             if len(keys) == 1 or self._runner.fits(parent):
                 self._row = row
                 return parent, token
-            # memory is short: the youngest half of the rows goes back to the queue
+            # memory is short: return the youngest half of the rows to the queue
             self._put_back(row >= len(keys) // 2)
 
     def _open_rows(self, prompts: list[Any]) -> None:
-        """The choices of complete prompts begin to be written, from the rows after all others."""
+        """Open the choices of complete prompts, with rows after all others."""
         entries, rows = [], []
         first = int(self._row.max()) + 1 if len(self._row) else 0
         for row, prompt in enumerate(prompts, first):
@@ -269,7 +269,7 @@ class Scheduler:
         self._arrays = self._arrays.join(_ChoiceArrays.of(choices))
 
     def _keep(self, is_open: NDArray[np.bool_]) -> None:
-        """Drop choices; a prompt whose last choice has gone is forgotten."""
+        """Keep these choices and drop the others; forget prompts without choices."""
         before = self._entries
         places = np.nonzero(is_open)[0].tolist()
         self._open = [self._open[place] for place in places]
@@ -304,7 +304,7 @@ class Scheduler:
                 choice.top.append(top)
         is_stop = np.isin(tokens, self._stop_ids)
         is_open = ~is_stop & (arrays.position < arrays.limit)
-        # choices that end, and those whose text is watched, which may end by it
+        # choices that end, and those whose text may end them
         for place in np.nonzero(~is_open | arrays.has_text)[0].tolist():
             choice = self._open[place]
             if is_stop[place]:
@@ -346,7 +346,7 @@ class Scheduler:
             )
 
     def _top_logprobs(self) -> list[tuple[tuple[int, float], ...]]:
-        """The most likely (id, log-probability) for each open choice, as many as it asked for."""
+        """Return the most likely (id, log-probability) for each open choice, as many as requested."""
         size = min(int(self._arrays.num_top.max()), self._logits.shape[-1])
         rows = np.unique(self._row[self._arrays.num_top > 0])
         values, ids = (tensor.tolist() for tensor in self._logits[rows].log_softmax(-1).topk(size))
@@ -385,7 +385,7 @@ class Scheduler:
         )
 
     def _drop_cancelled(self) -> None:
-        """End the choices of requests that were cancelled, wherever they are."""
+        """End the choices of cancelled requests in rows, prompts in work and queues."""
         places = [place for place, choice in enumerate(self._open) if choice.ticket.is_cancelled]
         if places:
             is_open = np.ones(len(self._open), bool)
@@ -406,7 +406,7 @@ class Scheduler:
                     del self._queues[group]
 
     def _drop_entry(self, entry: _Entry) -> bool:
-        """Cancel the choices of an entry that are to be; whether none is left."""
+        """End the cancelled choices of an entry; return whether none is left."""
         for choice in [choice for choice in entry.choices if choice.ticket.is_cancelled]:
             self._cancel(choice)
         entry.choices = [choice for choice in entry.choices if choice.finish is None]
@@ -431,7 +431,7 @@ class _ChoiceArrays:
     num_top: Numbers
     position: Numbers
     limit: Numbers
-    has_text: NDArray[np.bool_]  # its text is streamed, or ends at a text
+    has_text: NDArray[np.bool_]  # its text is streamed, or it has stop texts
 
     @classmethod
     def of(cls, choices: Sequence[OpenChoice]) -> "_ChoiceArrays":

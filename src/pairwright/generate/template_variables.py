@@ -1,8 +1,8 @@
-"""The variables of a chat template beside the conversation: `enable_thinking`, `date_string`, `documents` ...
+"""The variables of a chat template besides the conversation: `enable_thinking`, `date_string`, `documents` ...
 
-Which ones a template reads is found in its syntax tree, nothing is rendered. Only these may be set: a name that the
-template does not read would change nothing, and one of the renderer's own (`messages`, `chat_template`, `bos_token`)
-would change what the template is. Both are errors that name the variables that can be set.
+The variables that a template reads are found in its syntax tree, without rendering. Only these may be set: a name that
+the template does not read would have no effect, and a name of the renderer (`messages`, `chat_template`, `bos_token`)
+would change the template's input. Both are errors that list the allowed variables.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ _RESERVED = frozenset((*_OWN, *_CALL, *_OUTPUT))
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which some templates mark the model's turns with."""
+    """`{% generation %}`, with which some templates mark the model's turns."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -36,7 +36,7 @@ class _Generation(jinja2.ext.Extension):
 
 @lru_cache(maxsize=64)
 def list_variables(template: str) -> tuple[str, ...]:
-    """The names that a template reads and does not set before; without those of its surroundings and special tokens.
+    """Return the names that a template reads before it sets them, except reserved names and special tokens.
 
     >>> list_variables("{% set x = 1 %}{{ bos_token + messages[x].content }}{% if enable_thinking %}<think>{% endif %}")
     ('enable_thinking',)
@@ -45,18 +45,18 @@ def list_variables(template: str) -> tuple[str, ...]:
     try:
         tree = environment.parse(template)
         undeclared = jinja2.meta.find_undeclared_variables(tree)
-        # Jinja also lists a name that is set in one branch and read later: here it is the template's own.
+        # Jinja also lists a name that is set in one branch and read later: here it counts as set.
         contexts: dict[str, str] = {}
         for name in _iterate_names(tree, frozenset()):
             contexts.setdefault(name.name, name.ctx)
     except (jinja2.TemplateError, RecursionError, MemoryError):
-        return ()  # a template that does not compile is an error where it is rendered
+        return ()  # rendering reports the error
     names = {name for name in undeclared if contexts.get(name) == "load" and name not in environment.globals}
     return tuple(sorted(name for name in names - _RESERVED if not name.endswith("_token")))
 
 
 def explain_variables(variables: Mapping[str, Any], templates: Iterable[str]) -> str | None:
-    """What is wrong with variables for these templates; None where every one is read by some template.
+    """Explain what is wrong with variables for these templates; None if every one is read by some template.
 
     >>> explain_variables({"thinking": True}, ["{{ enable_thinking }}"])
     "the chat template reads no variable 'thinking'; it reads enable_thinking"
@@ -70,14 +70,14 @@ def explain_variables(variables: Mapping[str, Any], templates: Iterable[str]) ->
 
 
 def _iterate_names(node: nodes.Node, local: frozenset[str]) -> Iterator[nodes.Name]:
-    """Every name in the order in which it is evaluated; parameters of macros are theirs alone."""
+    """Yield every name in evaluation order, except parameters of macros."""
     if isinstance(node, nodes.Name):
         if node.name not in local:
             yield node
         return
     children = list(node.iter_child_nodes())
     if isinstance(node, nodes.Assign | nodes.For):
-        # The value comes before the name that it is set to.
+        # The value is evaluated before its name is set.
         value = node.node if isinstance(node, nodes.Assign) else node.iter
         children.sort(key=lambda child: child is not value)
     elif isinstance(node, nodes.Macro | nodes.CallBlock):

@@ -1,4 +1,4 @@
-"""The ledger: for every token that a model generated, where it went in training, with sums that agree."""
+"""The ledger: what training did with every generated token, with sums that are checked."""
 
 from pairwright.ledger.accounts import Account, Fate
 from pairwright.ledger.build_ledger import Ledger, LedgerError, build_ledger, train_folders

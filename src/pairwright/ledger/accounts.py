@@ -1,4 +1,4 @@
-"""Accounts: every generated turn of a channel under one fate, and the sums that have to agree."""
+"""Accounts: one fate for every generated turn of a channel, and sums that must agree."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from pairwright.ledger.generated_turns import Answer, Key
 from pairwright.ledger.trained import HELD_OUT, MASKED, NOT_SELECTED, TRAINED
 
 CUT = "cut: longer than tokens.max_length"
-_UNTRAINED = (NOT_SELECTED, MASKED)  # turns that a sequence holds as context
-_RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}  # a turn of several pairs has the first of their fates
+_UNTRAINED = (NOT_SELECTED, MASKED)  # turns that are context in a sequence
+_RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}  # a turn of several pairs gets the lowest rank; others: 2
 
 
 class Fate(msgspec.Struct):
-    """What became of turns. `tokens` are those that are known; `num_uncounted` turns have neither recorded ids nor an
+    """The fate of turns. `tokens` counts known tokens; `num_uncounted` turns have neither recorded ids nor an
     encoding."""
 
     name: str
@@ -24,9 +24,9 @@ class Fate(msgspec.Struct):
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """`drawn_tokens` is the sum over what was drawn, `loss_tokens` what the losses were computed on, counted by the
-    training loop. `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained as these ids.
-    `added_tokens` are those of the sequences that were trained, `num_with_added` of which have some."""
+    """`drawn_tokens` sums the tokens of drawn turns, `loss_tokens` those in losses, counted by the training loop.
+    `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained with exactly these ids.
+    `added_tokens` counts added tokens of trained sequences, `num_with_added` the sequences that have some."""
 
     channel: str
     experiences: int
@@ -42,7 +42,7 @@ class Account(msgspec.Struct, kw_only=True):
 
     @property
     def problems(self) -> list[str]:
-        """What does not add up; empty where everything does."""
+        """Sums that do not agree; empty if all do."""
         problems = []
         if sum(fate.turns for fate in self.fates) != self.turns:
             problems.append(f"{self.turns:,} turns, but {sum(fate.turns for fate in self.fates):,} have a fate")
@@ -56,7 +56,7 @@ class Account(msgspec.Struct, kw_only=True):
 
 
 class TurnRow(NamedTuple):
-    """A row of trained.parquet, assigned to an answer; `turn` is None where the item could not be encoded."""
+    """A row of trained.parquet, assigned to an answer; `turn` is None if the item could not be encoded."""
 
     key: Key
     turn: int | None
@@ -73,8 +73,8 @@ def account(
     rows: Iterable[TurnRow],
     name_fate: Callable[[Key, Answer, str | None], str],
 ) -> Account:
-    """Give every turn its fate. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
-    hold; `refusal` is why an item of the answer could not be encoded."""
+    """Assign a fate to every turn. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
+    have; `refusal` is the reason why an item of the answer could not be encoded."""
     best: dict[tuple[Key, int], TurnRow] = {}  # the row that decides the fate of a turn, among those of all its pairs
     refused: dict[Key, str] = {}
     drawn = num_recorded = num_as_sampled = added = num_with_added = 0
@@ -90,7 +90,7 @@ def account(
         place = (row.key, row.turn)
         if place not in best or _RANK.get(row.fate, 2) < _RANK.get(best[place].fate, 2):
             best[place] = row
-        # Hash of the ids that were sampled, where they were recorded.
+        # Hash of the recorded ids, if any.
         sampled = answers[row.key].digests.get(row.turn) if row.key in answers else None
         if row.fate == TRAINED and sampled is not None:
             num_recorded += 1
@@ -119,7 +119,7 @@ def account(
         for turn, known in answer.turns.items():
             held = best.get((key, turn))
             is_held = held is not None and held.fate not in _UNTRAINED
-            # Recorded ids are exact; without them the channel's own count stands.
+            # Recorded ids give the exact count; without them, use the channel's.
             tokens = held.tokens if held is not None and is_held and not answer.is_recorded else known
             total.turns += 1
             total.tokens += tokens or 0

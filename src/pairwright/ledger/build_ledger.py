@@ -1,9 +1,8 @@
 """The ledger of a training run: joins generated turns and the accounts of its channels.
 
-It is built from what each stage wrote: experience tables, outcomes, pairs, trained.parquet. Every generated turn of the
-experiences that entered a channel has one fate there: trained, held out, not drawn, cut, refused, not paired, and why.
-The tokens that were drawn are compared with what the losses were computed on, and the ids that were trained with the
-ids that were sampled.
+It is built from the files of each stage: experience tables, outcomes, pairs, trained.parquet. Every generated turn of
+the experiences of a channel has one fate: trained, held out, not drawn, cut, refused, not paired, with the reason.
+Drawn tokens are compared with the tokens in the losses, and trained ids with sampled ids.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -38,7 +37,7 @@ class LedgerError(PairwrightError):
 
 
 class Ledger(msgspec.Struct):
-    """The accounts of one training run, and what limits them."""
+    """The accounts of one training run, and notes on their limits."""
 
     name: str
     accounts: list[Account]
@@ -50,7 +49,7 @@ class Ledger(msgspec.Struct):
 
 
 def train_folders(folder: Path) -> list[tuple[str, Path]]:
-    """The training runs in the folder of a run, by name: of each round, or the folder itself."""
+    """Return the training runs in a run's folder, by name: those of each round, or the folder itself."""
     # By length first, so that round-10 comes after round-9.
     rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
     places = [(path.name, path / "train") for path in rounds] + [("train", folder / "train"), (folder.name, folder)]
@@ -63,7 +62,7 @@ def train_folders(folder: Path) -> list[tuple[str, Path]]:
 def build_ledger(
     name: str, folder: Path, *, encode: bool = True, progress: Progress = lambda done, total: None
 ) -> Ledger:
-    """The ledger of a training run. With `encode`, turns without recorded ids are encoded to count their tokens."""
+    """Build the ledger of a training run. `encode`: encode turns without recorded ids to count their tokens."""
     status = read_status(folder)
     if status is None:
         raise PairwrightError(f"{folder}: no training run: expected {STATUS} in it")
@@ -77,7 +76,7 @@ def build_ledger(
         rows = rows.with_columns(added=pl.lit(0))
     ledger = Ledger(name, [])
     for (channel,), own in rows.group_by("channel", maintain_order=True):
-        # Rows of pairs have a side; dpo may have refusals alone, which have none.
+        # Rows of pairs have a side; dpo may have only refusals, which have no side.
         is_paired = own.filter(pl.col("side") != "").height > 0 or (channel == "dpo")
         tables = source_tables(inputs["pairs"]) if is_paired else [Table(inputs["experience"], create=False)]
         if not tables:
@@ -100,7 +99,7 @@ def build_ledger(
 
 
 def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs: Path) -> Account:
-    """A channel that trains pairs: answers are found by the lineage of the sides."""
+    """Account for a channel that trains pairs; answers are found by the lineage of the sides."""
     sides = _find_sides(pairs, answers)
     on_a_side = {key for keys in sides.values() for key, _ in keys}
     reasons: dict[str, str | None] = {}
@@ -111,7 +110,7 @@ def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answ
         for name, side, turn, tokens, times, fate, digest, added in _iterate_rows(rows):
             both = sides.get(name, ())
             for number, (key, shift) in enumerate(both):
-                # A refusal has no side: it holds for both answers of the pair.
+                # A refusal has no side: it applies to both answers of the pair.
                 if side == ("chosen", "rejected")[number] or (not side and turn is None):
                     place = turn if turn is None or turn < 0 else turn + shift
                     yield TurnRow(key, place, tokens, times, fate, digest, added)
@@ -129,7 +128,7 @@ def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answ
 def _account_for_runs(
     channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], excluded: Container[str]
 ) -> Account:
-    """A channel that trains the runs of a table."""
+    """Account for a channel that trains the runs of a table."""
     held = set(rows.filter(pl.col("turn").is_not_null())["id"].to_list())
 
     def name_fate(key: Key, answer: Answer, refusal: str | None) -> str:
@@ -153,8 +152,8 @@ def _iterate_rows(rows: pl.DataFrame) -> Iterator[Any]:
 
 
 def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:
-    """For each pair, the answers of its two sides. A pair across groups has the prompt of its chosen side: messages of
-    the other side are at other positions than in its experience, by the shift beside it."""
+    """Return for each pair the answers of its two sides, with shifts. A pair across groups has the prompt of its chosen
+    side: messages of the other side are shifted relative to their experience."""
     columns = ["id", "chosen_uid", "rejected_uid", "across_groups"]
     sides: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
     for batch in pair_batches(pairs, columns):

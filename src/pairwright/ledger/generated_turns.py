@@ -1,4 +1,4 @@
-"""Generated turns: what models generated in experience tables, with the number of tokens of each turn."""
+"""Generated turns of experience tables, with the number of tokens of each."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -34,8 +34,8 @@ class Answer(msgspec.Struct):
 
 
 def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple[dict[Key, Answer], int]:
-    """All answers of tables, and how many records are there more than once. Without `use_recorded`, recorded ids do
-    not count, as they do not where `tokens.recorded` is `ignore`."""
+    """Read all answers of tables, and count duplicate records. Without `use_recorded`, recorded ids are ignored, as
+    with `tokens.recorded: ignore`."""
     answers: dict[Key, Answer] = {}
     num_repeated = 0
     for table in tables:
@@ -57,7 +57,7 @@ def count_tokens(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Fill in the tokens of turns that were not recorded, by encoding all turns of their tables (nothing is cut)."""
+    """Count the tokens of turns without recorded ids, by encoding all turns of their tables without truncation."""
     whole = options.model_copy(
         update={"max_length": None, "max_pair_length": None, "train_turns": "all", "credit": CreditConfig()}
     )
@@ -94,12 +94,12 @@ def _answers_of(experience: Experience) -> Iterator[tuple[Key, Answer]]:
 def _answer(
     row: str, num_prompt: int, messages: tuple[Message, ...], ids: Array | None, mask: Array | None, *, is_scored: bool
 ) -> Answer:
-    # Message indices of what was generated; -1 stands for an answer in which no message is marked.
+    # Indices of generated messages; -1 for an answer in which no message is marked.
     turns = [num_prompt + number for number, message in enumerate(messages) if message.is_generated] or [-1]
     if ids is None or mask is None:
         return Answer(row, is_scored, dict.fromkeys(turns))
     spans = find_mask_spans(mask).tolist()
-    if len(spans) != len(turns):  # which span is whose is not known: all sampled tokens together
+    if len(spans) != len(turns):  # spans cannot be assigned to turns: count all sampled tokens together
         return Answer(row, is_scored, {-1: int(mask.sum())}, {-1: digest_of(ids[mask])})
     named = list(zip(turns, spans, strict=True))  # (message index, (start, end) in the response)
     return Answer(

@@ -1,4 +1,4 @@
-"""`train.json`, the state of a training run, and the newest losses of its `metrics.jsonl`: the one reader of both.
+"""Read `train.json`, the state of a training run, and the newest losses of its `metrics.jsonl`.
 
 The trainer (training/run_dir.py) replaces train.json at each change and appends to metrics.jsonl while others read.
 """
@@ -14,7 +14,7 @@ import msgspec
 from pairwright.errors import PairwrightError
 
 FILE_NAME = "train.json"
-_TAIL_BYTES = 2**20  # of the metrics, from the end: enough for some thousand lines
+_TAIL_BYTES = 2**20  # read from the end of the metrics: a few thousand lines
 
 
 class RunError(PairwrightError):
@@ -22,7 +22,7 @@ class RunError(PairwrightError):
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """What train.json holds."""
+    """The content of train.json."""
 
     state: str
     step: int = 0
@@ -52,9 +52,9 @@ class Status(msgspec.Struct, kw_only=True):
 
 
 def read_status(folder: Path, *, strict: bool = True) -> Status | None:
-    """The state of the run in `folder`, or None where there is none.
+    """Return the state of the run in `folder`, or None if there is no run.
 
-    A file that cannot be read raises RunError, or with `strict=False` counts as missing: for those who watch a run.
+    An unreadable file raises RunError; with `strict=False` (for watching a run), it counts as missing.
     """
     try:
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=Status)
@@ -67,7 +67,7 @@ def read_status(folder: Path, *, strict: bool = True) -> Status | None:
 
 
 def last_losses(folder: Path) -> tuple[float | None, float | None]:
-    """The newest finite training and validation loss, from the end of the metrics."""
+    """Return the newest finite training and validation loss, from the end of the metrics."""
     losses: dict[str, float] = {}
     for line in last_lines(folder / "metrics.jsonl", 200):
         try:
@@ -82,7 +82,7 @@ def last_losses(folder: Path) -> tuple[float | None, float | None]:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a text file; only its last megabyte is read. A file that is missing has none."""
+    """Return the last lines of a text file, reading only its last megabyte; empty if the file is missing."""
     try:
         with open(path, "rb") as file:
             # The first line that is read may lack its beginning: callers skip lines that do not parse.

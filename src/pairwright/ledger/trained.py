@@ -1,15 +1,15 @@
-"""What a run trained, turn by turn: `trained.parquet`, the trainer's part of the ledger.
+"""`trained.parquet`: the turns that a run trained, the trainer's part of the ledger.
 
-One row for each turn of each sequence that the channels hold, drawn or not:
+One row for each turn of each sequence of the channels, drawn or not:
 
     channel   dpo, sft, grpo, sdpo, kto
     id        the pair, or the experience
     side      chosen or rejected; empty for an experience
-    turn      index of the message, -1 where recorded spans cannot be assigned to messages
+    turn      index of the message, -1 if recorded spans cannot be assigned to messages
     tokens    trained tokens of the turn
     times     updates that computed a loss on it
-    fate      trained, or why not; what could not be encoded is one row without a turn, "refused: <reason>"
-    digest    hash of the trained ids, to compare with what was sampled
+    fate      trained, or why not; an item that could not be encoded is one row without a turn, "refused: <reason>"
+    digest    hash of the trained ids, to compare with the sampled ids
     added     added tokens of the sequence (a thought that was closed, an end that no render shows), on its first row
 """
 
@@ -47,7 +47,7 @@ _ROWS_AT_ONCE = 65_536  # rows in memory before they are written
 
 
 class HeldTurns(NamedTuple):
-    """A sequence that a channel holds. `mask` is what the loss is computed on; `unused` says why it is never drawn."""
+    """A sequence of a channel. `mask` marks the tokens in the loss; `unused` is the reason why it is never drawn."""
 
     id: str
     side: str
@@ -61,7 +61,7 @@ class HeldTurns(NamedTuple):
 
     @classmethod
     def of(cls, name: str, side: str, sequence: Any, unused: str | None = None) -> "HeldTurns":
-        """A sequence of the tokens stage."""
+        """Create from a sequence of the tokens stage."""
         report = sequence.report
         arrays = sequence.ids, sequence.mask, sequence.message_index
         return cls(name, side, *arrays, unused, report.not_selected, report.masked_by_credit, report.added_tokens)
@@ -74,13 +74,13 @@ class Turn(NamedTuple):
 
 
 def split_turns(ids: Array, mask: Array, message_index: Array) -> Iterator[Turn]:
-    """The trained tokens of a sequence by turn, in order; an answer whose messages are unknown is one turn, -1.
+    """Yield the trained tokens of a sequence by turn, in order; an answer with unknown messages is one turn, -1.
 
     >>> turns = split_turns(np.array([5, 6, 7, 8]), np.array([0, 1, 1, 1], bool), np.array([-1, 1, 1, 3]))
     >>> [(turn.turn, turn.tokens) for turn in turns]
     [(1, 2), (3, 1)]
     """
-    mask = np.asarray(mask, bool) & (np.arange(len(mask)) > 0)  # nothing predicts the first token of all
+    mask = np.asarray(mask, bool) & (np.arange(len(mask)) > 0)  # nothing predicts the first token
     trained, messages = np.asarray(ids)[mask].astype(np.int32), np.asarray(message_index)[mask]
     # Where the message changes between two trained tokens, a turn ends.
     edges = [0, *(np.flatnonzero(np.diff(messages)) + 1).tolist(), len(trained)] if len(trained) else [0]
@@ -94,7 +94,7 @@ def digest_of(ids: Array) -> int:
 
 
 def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None:
-    """Write what `num_steps` updates of the channels trained, and what they held and never drew."""
+    """Write the turns that `num_steps` updates of the channels trained, and those that were never drawn."""
     with (
         write_atomic(folder / FILE_NAME) as temporary,
         pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer,

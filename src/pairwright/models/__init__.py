@@ -1,1 +1,1 @@
-"""Model folders from other forms: GGUF files of llama.cpp, converted to what transformers and this package load."""
+"""Convert between model folders and other formats, such as GGUF files of llama.cpp."""

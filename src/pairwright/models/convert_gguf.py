@@ -1,7 +1,7 @@
-"""GGUF to a model folder: weights as safetensors, config.json, tokenizer and chat template. Needs `gguf`, not torch.
+"""Convert GGUF to a model folder: safetensors weights, config.json, tokenizer, chat template. Needs `gguf`, not torch.
 
-Known are the families llama (also Mistral and SmolLM2), qwen2 and qwen3, dense. Whatever of a file would be lost (an
-unknown tensor, another way of scaling rotary positions, experts) is refused with its name.
+Supports the dense families llama (also Mistral and SmolLM2), qwen2 and qwen3. Anything in a file that would be lost (an
+unknown tensor, another scaling of rotary positions, experts) is refused by name.
 """
 
 import math
@@ -38,13 +38,13 @@ def convert_gguf(
     tokenizer: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Json:
-    """Write a model folder from a GGUF file; returns its family, parameters, dtype and bytes.
+    """Write a model folder from a GGUF file; return its family, parameters, dtype and bytes.
 
     file: the GGUF file.
     folder: the folder to write; it must not exist, or be empty.
     dtype: of the weights. auto: as in the file, and bfloat16 if they are quantised.
     tokenizer: a folder whose tokenizer is copied, instead of the one in the file.
-    progress: is called with the tensors written and their number.
+    progress: called with the number of tensors written and the total.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not empty: name a new folder")
@@ -75,7 +75,7 @@ def convert_gguf(
 
 
 def open_gguf(file: Path) -> tuple[Json, dict[str, Any]]:
-    """Metadata and tensors; these are read when they are used."""
+    """Return metadata and tensors; tensors are read lazily."""
     import gguf
 
     if not file.is_file():
@@ -94,12 +94,12 @@ def open_gguf(file: Path) -> tuple[Json, dict[str, Any]]:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """Rows first, as transformers has it; a file has the columns first."""
+    """Return the shape with rows first, like transformers; GGUF has columns first."""
     return tuple(int(width) for width in reversed(tensor.shape))
 
 
 def read_tensor(tensor: Any, heads: int | None) -> NDArray[np.float32]:
-    """A tensor of a file as transformers has it; `heads` if its rows are in llama.cpp's rotary order."""
+    """Read a tensor in transformers' layout; `heads` if its rows are in llama.cpp's rotary order."""
     import gguf
 
     weights: NDArray[np.float32] = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape_of(tensor))
@@ -107,7 +107,7 @@ def read_tensor(tensor: Any, heads: int | None) -> NDArray[np.float32]:
 
 
 def _field(fields: Json, name: str, file: Path, default: Any = None) -> Any:
-    """A value of the model's family."""
+    """Return a metadata value of the model's family."""
     value = fields.get(f"{fields['general.architecture']}.{name}", default)
     if value is None:
         raise ConvertError(f"{file}: has no {fields['general.architecture']}.{name}")
@@ -115,7 +115,7 @@ def _field(fields: Json, name: str, file: Path, default: Any = None) -> Any:
 
 
 def _choose_dtype(tensors: dict[str, Any]) -> str:
-    """The type of the matrices in the file; bfloat16 for quantised ones, whose error is larger than its own."""
+    """Return the type of the matrices in the file; bfloat16 for quantised ones, whose error exceeds its rounding."""
     types = {tensor.tensor_type.name for tensor in tensors.values() if len(tensor.shape) > 1}
     if types == {"F32"}:
         return "float32"
@@ -151,7 +151,7 @@ def _config(fields: Json, tensors: dict[str, Any], file: Path) -> Json:
 
 
 def _rope_scaling(fields: Json, tensors: dict[str, Any], file: Path, *, head_dim: int, theta: float) -> Json:
-    """How rotary positions are stretched; nothing where they are not."""
+    """Return the scaling of rotary positions; empty if there is none."""
     family = fields["general.architecture"]
     if ROPE_FACTORS in tensors:
         factors = np.array(tensors[ROPE_FACTORS].data, dtype=np.float32)

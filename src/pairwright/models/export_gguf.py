@@ -1,8 +1,8 @@
-"""A model folder, or a LoRA adapter, as a GGUF file of llama.cpp. Needs `gguf`, not torch.
+"""Export a model folder or a LoRA adapter as a GGUF file of llama.cpp. Needs `gguf`, not torch.
 
-Known are the families of `gguf_tables`; whatever of a model would be lost is refused with its name. Matrices take the
-type of the target, vectors stay in float32; with a template file (`like`) every tensor takes the type it has there,
-and a tensor whose values are still those of that file is copied byte for byte.
+Supports the families of `gguf_tables`; anything in a model that would be lost is refused by name. Matrices get the
+target's type, vectors stay float32. With a template file (`like`), every tensor gets its type there, and tensors with
+unchanged values are copied byte for byte.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}  # general.file_type
-_BLOCK = 32  # values that a quantised block has
+_BLOCK = 32  # values of a quantised block
 _LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 Progress = Callable[[int, int], None]
@@ -47,15 +47,15 @@ def write_gguf(
     name: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Json:
-    """Write the model of a folder as a GGUF file; returns its family, types and bytes.
+    """Write the model of a folder as a GGUF file; return its family, types and bytes.
 
-    folder: the model's folder; with `adapter`, that of its base.
+    folder: the model's folder; with `adapter`, the base model's.
     path: the file to write or replace.
     to: type of the matrices, one of `TYPES`.
-    adapter: is merged into the weights.
+    adapter: merged into the weights.
     like: a GGUF file whose types are used instead of `to`.
-    name: the model's name in the file; by default that of the folder.
-    progress: is called with the tensors written and their number.
+    name: the model's name in the file; by default the file's stem.
+    progress: called with the number of tensors written and the total.
     """
     import gguf
 
@@ -124,7 +124,7 @@ def write_lora_gguf(adapter: Adapter, base: Path, path: Path) -> Json:
 
 
 class _Tensors:
-    """The tensors of the file: `layout` has the shape and type of each, in the order of the file."""
+    """The tensors of the file; `layout` maps names to shape and type, in file order."""
 
     def __init__(
         self, weights: FolderWeights, config: Json, *, to: str, source: dict[str, Any], adapter: Adapter | None
@@ -165,7 +165,7 @@ class _Tensors:
                 )
 
     def encode(self, name: str) -> NDArray[Any]:
-        """The bytes of a tensor of the file."""
+        """Return the data of a tensor in the file."""
         import gguf
 
         _, type_ = self.layout[name]
@@ -202,7 +202,7 @@ class _Tensors:
 
 
 def _read_config(folder: Path) -> Json:
-    """config.json with what older versions of transformers call otherwise, checked for what the file can hold."""
+    """Read config.json, normalise names of older transformers versions, and refuse what GGUF cannot hold."""
     config = read_json(folder / "config.json")
     family = config.get("model_type")
     if family not in FAMILIES or config.get("architectures", [FAMILIES[family][0]]) != [FAMILIES[family][0]]:
@@ -235,7 +235,7 @@ def _check_tied(config: Json, adapter: Adapter, where: str) -> None:
 
 
 def _rope_factors(config: Json, where: str) -> NDArray[np.float32] | None:
-    """The tensor that Llama 3 files have; None where positions are scaled otherwise or not at all."""
+    """Return Llama 3's tensor of rotary factors; None for any other scaling or none."""
     rope = config["rope_parameters"]
     if rope["rope_type"] not in ("default", "linear", "yarn", "llama3"):
         raise ConvertError(f"{where}: scales rotary positions by {rope['rope_type']!r}, which is not exported")
@@ -248,7 +248,8 @@ def _rope_factors(config: Json, where: str) -> NDArray[np.float32] | None:
 
 
 def _type_of(name: str, shape: tuple[int, ...], to: str) -> Any:
-    """Vectors in float32; embedding and head of a four-bit file in eight bits, since all logits pass through them."""
+    """Choose a tensor's type: float32 for vectors; eight bits for embedding and head of a four-bit file, since they
+    affect all logits."""
     import gguf
 
     if len(shape) == 1:
@@ -261,7 +262,7 @@ def _type_of(name: str, shape: tuple[int, ...], to: str) -> Any:
 
 
 def _info(shape: tuple[int, ...], type_: Any) -> tuple[Any, ...]:
-    """What `add_tensor_info` takes: shape, numpy type, bytes, type. Quantised tensors have the shape of their bytes."""
+    """Return the arguments of `add_tensor_info`: shape (of the bytes if quantised), numpy type, bytes, type."""
     import gguf
 
     if type_.name in ("F32", "F16"):

@@ -1,9 +1,9 @@
-"""`pairwright model export`: a trained model or adapter in the form of another runtime.
+"""`pairwright model export`: write a trained model or adapter for another runtime.
 
-gguf:TYPE     a file for llama.cpp; f32, f16, bf16, q8_0, q4_0, and others where llama-quantize is installed
-lora-gguf     the adapter alone, over a GGUF file of its base model
+gguf:TYPE     a file for llama.cpp; f32, f16, bf16, q8_0, q4_0, and others if llama-quantize is installed
+lora-gguf     only the adapter, to use with a GGUF file of its base model
 ollama        a folder with model.gguf and a Modelfile; ollama:TYPE chooses the type
-vllm-lora     the adapter's folder, checked for what vLLM loads
+vllm-lora     the adapter's folder, checked for vLLM's requirements
 merged        a plain model folder with the adapter in its weights
 """
 
@@ -44,13 +44,13 @@ def export_model(
     like: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Json:
-    """Write a trained model for another runtime; returns the target, what was written, notes and the next command.
+    """Write a trained model for another runtime; return the target, the files, notes and the next command.
 
-    run: a run's folder, or that of a model or adapter.
+    run: the folder of a run, model or adapter.
     output: the file to write for gguf and lora-gguf, else a new or empty folder.
     to: one of `TARGETS`, or gguf:TYPE with a type of llama-quantize.
     like: with gguf: a GGUF file whose types are used.
-    progress: is called with the tensors written and their number.
+    progress: called with the number of tensors written and the total.
     """
     kind, _, type_ = to.partition(":")
     if kind not in ("gguf", "lora-gguf", "ollama", "vllm-lora", "merged") or (type_ and kind not in ("gguf", "ollama")):
@@ -118,7 +118,7 @@ def _gguf(
 
 
 def _vllm_lora(adapter: Adapter, base: Path, output: Path) -> Json:
-    """The adapter's own files: vLLM reads PEFT's form, for the linear layers inside blocks."""
+    """Copy the adapter's files: vLLM reads PEFT's format, for linear layers inside blocks."""
     for name in adapter.pairs:
         if not (name_in_file(name) or "").startswith("blk."):
             raise ConvertError(f"{adapter.folder}: changes {name}; vLLM loads adapters of attention and MLP layers")
@@ -136,7 +136,7 @@ def _vllm_lora(adapter: Adapter, base: Path, output: Path) -> Json:
 
 
 def _merged(base: Path, trained: Path, output: Path, adapter: Adapter | None, progress: Progress) -> Json:
-    """An adapter is merged in float32, as training computed it: in 16 bits a small change may round to nothing."""
+    """Write a plain model folder. An adapter is merged in float32: in 16 bits, small changes may round to nothing."""
     with FolderWeights(base, adapter) as weights, write_atomic(output, error=ConvertError) as temporary:
         temporary.mkdir()
         dtype = weights.dtype if adapter is None else "float32"

@@ -1,6 +1,6 @@
 """The weights of a model folder as float32 arrays, one tensor at a time; an adapter is merged into its base.
 
-Invariant: an adapter of which something would be lost (DoRA, biases, whole modules, ranks per module) is refused.
+Invariant: adapters with features that would be lost (DoRA, biases, whole modules, ranks per module) are refused.
 """
 
 import json
@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 TEMPLATES = "additional_chat_templates"  # folder of named templates
-# Keys of adapter_config.json that change what the two matrices mean, and the values that change nothing.
+# Keys of adapter_config.json that change the meaning of the two matrices, with their neutral values.
 _PLAIN_LORA: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -48,7 +48,7 @@ _PLAIN_LORA: dict[str, tuple[Any, ...]] = {
 
 
 def find_trained(path: Path) -> Path:
-    """The model or adapter folder of a run: the folder itself, or what training left in it."""
+    """Return the model or adapter folder of a run: the folder itself, or the one that training wrote into it."""
     for folder in (path, *(path / name for name in ("model", "train/model", "adapter", "train/adapter"))):
         if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
             return folder
@@ -56,7 +56,7 @@ def find_trained(path: Path) -> Path:
 
 
 def tokenizer_folder(trained: Path, base: Path) -> Path:
-    """The folder with the tokenizer of a trained model; an adapter without one has that of its base."""
+    """Return the folder with a trained model's tokenizer; for an adapter without one, its base model's."""
     return trained if (trained / "tokenizer_config.json").is_file() else base
 
 
@@ -71,7 +71,7 @@ def read_json(path: Path) -> Json:
 
 
 def copy_tokenizer(base: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer and its templates, except those that are there already."""
+    """Copy the files of a tokenizer and its templates, except those that already exist."""
     for name in TOKENIZER_FILES:
         if (base / name).is_file() and not (folder / name).exists():
             shutil.copyfile(base / name, folder / name)
@@ -98,7 +98,7 @@ class Adapter:
             raise ConvertError(f"{folder}: {len(tensors)} tensors, of which {2 * len(self.pairs)} are LoRA matrices")
 
     def scale(self, rank: int) -> float:
-        """What B·A is multiplied by."""
+        """Return the factor of B·A."""
         divisor = math.sqrt(rank) if self.config.get("use_rslora") else rank
         return float(self.config["lora_alpha"]) / divisor
 
@@ -165,10 +165,10 @@ def write_safetensors(
     dtype: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Write tensors one at a time, so that memory holds one, not the model; returns the bytes of the file.
+    """Write tensors one at a time, so that memory holds only one; return the bytes of the file.
 
-    shapes: names and shapes in the order in which they are written.
-    read: returns a tensor by its name.
+    shapes: names and shapes in the order of writing.
+    read: returns a tensor by name.
     """
     header: Json = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,4 +1,4 @@
-"""Names of tensors and order of rotary rows: what GGUF files and transformers call and order differently.
+"""Names of tensors and order of rotary rows, which differ between GGUF files and transformers.
 
 The tables are used in both directions: `convert_gguf` reads a file with them, `export_gguf` writes one.
 """
@@ -33,7 +33,7 @@ OF_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3: what divides each frequency
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3: divisor of each frequency
 _FILE_WHOLE = {theirs: ours for ours, theirs in WHOLE.items()}
 _FILE_BLOCK = {theirs: ours for ours, theirs in OF_BLOCK.items()}
 
@@ -43,7 +43,7 @@ class ConvertError(PairwrightError):
 
 
 def name_in_transformers(name: str) -> str | None:
-    """The name in transformers of a tensor of a file; None where it is not known."""
+    """Return the transformers name of a tensor in the file; None if unknown."""
     stem, _, ending = name.rpartition(".")
     if stem in WHOLE:
         return f"{WHOLE[stem]}.{ending}"
@@ -54,7 +54,7 @@ def name_in_transformers(name: str) -> str | None:
 
 
 def map_names(tensors: Iterable[str], where: str, *, num_blocks: int) -> dict[str, str]:
-    """Names in the file and in transformers; every tensor must be known, and none be missing."""
+    """Map names in the file to names in transformers; raise if a tensor is unknown or missing."""
     names: dict[str, str] = {}
     for name in tensors:
         target = name_in_transformers(name)
@@ -87,14 +87,15 @@ def name_in_file(name: str) -> str | None:
 
 
 def rotary_heads(name: str, family: str, heads: int, kv_heads: int) -> int | None:
-    """Heads of a tensor of the file whose rows are in llama.cpp's rotary order; None for all others."""
+    """Return the number of heads of a tensor whose rows are in llama.cpp's rotary order; None for others."""
     if family != "llama":
         return None
     return heads if ".attn_q." in name else kv_heads if ".attn_k." in name else None
 
 
 def split_rotary(weights: NDArray[Any], heads: int) -> NDArray[Any]:
-    """llama.cpp rotates neighbours (0 1, 2 3, ...), transformers the two halves of a head: put evens before odds."""
+    """Reorder rows from llama.cpp to transformers: llama.cpp rotates neighbours (0 1, 2 3, ...), transformers the two
+    halves of a head."""
     pairs = weights.reshape(heads, -1, 2, *weights.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weights.shape)
 
@@ -106,7 +107,7 @@ def join_rotary(weights: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def llama3_factors(head_dim: int, theta: float, factor: float) -> NDArray[np.float32]:
-    """What Llama 3 divides its frequencies by: high ones stay, low ones by `factor`, those between by a ramp."""
+    """Return Llama 3's divisors of frequencies: 1 for high ones, `factor` for low ones, a ramp between."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     lengths = 2 * math.pi / frequencies
     low, high, context = 1.0, 4.0, 8192

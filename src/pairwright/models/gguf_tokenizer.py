@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file from its metadata, and the metadata of a tokenizer.
+"""Convert between a tokenizer and the metadata of a GGUF file.
 
-A GGUF file has the name of its splitting rule, not the rule (`tokenizer.ggml.pre`). Reading refuses a name that is not
-in the table below; writing refuses a tokenizer that splits text as none of them does. Another rule would give other ids
-without an error.
+A GGUF file has only the name of its splitting rule (`tokenizer.ggml.pre`). Reading refuses names that are not in the
+table below; writing refuses tokenizers that split text differently from all known rules. A wrong rule would silently
+give wrong ids.
 """
 
 import json
@@ -32,8 +32,8 @@ _RULES = {
     "smollm": "digits",
     "gpt-2": "gpt2",
 }
-# What a rule must split as the original does, and what `model export --prove` asks llama.cpp to encode: digits, blanks,
-# Unicode (composed: llama.cpp does not normalise), code.
+# Texts that a rule must split like the original, and that `model export --prove` encodes with llama.cpp: digits,
+# blanks, Unicode (composed: llama.cpp does not normalise), code.
 PROBE_TEXTS = (
     "Hello world's 12345 + 3.14159, 1st of 2026",
     "  two  blanks   three\n\n\n\ttabs\t\r\n end  ",
@@ -47,7 +47,7 @@ PROBE_TEXTS = (
 
 
 def build_tokenizer(fields: Json, where: str) -> Tokenizer:
-    """The tokenizer of a file's metadata.
+    """Build the tokenizer from a file's metadata.
 
     fields: keys and values of the file.
     where: the file's name, for errors.
@@ -82,7 +82,7 @@ def build_tokenizer(fields: Json, where: str) -> Tokenizer:
 
 
 def tokenizer_settings(fields: Json) -> Json:
-    """tokenizer_config.json: special tokens by their role, and the length of the context."""
+    """Return tokenizer_config.json: special tokens by role, and the context length."""
     tokens = fields["tokenizer.ggml.tokens"]
     roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     ids = {role: fields.get(f"tokenizer.ggml.{key}_token_id") for role, key in roles.items()}
@@ -96,13 +96,13 @@ def tokenizer_settings(fields: Json) -> Json:
 
 
 def stop_ids(fields: Json) -> list[int]:
-    """The tokens that end an answer: end of the text and, where it is another one, end of a turn."""
+    """Return the tokens that end an answer: end of text, end of turn, end of message."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
     return list(dict.fromkeys(fields[key] for key in keys if fields.get(key) is not None))
 
 
 def _adds_bos(fields: Json) -> bool:
-    """Whether a text begins with BOS; a file that does not say so follows its family."""
+    """Return whether a text begins with BOS; the default depends on the family."""
     is_family = (
         fields["tokenizer.ggml.model"] == "llama" or _RULES.get(str(fields.get("tokenizer.ggml.pre"))) == _LLAMA3
     )
@@ -118,12 +118,12 @@ def _byte_level(fields: Json, where: str) -> Tokenizer:
         )
     rule = _RULES[name]
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    # Added tokens are in the vocabulary, too, so that they keep their ids; the model itself cannot reach them.
+    # Added tokens are in the vocabulary, too, to keep their ids; BPE itself cannot produce them.
     vocabulary = {
         token: number for number, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED
     }
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    # Llama 3 takes a word that is a token as it is, whatever its merges would give.
+    # Llama 3 encodes a word that equals a token as that token, without merging.
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule == _LLAMA3))
     backend.pre_tokenizer = _splitter(rule)
     if rule == _QWEN2:
@@ -143,7 +143,7 @@ def _splitter(rule: str) -> Any:
 
 
 def _sentencepiece(fields: Json, where: str) -> Tokenizer:
-    """Pieces with scores: of two merges the one whose result has the higher score comes first."""
+    """Build a SentencePiece tokenizer: merges are ordered by the score of their result."""
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     scores = fields.get("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
@@ -164,9 +164,9 @@ def _sentencepiece(fields: Json, where: str) -> Tokenizer:
 
 
 def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: int) -> Json:
-    """The metadata of a tokenizer, which `build_tokenizer` reads back to the same ids.
+    """Return the metadata of a tokenizer, from which `build_tokenizer` gives the same ids.
 
-    tokenizer: that of the model's folder.
+    tokenizer: the tokenizer of the model's folder.
     where: the folder's name, for errors.
     num_embeddings: rows of the model's embedding; ids that are not tokens become unused ones.
     """
@@ -221,7 +221,7 @@ def _type_of(token: str | None, is_bytes: bool) -> int:
 
 
 def _rule_name(backend: Tokenizer, where: str) -> str:
-    """The rule of the table that splits the probe texts as this tokenizer does."""
+    """Return the known rule that splits the probe texts like this tokenizer."""
     if backend.pre_tokenizer is not None and isinstance(backend.normalizer, normalizers.NFC | None):
         expected = [backend.pre_tokenizer.pre_tokenize_str(text) for text in PROBE_TEXTS]
         for name, rule in _RULES.items():
@@ -232,7 +232,7 @@ def _rule_name(backend: Tokenizer, where: str) -> str:
 
 
 def _special_ids(tokenizer: ChatTokenizer, where: str) -> Json:
-    """Roles of special tokens, and what is put around a text. Up to three tokens may end an answer."""
+    """Return the roles of special tokens, and whether BOS and EOS are added. At most three tokens may end an answer."""
     backend, roles = tokenizer.backend, tokenizer.special_tokens
     keys = {"bos_token": "bos", "pad_token": "padding", "unk_token": "unknown"}
     fields: Json = {

@@ -1,8 +1,8 @@
-"""Ollama's Modelfile: the chat template in Go's syntax, derived from the model's own by rendering chats, and stops.
+"""Ollama's Modelfile: stops, and the chat template in Go's syntax, derived from renders of the model's template.
 
-A chat template is taken apart into what is before and after a message of each role. Go's template is written from
-these parts, and the parts are checked against the model's template on longer chats: a template that is no such sequence
-of messages (one that prints the date, or rewrites earlier turns) is refused.
+A chat template is split into the text before and after messages of each role. Go's template is written from these
+parts, and the parts are checked against the model's template on longer chats: a template that is not a sequence of
+messages (one that prints the date, or rewrites earlier turns) is refused.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 class ChatParts(NamedTuple):
-    """What a template writes around messages. `default` stands for a missing system message."""
+    """The template text around messages. `default` replaces a missing system message."""
 
     default: str
     before: dict[str, str]
@@ -33,9 +33,9 @@ class ChatParts(NamedTuple):
 
 
 def modelfile(tokenizer: ChatTokenizer, model: str, where: str) -> tuple[str, list[str]]:
-    """The text of a Modelfile, and notes on what Ollama's template cannot do.
+    """Return the text of a Modelfile, and notes on limits of Ollama's template.
 
-    tokenizer: that of the model's folder.
+    tokenizer: the tokenizer of the model's folder.
     model: name of the GGUF file beside the Modelfile.
     where: the folder's name, for errors.
     """
@@ -55,7 +55,7 @@ def modelfile(tokenizer: ChatTokenizer, model: str, where: str) -> tuple[str, li
 
 
 def go_template(parts: ChatParts) -> str:
-    """The template in Go's syntax over `.System` and `.Messages`; an answer that was begun is continued."""
+    """Write the template in Go's syntax over `.System` and `.Messages`; a last assistant message is continued."""
     texts = {role: (_literal(parts.before[role]), _literal(parts.after[role])) for role in parts.before}
     cases = "{{ else ".join(
         f'{{{{ if eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'.removeprefix("{{ " if number else "")
@@ -68,7 +68,7 @@ def go_template(parts: ChatParts) -> str:
 
 
 def chat_parts(tokenizer: ChatTokenizer, where: str) -> ChatParts:
-    """Take the default chat template apart; raises ConvertError where it is not a sequence of messages."""
+    """Split the default chat template into parts; raise ConvertError if it is not a sequence of messages."""
     if not tokenizer.has_template:
         raise ConvertError(f"{where}: has no chat template")
     if tokenizer.reads_clock:
@@ -99,7 +99,7 @@ def chat_parts(tokenizer: ChatTokenizer, where: str) -> ChatParts:
 
 
 def _split(tokenizer: ChatTokenizer, roles: list[str], *, generation: bool = True) -> list[str]:
-    """A rendered chat, cut at the contents of its messages."""
+    """Render a chat, and split it at the contents of its messages."""
     messages = list(zip(roles, _MARKS, strict=False))
     text = _render(tokenizer, messages, generation=generation)
     pieces = []
