@@ -132,7 +132,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
         Command("tokens", [*encoded, "-o", "{out}"], sequences),
         Command(
             "train",
-            [*trained, "train.max_steps=12", "train.save_every=2", "-o", "{out}"],
+            [*trained, "train.max_steps=12", "train.save_every=2", "train.threads=1", "-o", "{out}"],
             file_contents("model/model.safetensors"),
         ),
         Command("score", ["score", "{out}", "--with", "programs"], scores, copies=table),

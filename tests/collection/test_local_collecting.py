@@ -11,7 +11,9 @@ from pairwright import Table
 from pairwright.cli import main
 from pairwright.collection import Ask, PolicyError, collect
 from pairwright.collection.local_policy import LocalPolicy
-from pairwright.config import Config
+from pairwright.collection.run_policy import make_policy
+from pairwright.config import Config, PolicyConfig
+from pairwright.errors import PairwrightError
 from pairwright.generate import Engine
 from pairwright.records.messages import Message
 from serve.served_models import served
@@ -166,3 +168,12 @@ def test_a_prompt_that_does_not_fit_is_refused_not_retried():
         await policy.close()
 
     asyncio.run(main())
+
+
+def test_a_relative_model_is_found_in_the_folder_of_the_configuration(tmp_path, monkeypatch):
+    save_model(tmp_path / "project" / "models" / "base")
+    monkeypatch.chdir(tmp_path)
+    policy = make_policy(PolicyConfig(model="models/base"), base=tmp_path / "project")
+    assert isinstance(policy, LocalPolicy)
+    with pytest.raises(PairwrightError, match="models/base: no such folder"):
+        make_policy(PolicyConfig(model="models/base"), base=tmp_path / "elsewhere")

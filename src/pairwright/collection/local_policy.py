@@ -5,11 +5,9 @@ from pathlib import Path
 from pairwright.collection.policies import Ask, Completion
 from pairwright.collection.run_failures import PolicyError
 from pairwright.config import PolicyConfig
-from pairwright.errors import ConfigError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
 from pairwright.generate.batcher import Load
 from pairwright.generate.tool_calls import split_calls
-from pairwright.paths import find_model
 from pairwright.records.messages import Message, ToolCall
 
 
@@ -94,9 +92,3 @@ class LocalPolicy:
         )
         # as in chat APIs, empty text is None if there are calls
         return Message("assistant", rest or None if numbered else rest, tool_calls=numbered)
-
-
-def local_folder(config: PolicyConfig) -> Path:
-    if config.model is None:
-        raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
-    return find_model(config.model)

@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 
 from pairwright.collection.call_log import CallLog
-from pairwright.collection.local_policy import LocalPolicy, local_folder
+from pairwright.collection.local_policy import LocalPolicy
 from pairwright.collection.policies import Ask, Completion, Policy, Prompt, as_messages
 from pairwright.collection.tasks import Task
 from pairwright.config import PolicyConfig
+from pairwright.errors import ConfigError
+from pairwright.paths import find_model
 from pairwright.records.messages import Json, content_hash
 
 
@@ -27,15 +29,16 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
 
         return EndpointPolicy(config)
 
-    if config.model is not None and config.model.endswith(".gguf"):
+    model = config.model
+    if model is None:
+        raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
+    if base is not None and not Path(model).exists() and (base / model).exists():
+        model = str(base / model)
+    if model.endswith(".gguf"):
         from pairwright.collection.gguf_policy import GgufPolicy
 
-        places = [place for place in (Path(config.model), *([base / config.model] if base else [])) if place.is_file()]
-        return GgufPolicy(config, places[0] if places else Path(config.model))
-    folder = local_folder(config)
-    if base is not None and not folder.exists() and (base / folder).exists():
-        folder = base / folder
-    return LocalPolicy.load(config, folder)
+        return GgufPolicy(config, Path(model))
+    return LocalPolicy.load(config, find_model(model))
 
 
 class RunPolicy:
