@@ -95,6 +95,6 @@ def test_a_job_that_is_interrupted_without_a_step_forward_is_given_up(opened):
         queue.recover()  # as after a start of the service: the job was interrupted
         (state,), (row,) = states(queue)
         assert state == ("pending" if start <= MAX_IDLE_STARTS else "failed")
-    assert f"started {MAX_IDLE_STARTS + 1} times" in msgspec.json.decode(row["log"])[-1]["message"]
+    assert f"after {MAX_IDLE_STARTS + 1} attempts" in msgspec.json.decode(row["log"])[-1]["message"]
     queue.tick()
     assert states(queue)[0] == ["failed"]
