@@ -18,7 +18,9 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
 from pairwright.training import BadLoss, Policy, read_batch, read_status, train
 from pairwright.training.checkpoint import CheckpointError
+from pairwright.training.model import reference
 from pairwright.training.model.load_model import ModelError, read_weights
+from pairwright.training.model.reference import branch_keys
 from pairwright.training.run_dir import RunError
 from training.made_runs import made_pair, make_model, make_pairs, make_runs
 
@@ -220,6 +222,31 @@ def test_the_reference_is_computed_once_and_found_again(model, pairs, tmp_path):
     seen.clear()
     train(settings(epochs=1), model=model, pairs=pairs, output=tmp_path, resume=True, progress=seen.append)
     assert not [event for event in seen if event["kind"] == "reference"]
+
+
+def test_an_interrupted_reference_is_continued_with_the_batches_of_a_whole_one(model, pairs, tmp_path, monkeypatch):
+    """The last bits of a value depend on its batch."""
+    scored, score = [], reference._score_branches
+    monkeypatch.setattr(
+        reference,
+        "_score_branches",
+        lambda policy, trees: scored.append(list(map(branch_keys, trees))) or score(policy, trees),
+    )
+
+    def stop(event):
+        if event["kind"] == "reference" and event["done"] >= 5:
+            raise InterruptedError
+
+    options = settings(max_steps=1, micro_batch_size=3)
+    train(options, model=model, pairs=pairs, output=tmp_path / "whole")
+    whole = scored.copy()
+    assert len(whole) > 3
+    scored.clear()
+    with pytest.raises(InterruptedError):
+        train(options, model=model, pairs=pairs, output=tmp_path / "cut", progress=stop)
+    assert 0 < len(scored) < len(whole)
+    train(options, model=model, pairs=pairs, output=tmp_path / "cut", resume=True)
+    assert scored == whole
 
 
 def test_another_models_reference_changes_the_loss(model, pairs, tmp_path):

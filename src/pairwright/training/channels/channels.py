@@ -234,22 +234,24 @@ def compute_references(
     # Functions that build trees: the trees of a large table would not fit into memory.
     wanted = [make for channel in wanting for make in channel.reference_trees()]
     # Each tree is built to compute its hash, and then discarded.
-    lacking = [make for make in wanted if known.lacks(make())]
+    lacking = [known.lacks(make()) for make in wanted]
     ranks.wait()  # all processes must compute the same `lacking` before any adds values
     show = _report_to(progress, "reference")
-    if lacking:
+    if any(lacking):
         scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
         scorer.model.eval()
-        mine = ranks.share_neighbours(lacking)
+        num_mine = sum(ranks.share_neighbours(lacking))
         done = 0
 
         def advance(more: int) -> None:
             nonlocal done
             done += more
-            show(done, len(mine))
+            show(min(done, num_mine), num_mine)
 
-        batches = tree_batches(mine, Limits(settings, shares=scorer.can_share))
-        known.add(scorer, batches, ranks, lambda: [lacking[0]()], advance, cache.check_stop)
+        # The last bits of a value depend on its batch: batches of a resumed run are those of an uninterrupted one.
+        batches = tree_batches(ranks.share_neighbours(wanted), Limits(settings, shares=scorer.can_share))
+        new = (batch for batch in batches if any(map(known.lacks, batch)))
+        known.add(scorer, new, ranks, lambda: [wanted[0]()], advance, cache.check_stop)
         scorer.settle()
         ranks.wait()
         known.refresh()

@@ -131,7 +131,8 @@ class ReferenceLogps:
                 values = batch.column("logps").values.to_numpy()
                 # Slices of the mapped file, not copies.
                 for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
-                    self._logps[key] = values[start:end]
+                    # The first value counts: that of an uninterrupted run, too, if a sequence occurs twice.
+                    self._logps.setdefault(key, values[start:end])
         except (OSError, pa.ArrowException, KeyError) as error:
             raise PairwrightError(f"{part}: cannot be read ({error}): remove it, and it is computed again") from error
 
