@@ -64,6 +64,7 @@ ENDS: tuple[tuple[str, ...], ...] = (
     ("<|eom|>",),
     ("<|stop|>",),
     ("<sep>",),
+    ("<SPECIAL_12>",),
     ("[INST]", "</s>"),
 )
 _CONTROL = re.compile(
