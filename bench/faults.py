@@ -71,6 +71,22 @@ def runs_by_task(folder: Path) -> Counter[str]:
         return Counter(f"{row.eid.task} {row.eid.run} {row.eid.step}" for row in table)
 
 
+def stages_of_run(folder: Path) -> Counter[str]:
+    """Tasks and runs of all tables of a run, its pairs without a record in them, the model, and the report."""
+    tables = {"collect": "", "before": "evaluation/before", "after": "evaluation/after"}
+    records = Counter({f"{name} {key}": count for name, inner in tables.items()
+                       for key, count in runs_by_task(folder / "round-1" / inner).items()})  # fmt: skip
+    with pw.Table(folder / "round-1" / "experience") as table:
+        known = {row.eid.uid for row in table}
+    pairs = read_pairs(folder / "round-1" / "pairs")
+    records["a pair of a record that is not in the table"] = sum(
+        uid not in known for pair in pairs for uid in (pair.chosen_eid.uid, pair.rejected_eid.uid)
+    )
+    for name in ("round-1/train/model/model.safetensors", "round-1/train/model/config.json", "report.html"):
+        records[name] = int((folder / name).stat().st_size > 0)
+    return +records
+
+
 def scores(folder: Path) -> Counter[str]:
     lines = (folder / "scores" / "programs.jsonl").read_text().splitlines()[1:]
     return Counter(f"{row['uid']} {row.get('criterion')}" for row in map(json.loads, lines))
@@ -137,7 +153,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
         ),
         Command("score", ["score", "{out}", "--with", "programs"], scores, copies=table),
         Command("collect", ["collect", config, *small, "--resume", "-o", "{out}"], runs_by_task),
-        Command("run", ["run", config, *small, "-o", "{out}"], runs_by_task),
+        Command("run", ["run", config, *small, "-o", "{out}"], stages_of_run),
     ]
     return {command.name: command for command in commands}
 
