@@ -94,14 +94,23 @@ def make_anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+# Options that the page Commands describes once.
+_SHARED = ("--set", "--json")
+
+
 def _option_rows(name: str) -> Iterator[str]:
+    """A table of the command's own options; options of configuration keys are listed with a link to their section."""
     command = dict(list_commands())[name]
-    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
-    yield "| option | meaning | default |"
-    yield "|---|---|---|"
-    for param in options:
-        if "--help" in param.opts:
-            continue
+    options = [
+        param
+        for param in command.params
+        if param.param_type_name == "option" and not param.hidden and "--help" not in param.opts
+    ]
+    own = [param for param in options if _key_of(param) is None and not set(param.opts) & set(_SHARED)]
+    if own:
+        yield "| option | meaning | default |"
+        yield "|---|---|---|"
+    for param in own:
         spellings = ", ".join(f"`{word}`" for word in (*param.opts, *param.secondary_opts))
         choices = param.metavar or ""
         meaning = _cell(param.help or "")
@@ -109,6 +118,40 @@ def _option_rows(name: str) -> Iterator[str]:
             words = ", ".join(f"`{word}`" for word in choices.strip("<>").split("|"))
             meaning += f" One of {words}."
         yield f"| {spellings} | {meaning} | {_default_of(param)} |"
+    if own:
+        yield ""
+    yield from _listed_options(options)
+
+
+def _key_of(param: Any) -> str | None:
+    """The configuration key that an option sets, such as `pairs.min_gap`."""
+    return getattr(param, "config_key", None)
+
+
+def _listed_options(options: list[Any]) -> Iterator[str]:
+    """One line for each section whose keys have options, then one for the options that all commands share."""
+    sections: dict[str, list[str]] = {}
+    for param in options:
+        if (key := _key_of(param)) is not None:
+            spelling = f"`{param.opts[0]}`"
+            # a spelling that differs from its key, such as --engine for engine.name
+            if param.opts[0].removeprefix("--").replace("-", "_") != key.rpartition(".")[2]:
+                spelling += f" (`{key}`)"
+            sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(spelling)
+    for section, spellings in sections.items():
+        link = _section_link(section)
+        yield f"- keys of {link}: {', '.join(spellings)}"
+    if shared := [f"`{word}`" for param in options for word in param.opts if word in _SHARED]:
+        yield f"- [shared](index.md): {', '.join(shared)}"
+
+
+def _section_link(section: str) -> str:
+    if not section:
+        return "[the file](../configuration/index.md#the-file)"
+    for page in sorted((DOCS / "reference" / "configuration").glob("*.md")):
+        if f"\n## {section}\n" in page.read_text(encoding="utf-8"):
+            return f"[`{section}`](../configuration/{page.name}#{section})"
+    raise ValueError(f"section {section!r} has no heading in docs/reference/configuration")
 
 
 def _default_of(param: Any) -> str:

@@ -1,6 +1,6 @@
 """Arguments of the command line: values that the shell completes, and paths that may be addresses.
 
-Completed names are in the code's own tables, loaded when they are asked for.
+Names to complete come from the registries of the code, loaded on demand.
 """
 
 import re
@@ -71,13 +71,13 @@ def complete_override(incomplete: str) -> list[str]:
 
 
 def _choices_of(key: str) -> list[str]:
-    """The words that a key takes: literals of its type, or names of a registry; none for numbers and free text."""
+    """The words that a key accepts: literals of its type, or names of a registry; none for numbers and free text."""
     from pairwright.config.backend_config import BACKEND_NAMES
     from pairwright.config.config_tree import field_of
     from pairwright.config.pairs_config import STRATEGY_NAMES
     from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
 
-    # Keys that also take code of the user, so that their type is not a list of literals.
+    # Keys that also accept user code, so their type is not a list of literals.
     names = {"train.dpo.loss": PREFERENCE_LOSS_NAMES, "pairs.strategy": STRATEGY_NAMES, "backend.name": BACKEND_NAMES}
     if key in names:
         return list(names[key])
@@ -108,12 +108,12 @@ def condition_of(where: str | None) -> "pl.Expr | None":
     return parse_where(where)
 
 
-PLACE = "<path>"  # what help calls a local path or an address; the text becomes one by `pairwright.paths.paths`
+PLACE = "<path>"  # placeholder in help for a local path or an address; parsed by `pairwright.paths.paths`
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*", re.S)  # what pathlib makes of scheme://...
 
 
 def refuse_addresses(params: dict[str, Any], name: str) -> None:
-    """Raise ConfigError for an address among the arguments of a command where it takes a local path."""
+    """Raise ConfigError if a command that takes a local path got an address."""
     for param, value in params.items():
         for path in value if isinstance(value, list | tuple) else [value]:
             if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):

@@ -1,4 +1,4 @@
-"""Missing packages: which extra installs one, by the metadata of pairwright itself."""
+"""Missing packages: which extra installs one, by the metadata of pairwright."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires
@@ -9,7 +9,7 @@ _NOT_FOR_USERS = ("all", "dev")
 
 
 def extras_with(package: str) -> list[str]:
-    """The extras that list a package, by its name in `import`; none if it is not one of ours.
+    """The extras that list a package, by its import name; none if no extra lists it.
 
     >>> extras_with("openpyxl")
     ['excel']

@@ -1,4 +1,4 @@
-"""What the operating system refused, and Ctrl-C: one line each that says how to go on."""
+"""Errors of the operating system, and Ctrl-C: one line each that says how to continue."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ _OTHER_WAY_OUT = "check the path and the device; then run the same command again
 _SAME = "the same command goes on where it was"
 _WITH_RESUME = "the same command with --resume goes on where it was"
 _FROM_START = "nothing was finished, and the same command begins again"
-# Commands, and how to go on after Ctrl-C; one that is not listed has written nothing
+# Commands, and how to continue after Ctrl-C; commands that are not listed write nothing
 _AT_STOP = {
     "run": _SAME,
     "demo": _SAME,
@@ -79,13 +79,13 @@ _WRITTEN = re.compile(r"; \w+( \w+)? was written$")  # "; nothing was written", 
 
 
 class Interrupted(PairwrightError):
-    """Ctrl-C, with how to go on."""
+    """Ctrl-C, with a message that says how to continue."""
 
     exit_code = 130
 
 
 def describe_os_error(error: OSError) -> str:
-    """What was refused, where, and the way out, in one line."""
+    """An error of the operating system in one line: reason, path, and what to do."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     # a rename has two paths
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
@@ -97,16 +97,16 @@ def describe_os_error(error: OSError) -> str:
 
 
 def with_way_out(error: PairwrightError) -> str:
-    """The message of an error; one that only repeats what the operating system refused gets the way out, too."""
+    """The message of an error; if it only repeats the reason of the operating system, what to do is appended."""
     message, cause = str(error), error.__cause__
-    # a message that ends with the reason of the operating system alone says nothing about how to go on
+    # a message that ends with the reason of the operating system does not say what to do
     if isinstance(cause, OSError) and cause.strerror and _WRITTEN.sub("", message).endswith(cause.strerror):
         return f"{message}: {_WAYS_OUT.get(cause.errno or 0, _OTHER_WAY_OUT)}"
     return message
 
 
 def first_os_error(group: BaseExceptionGroup[BaseException]) -> OSError | None:
-    """The first one of a group, as tasks that run together raise them; None if there is anything else among them."""
+    """The first error of an exception group; None if the group has other exceptions."""
     # anything else in the group is a bug, whose traceback must not be hidden
     matching, rest = group.split(OSError)
     if matching is None or rest is not None:
@@ -118,7 +118,7 @@ def first_os_error(group: BaseExceptionGroup[BaseException]) -> OSError | None:
 
 
 def guard_commands(command: Any, name: str = "") -> None:
-    """Let every command refuse addresses that it cannot take, and say at Ctrl-C how to go on."""
+    """Let every command refuse addresses that it cannot read, and say at Ctrl-C how to continue."""
     if isinstance(command, TyperGroup):
         for word, child in command.commands.items():
             guard_commands(child, f"{name} {word}".strip())
@@ -127,7 +127,7 @@ def guard_commands(command: Any, name: str = "") -> None:
 
 
 def describe_stop(name: str, *, is_resumed: bool = False) -> str:
-    """How to continue with a command that was stopped; `is_resumed` where it had --resume already."""
+    """How to continue a stopped command; `is_resumed`: it already had --resume."""
     way = _AT_STOP.get(name, _NOTHING)
     return f"stopped; {_SAME if is_resumed and way == _WITH_RESUME else way}"
 

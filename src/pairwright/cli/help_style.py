@@ -16,7 +16,7 @@ from pairwright.errors import ConfigError
 
 
 class GroupWithDefault(TyperGroup):
-    """`default` is the command unless the first word names another one, or asks for help: `build`."""
+    """A group whose default command is `build`: used unless the first word names another command or asks for help."""
 
     default = "build"
 
@@ -52,7 +52,7 @@ class GroupWithDefault(TyperGroup):
 
 
 class GroupWithCompare(GroupWithDefault):
-    """`compare` is the default command."""
+    """A group whose default command is `compare`."""
 
     default = "compare"
 
@@ -67,7 +67,7 @@ class GroupInOrder(TyperGroup):
 
 
 class _Page(TyperGroup):
-    """A group that is never run: only what its help shows."""
+    """A group that only renders help and is never run."""
 
     usage: list[str]
 
@@ -75,14 +75,14 @@ class _Page(TyperGroup):
         return self.usage
 
 
-# Names of types in help: the choices of a word, and nothing for a switch.
+# Names of types in help: the choices of an option, and nothing for a switch.
 _PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
 _Format = Callable[[Any, Any], None]
 
 
 def simplify_help(command: Any, name: str = "") -> None:
-    """Let the help of a command, and of all commands below it, name types plainly and leave out options that few people
-    need (short_help.py); costs nothing until it is shown."""
+    """Let the help of a command and its subcommands show plain type names and hide rarely used options (short_help.py).
+    The work is done only when help is shown."""
     command.format_help = _with_plain_help(command, name, command.format_help)
     if isinstance(command, TyperGroup):
         default = command.default if isinstance(command, GroupWithDefault) else ""

@@ -2,7 +2,7 @@
 
     pairwright train --config config.yaml --epochs 2 -o runs/short
 
-An option has the type, choices, default and help of its key, and overrides the file and the words.
+An option has the type, choices, default and help of its key, and overrides the file and KEY=VALUE words.
 """
 
 import inspect
@@ -27,7 +27,7 @@ _META = "pairwright.flags"  # where the context keeps what derived options set
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a key is written on the command line, where its name and type do not decide it."""
+    """How a key is written on the command line, if its name and type do not determine it."""
 
     flag: str | None = None
     metavar: str | None = None
@@ -65,8 +65,8 @@ _SPELLINGS = {
 def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = ()) -> type[ConfigCommand]:
     """A command class that has an option for each key.
 
-    keys: keys of the configuration, such as `train.epochs`; a section stands for all its keys that are not sections.
-    after: the parameter of the command below which help lists the options.
+    keys: keys of the configuration, such as `train.epochs`; a section means all its keys that are not sections.
+    after: the parameter after which help lists the options.
     without: keys of a named section that get no option.
     """
 
@@ -109,13 +109,13 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
 
 
 def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
-    """What derived options were set on the command line, as key: (option, value)."""
+    """The derived options that were set on the command line, as key: (option, value)."""
     flags: dict[str, tuple[str, Any]] = ctx.meta[_META]
     return flags
 
 
 def _expand(keys: tuple[str, ...]) -> Iterator[str]:
-    """Keys, with those of a section in its place."""
+    """Keys, with each section replaced by its keys."""
     from pairwright.config.config_tree import field_of, section_of
 
     for key in keys:
@@ -130,7 +130,7 @@ def _expand(keys: tuple[str, ...]) -> Iterator[str]:
 def _build_params(keys: list[str]) -> list[Any]:
     """Options as Typer builds them for a function that has these parameters."""
 
-    # Typer reads options from the signature of a function, so one is made up for them
+    # Typer reads options from the signature of a function, so we build one
     def command(**options: Any) -> None:
         pass
 
@@ -151,7 +151,7 @@ def _build_params(keys: list[str]) -> list[Any]:
 
 
 def _describe(key: str) -> tuple[Any, Any]:
-    """The annotation and the default of a key's option."""
+    """The annotation and the default value of a key's option."""
     from pairwright.config.config_tree import field_of
 
     field, name = field_of(key), key.rpartition(".")[2].replace("_", "-")
@@ -160,7 +160,7 @@ def _describe(key: str) -> tuple[Any, Any]:
     flag, metavar, words = spelling.flag, spelling.metavar, list(literals_of(field.annotation))
     if flag is None:
         flag = f"--{name}/--no-{name}" if kind is bool and default else f"--{name}"
-    # a number that is allowed beside words, as in evaluate.missing, is named, too
+    # also name a number that is allowed in addition to words, as in evaluate.missing
     if metavar is None and words:
         metavar = f"<{'|'.join([*words, *(['float'] if float in map(_kind_of, get_args(field.annotation)) else [])])}>"
     text = " ".join((field.description or "").split())

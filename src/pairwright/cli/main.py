@@ -105,10 +105,10 @@ def root(
 
 
 def run_program() -> None:
-    """The `pairwright` program: `main`, and an end that keeps its exit code.
+    """The `pairwright` program: run `main`, and exit with its code.
 
-    Python's own end aborts the process (exit code 134) if a thread is still inside torch or Arrow: those are C++, which
-    cannot be unwound. Exit handlers run last in, first out, so this one ends the process after all others.
+    Python's normal shutdown aborts the process (exit code 134) if a thread is still inside torch or Arrow, since C++
+    frames cannot be unwound. Exit handlers run last in, first out, so this one ends the process after all others.
     """
     handle_interrupts()
     code = 1  # of an exception that is not a SystemExit
@@ -127,7 +127,7 @@ def _leave(code: int) -> None:
 
 
 def main() -> None:
-    """Run the command line; one line on stderr for every error a user can act on."""
+    """Run the command line; print one line on stderr for every error that a user can act on."""
     try:
         refuse_renamed(sys.argv[1:])
         command = get_command(app)
@@ -168,7 +168,7 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Forget what stdout still holds, if it cannot be written: Python would fail at it once more at its end."""
+    """Discard buffered stdout that cannot be written; otherwise Python fails again at shutdown."""
     try:
         sys.stdout.flush()
     except OSError:

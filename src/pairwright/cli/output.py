@@ -25,8 +25,8 @@ def print_table(
     left: Sequence[str] = (),
     hidden: Collection[str] = (),
 ) -> None:
-    """A result for people: a table in a terminal, with short headings if given, `left` are columns of text and `hidden`
-    those that say nothing; tab-separated lines with all columns in a pipe."""
+    """Print a result: in a terminal a table (`left`: columns of text; `hidden`: columns to leave out), in a pipe
+    tab-separated lines with all columns."""
     # in a pipe: no colours and no wrapping, so that cut and awk can read it
     if not sys.stdout.isatty():
         print("\t".join(columns))

@@ -2,7 +2,7 @@
 
     pairwright run config.yaml train.epochs=2 -o runs/short
 
-Keys are absolute. A word is an override, a path, or an error: one that could be both is refused, never guessed.
+Keys are absolute. A word is an override or a path; a word that could be both is refused.
 """
 
 import glob
@@ -46,7 +46,7 @@ Limit = Annotated[
 
 
 class ConfigCommand(TyperCommand):
-    """A command that takes a configuration: its words KEY=VALUE are handed to `--set` before parsing."""
+    """A command that takes a configuration: KEY=VALUE words are passed to `--set` before parsing."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
@@ -54,14 +54,14 @@ class ConfigCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined = []
         for label, word in _label_words(self.params, args):
-            # completion neither fails nor looks at files
+            # completion must not fail or access files
             is_override = label == "argument" and _is_override(word, is_checked=not ctx.resilient_parsing)
             joined += ["--set", word] if is_override else [word]
         return super().parse_args(ctx, joined)
 
 
 def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limited: str) -> list[tuple[str, str]]:
-    """Keys and values, as `load_config` takes them; --limit sets the keys `limited`."""
+    """Keys and values for `load_config`; --limit sets the keys `limited`."""
     pairs = [] if limit is None else [(key, str(limit)) for key in limited]
     for word in words or ():
         key, equals, value = word.partition("=")
@@ -74,7 +74,7 @@ def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limi
 def load_settings(
     file: Path | None, words: list[str] | None, flags: Mapping[str, tuple[str, Any]] | None = None
 ) -> "Config":
-    """The configuration of a command that works without one: without a file the environment sets no keys.
+    """The configuration of a command that does not require one; without a file, the environment sets no keys.
 
     flags: what the command's derived options set, see `set_flags`."""
     from pairwright.config import load_config
@@ -87,7 +87,7 @@ def load_settings(
 
 
 def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:
-    """Each word with its part in the command: option, value (of the option before it), argument, literal (after --)."""
+    """Each word with its role: option, value (of the option before it), argument, literal (after --)."""
     # spellings of options that take a value: the word after one is not an argument
     with_value = {
         spelling

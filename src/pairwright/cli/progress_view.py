@@ -53,8 +53,7 @@ class Progress:
 
 
 class LiveTable:
-    """A table of figures by name, live while inside; in a pipe a line `prefix name value, ...`, the first after `wait`
-    seconds."""
+    """A live table of figures by name; in a pipe, lines `prefix name value, ...`, the first after `wait` seconds."""
 
     def __init__(self, prefix: str = "", *, wait: float = 0.0) -> None:
         self._prefix = prefix
@@ -87,11 +86,11 @@ class LiveTable:
             self._live.update(table, refresh=True)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
-            # the stage is a sentence by itself
+            # the stage is a complete sentence
             say(self._prefix + ", ".join(v if name == "stage" else f"{name} {v}" for name, v in rows.items()))
 
     def say(self, line: str) -> None:
-        """Print a line above the table, which goes on."""
+        """Print a line above the live table."""
         if self._live is None:
             say(line)
         else:
@@ -123,7 +122,7 @@ class CollectView(LiveTable):
 
 
 def figures(status: "Status") -> dict[str, str]:
-    """What people want to know, in words."""
+    """The figures of a status, as text by name."""
     load, seconds = status.load, status.seconds_left
     requests = f"{status.num_asked:,} waiting"
     if load is not None:
@@ -170,7 +169,7 @@ class TrainingView(LiveTable):
                 say(f"step {event['step']}: eval_loss {event.get('eval_loss', float('nan')):.4g}")
         else:
             rows = self._step(event)
-        # figures that an event does not have stay as they were
+        # figures that are missing in an event keep their last value
         self._rows |= rows
         self.update(self._rows)
 
@@ -189,7 +188,7 @@ class TrainingView(LiveTable):
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds as readable text.
 
     >>> duration(3725), duration(65), duration(9.4)
     ('1 h 02 min', '1 min 05 s', '9 s')

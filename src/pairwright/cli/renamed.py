@@ -17,7 +17,7 @@ RENAMED = {
 def refuse_renamed(words: list[str]) -> None:
     """Raise ConfigError with the new command if the words of a command line are an old spelling."""
     for (command, old), new in RENAMED.items():
-        # an old option may stand anywhere, an old command only behind its group
+        # an old option may be at any position, an old command only after its group
         found = words[1:] if old.startswith("-") else words[1:2]
         if words[:1] == [command] and old in found:
             position = words.index(old, 1)

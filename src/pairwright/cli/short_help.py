@@ -1,4 +1,4 @@
-"""Short help: of commands with many options `--help` shows the dozen that most people need, `--help-all` every one."""
+"""Short help: for commands with many options, `--help` shows the dozen most common ones, `--help-all` all of them."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 HELP_NAMES = ["--help", "--help-all"]
-# Commands that are not listed here show all of their options.
+# Commands that are not listed here show all their options.
 ESSENTIAL = {
     "import": ("output", "format", "reward", "map", "task", "run", "scores", "update", "redact", "workers",
                "set", "json"),
@@ -22,7 +22,7 @@ ESSENTIAL = {
 
 @contextmanager
 def shorten_help(name: str, command: Any) -> Iterator[str]:
-    """Hide what is not essential while the help of a command is shown; yields a line about it, "" if all is shown."""
+    """Hide rare options while help is shown; yields a line that counts them, "" if none is hidden."""
     others = [
         param
         for param in command.params

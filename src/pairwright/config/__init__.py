@@ -1,4 +1,4 @@
-"""Configuration: one model tree, one file a section, filled from YAML, the environment and the command line."""
+"""Configuration: one model tree, one file per section, filled from YAML, the environment and the command line."""
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, ScorerConfig, TeachConfig

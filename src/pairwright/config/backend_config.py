@@ -1,4 +1,4 @@
-"""`backend`: where a job trains, and what that place wants to know."""
+"""`backend`: where a job trains, and the options of each place."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,31 +14,31 @@ class LocalConfig(Section):
     """Training on this machine, in a process of its own."""
 
     poll_interval_seconds: float = Field(default=1, gt=0)
-    """Between two looks at the run."""
+    """Seconds between two status checks of the run."""
     training_timeout_seconds: float | None = Field(default=None, gt=0)
-    """How long a job is waited for; null: for ever."""
+    """Longest time to wait for a job, in seconds; null: no limit."""
     cancel_grace_seconds: float = Field(default=60, ge=0)
-    """How long a cancelled job may take to save its checkpoint before it is killed."""
+    """Seconds that a cancelled job has to save its checkpoint before it is killed."""
 
 
 class TrlConfig(Section):
-    """TRL's trainers on our rows of tokens; their options come from the section train."""
+    """TRL's trainers on our rows of tokens; their options come from the section `train`."""
 
     command: tuple[str, ...] = ()
-    """How the module pairwright.trl is started, such as [accelerate, launch, -m]; by default this Python with -m."""
+    """Command that starts pairwright.trl, such as [accelerate, launch, -m]; by default this Python with -m."""
     validation: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the groups held out where the pairs have no validation split."""
+    """Share of the groups to hold out if the pairs have no validation split."""
     options: dict[str, Any] = Field(default={})
-    """More arguments of TRL's trainer (DPOConfig, SFTConfig, KTOConfig), as they are."""
+    """More arguments of TRL's trainer (DPOConfig, SFTConfig, KTOConfig), passed unchanged."""
 
 
-# ray.sub of NeMo RL hands both to srun as words, unquoted: white space or a pattern would become other words.
+# ray.sub of NeMo RL passes both to srun unquoted: white space or a glob would split into other arguments.
 _SrunValue = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\]+$")]
 _Mount = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\,:]+(:[^\s*?\[\]'\"\\,:]+){1,2}$")]
 
 
 class SlurmConfig(Section):
-    """Where a Slurm launch goes."""
+    """Options of a launch on Slurm."""
 
     account: str | None = None
     """--account."""
@@ -51,7 +51,7 @@ class SlurmConfig(Section):
     mounts: tuple[_Mount, ...] = ()
     """More mounts, as HOST:CONTAINER."""
     gres: bool = True
-    """Ask for GPUs with --gres; some clusters want none."""
+    """Request GPUs with --gres; turn off for clusters that refuse it."""
 
 
 class NemoRlConfig(Section):
@@ -60,22 +60,22 @@ class NemoRlConfig(Section):
     directory: str | None = None
     """A checkout of NeMo RL; needed to launch."""
     gpus_per_node: int = Field(default=1, ge=1)
-    """GPUs a node."""
+    """GPUs per node."""
     num_nodes: int = Field(default=1, ge=1)
     """Nodes."""
     launcher: Literal["local", "slurm"] = "local"
-    """Run here, or hand in to Slurm."""
+    """Run on this machine, or submit to Slurm."""
     slurm: SlurmConfig = SlurmConfig()
     dataset: Literal["preference", "binary"] = "preference"
     """PreferenceDataset (messages) or BinaryPreferenceDataset (text answers)."""
     max_total_sequence_length: int = Field(default=4096, ge=8)
     """Longest sequence; NeMo RL ignores longer pairs."""
     validation: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the groups held out where the pairs have no validation split."""
+    """Share of the groups to hold out if the pairs have no validation split."""
     accept_other_data: bool = False
-    """Go on where NeMo RL would train less than the model wrote, or without its tools."""
+    """Continue although NeMo RL would train only a part of what the model generated, or render it without tools."""
     overrides: dict[str, Any] = Field(default={})
-    """More keys of NeMo RL's configuration, dotted; data, model and tokenizer are not for overriding."""
+    """More keys of NeMo RL's configuration, dotted; data, model and tokenizer cannot be overridden."""
 
     @model_validator(mode="after")
     def _nodes_need_slurm(self) -> "NemoRlConfig":
@@ -84,7 +84,7 @@ class NemoRlConfig(Section):
         return self
 
 
-BACKEND_NAMES = ("local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl")  # those of jobs.BACKENDS
+BACKEND_NAMES = ("local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl")  # same names as jobs.BACKENDS
 
 
 class BackendConfig(Section):
@@ -105,7 +105,7 @@ class BackendConfig(Section):
 
     @property
     def is_followed(self) -> bool:
-        """Whether a job is waited for after it was submitted."""
+        """Whether to wait for a job after submitting it."""
         if self.name == "nemo-customizer":
             return self.nemo_customizer.wait_for_completion
         return self.name != "nemo-platform" or self.nemo_platform.wait_for_completion

@@ -1,4 +1,4 @@
-"""`collect` and `teach`: tasks, the workflow that is run on them, its scorer, and the teachers of a table."""
+"""`collect` and `teach`: tasks, the workflow that plays them, its scorer, and the teachers of a table."""
 
 from typing import Annotated, Literal
 
@@ -14,21 +14,21 @@ class JudgeTerms(Section):
     judge: JudgeConfig = JudgeConfig()
     """judge: the model that judges."""
     mode: Literal["absolute", "relative", "pairwise"] = "absolute"
-    """judge: a score for each candidate by itself, a ranking of all candidates of a step, or two at a time, each two in
-    both orders (where the orders disagree, it is a tie)."""
+    """judge: absolute scores each candidate by itself, relative ranks all candidates of a step, pairwise compares two
+    at a time in both orders (a tie if the orders disagree)."""
     rubric: str = "How well does the response do what was asked?"
-    """judge: what to judge by."""
+    """judge: the question that decides the score."""
     criteria: dict[str, str] = Field(default_factory=dict)
     """judge: absolute: several criteria, each with its own question; by default the rubric alone."""
     answers: tuple[str, ...] = ()
-    """judge: absolute: ask for one of these words instead of a number, the worst first, such as [no, yes]; an answer of
-    anything else is a failure. For models that are too small for JSON."""
+    """judge: absolute: ask for one of these words instead of a number, worst first, such as [no, yes]; any other answer
+    is a failure. For models that are too small for JSON."""
     lowest: float = 0.0
-    """judge: the lowest score that it may give; it becomes reward 0."""
+    """judge: lowest possible score; it becomes reward 0."""
     highest: float = 10.0
-    """judge: the highest score that it may give; it becomes reward 1."""
+    """judge: highest possible score; it becomes reward 1."""
     votes: Annotated[int, Field(ge=1, le=100)] = 1
-    """judge: times that it is asked; the mean counts. Rankings show the candidates in another order each time."""
+    """judge: number of times to ask; the mean counts. Rankings show the candidates in a different order each time."""
     max_result_characters: Annotated[int, Field(ge=100)] = 4000
     """judge: longer tool results are cut in the middle; the cut is marked and counted."""
     prompt_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -52,17 +52,17 @@ class JudgeTerms(Section):
 
 
 class ScorerConfig(JudgeTerms):
-    """Who scores what the workflow leaves unscored."""
+    """Scores the candidates that the workflow leaves unscored."""
 
     kind: Literal["none", "function", "evaluator", "command", "judge"] = "none"
-    """none; a function of each candidate; an evaluator of each finished run; a command; a judge model."""
+    """none; function: called for each candidate; evaluator: called for each finished run; command; judge: a model."""
     function: str | None = None
     """function, evaluator: module:function, path/file.py:function, or an entry point's name. A function of one argument
     is a scorer `score(run)`, and so is the name of a built-in criterion (docs/how-to/score.md)."""
     command: tuple[str, ...] = ()
     """command: program and arguments, run without a shell; the case is JSON on its standard input."""
     result: Literal["exit_code", "json"] = "exit_code"
-    """command: 0 is 1.0 and any other exit code 0.0; or a number or {"score": ...} on its standard output."""
+    """command: exit code (0 scores 1.0, any other 0.0), or a number or {"score": ...} on its standard output."""
     scope: Literal["candidate", "run"] = "candidate"
     """command: run for each candidate, or once for the finished run."""
     timeout_seconds: Positive = 60.0
@@ -72,7 +72,7 @@ class ScorerConfig(JudgeTerms):
 
     @model_validator(mode="after")
     def _whole(self) -> "ScorerConfig":
-        # options of other kinds are ignored; those of the chosen kind must be there
+        # options of other kinds are ignored; those of the chosen kind are required
         if self.kind in ("function", "evaluator") and not self.function:
             raise ValueError(f"kind {self.kind} needs `function`")
         if self.kind == "command" and not self.command:
@@ -89,20 +89,21 @@ class ScoreConfig(Section):
     """Scorers: programs (all built-in criteria), one criterion such as no_loop or number:answer:0.01, file.py:FUNCTION,
     command:PROGRAM, or a judge's rubric.yaml. NAME=SCORER names its scores."""
     judge: JudgeConfig = JudgeConfig(temperature=0.0)
-    """The judge of rubrics that name none."""
+    """Judge for rubrics that do not name one."""
     max_requests: Count | None = None
-    """Most requests to judges; runs beyond it stay unscored, and the same command goes on."""
+    """Most requests to judges; further runs stay unscored until the same command is run again."""
     max_concurrency: Count = 32
     """Requests to a judge at once."""
 
 
 class TeachConfig(Section):
-    """Who is asked for an action at every decision of a student's table."""
+    """Teachers that are asked for an action at every decision of a student's table."""
 
     teachers: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Name of a teacher: its endpoint or folder. The name is its version in the records and its folder's name."""
+    """Teachers by name, each an endpoint or a folder. The name is the model version in the records and the name of the
+    teacher's folder."""
     max_concurrency: Count = 64
-    """States at once; one teacher is asked after the other."""
+    """States asked at once; teachers are asked one after the other."""
 
 
 class CollectConfig(Section):
@@ -115,18 +116,18 @@ class CollectConfig(Section):
     split: str | None = None
     """Split of a Hugging Face dataset that has several."""
     id_field: str = "id"
-    """Column that names a task; without it a task is named by its content."""
+    """Column with the id of a task; without it, the id is a hash of the task's content."""
     num_tasks: Count | None = None
     """Without a dataset: tasks 0 to num_tasks - 1. With one: only its first tasks."""
     num_runs: Count = 1
-    """Runs of each task."""
+    """Number of runs per task."""
     max_concurrency: Count = 64
-    """Runs at once."""
+    """Number of runs at a time."""
     task_timeout_seconds: Positive | None = None
-    """Longest time of one run; a run that takes longer has failed."""
+    """Longest time of one run, in seconds; a run that takes longer fails."""
     continue_on_collection_error: bool = True
-    """Go on when a run fails, and report it at the end; false: stop at the first."""
+    """Continue when a run fails, and report it at the end; false: stop at the first failure."""
     batch: int | str = 0
     """Number or name of this collection round in the ids of its experiences."""
     scorer: ScorerConfig = ScorerConfig()
-    """Who scores what the workflow leaves unscored."""
+    """Scores the candidates that the workflow leaves unscored."""

@@ -1,4 +1,4 @@
-"""How a configuration is loaded.
+"""Loads a configuration.
 
     seed: 0
     sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
@@ -7,7 +7,7 @@
 the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` in the environment and
 `sources.format=nat` on the command line set single keys. An unknown key is an error that suggests the nearest one.
 Values from the environment are never printed: `config show` prints the reference, and errors do not repeat the value.
-`adjust_config` lays options of Python over a configuration.
+`adjust_config` overrides values of a configuration from Python.
 """
 
 import os
@@ -27,7 +27,7 @@ from pairwright.errors import ConfigError
 from pairwright.paths import is_address, place
 
 ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
-# Keys that hold addresses, which may have credentials in them
+# Keys that hold addresses, which may contain credentials
 _PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
 # ${NAME}: group 1 is the name of the variable
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -46,7 +46,7 @@ def load_config(
         path: A YAML file; None for the defaults.
         overrides: Keys and their values as YAML text, e.g. [("train.epochs", "2")].
         environment: Variables to read instead of those of this process; PAIRWRIGHT_TRAIN__EPOCHS is train.epochs.
-        flags: What command-line options set, as key: (option, value). They override the rest; errors name the option.
+        flags: Values of command-line options, as key: (option, value). They override the rest; errors name the option.
 
     >>> import pairwright as pw
     >>> pw.load_config(overrides=[("train.epochs", "2")], environment={}).train.epochs
@@ -61,7 +61,7 @@ def load_config(
 
 
 def base_folder(config: Config, path: str | os.PathLike[str]) -> Path:
-    """The folder that relative paths of a configuration file count from, after the current one."""
+    """The folder against which relative paths of a configuration file are resolved, after the current folder."""
     folder = Path(path).resolve().parent
     return folder if config.base is None else folder / config.base
 
@@ -107,7 +107,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file; ConfigError if it has others."""
+    """The keys and values of a YAML file; ConfigError if its top level is not a mapping."""
     value = read_yaml(path)
     if value is None:
         return {}
@@ -126,7 +126,7 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
 
 
 def _set_flags(tree: dict[str, Any], flags: Mapping[str, tuple[str, Any]]) -> None:
-    """Set what command-line options say, also where the file uses a foreign or short name for the same thing."""
+    """Set the values of command-line options, also if the file uses an alias or a short form of the same key."""
     if isinstance(tree.get("pairs"), dict):
         tree["pairs"] = own_names(tree["pairs"])
     if isinstance(tree.get("engine"), str):
@@ -174,14 +174,14 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
         problems = describe_problems(error, Config, flags=flags)
-        # the name of the file helps only if something in it is wrong, not an option
+        # name the file only if the error is in the file, not in an option
         is_file_wrong = any(not problem.startswith("--") for problem in problems)
         raise ConfigError((f"{where}: " if is_file_wrong else "") + "; ".join(problems)) from None
 
 
 def _with_code_files(config: Config, folder: Path) -> Config:
-    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`, `tokens.credit.function`) count
-    from here, then from the folder of the configuration."""
+    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`, `tokens.credit.function`) are
+    resolved against the current folder, then against the folder of the configuration."""
 
     def find(name: str | None) -> str | None:
         place, _, function = (name or "").rpartition(":")
@@ -203,24 +203,24 @@ def _with_code_files(config: Config, folder: Path) -> Config:
 
 
 def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **values: Any) -> Config:
-    """A configuration (or the file of one, or the defaults) with values in the place of its own.
+    """Return a configuration (or the file of one, or the defaults) with some values replaced.
 
     Args:
         config: What to start from.
-        **values: Top-level keys; a dict is laid over the section, key by key.
+        **values: Top-level keys; a dict replaces single keys of the section.
 
     >>> adjust_config(seed=3, train={"epochs": 2}).train.epochs
     2
     """
     base = config if isinstance(config, Config) else load_config(config)
     if all(value == {} for value in values.values()):
-        return base  # exactly as it is, for those who compare configurations
+        return base  # the same object, so that callers can compare identities
     # exclude_unset: a value that was never set stays a default, and validators see only what was written
     return validate_tree(merge_trees(base.model_dump(exclude_unset=True), _plain(values)), "options")
 
 
 def _plain(value: Any) -> Any:
-    """Paths as text, also in lists and sections, since a configuration is what a YAML file can say."""
+    """Convert paths to text, also in lists and sections: a configuration has only values that YAML can write."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):

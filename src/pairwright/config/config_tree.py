@@ -1,4 +1,4 @@
-"""`Config`: one section a stage, in the order of the flow, and the dotted keys of its fields."""
+"""`Config`: one section per stage, in the order of the flow, and the dotted keys of its fields."""
 
 import difflib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from pairwright.config.train_config import TrainConfig
 
 
 class Config(Section):
-    """A run: one section a stage, each with its own options. `load_config` reads one from a file.
+    """A run: one section per stage, each with its own options. `load_config` reads one from a file.
 
     >>> import pairwright as pw
     >>> pw.Config(name="first", train={"epochs": 2}).train.epochs
@@ -27,12 +27,12 @@ class Config(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its files are in runs/<name>."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of everything that is drawn."""
+    """Seed of all random draws."""
     base: str | None = None
-    """Folder that relative paths count from where the current one does not have them; by default that of this file. A
-    run writes it into the configuration that it saves, so that this one runs again."""
+    """Folder against which relative paths are resolved if the current folder does not have them; by default the folder
+    of this file. A run writes it into the configuration that it saves, so that the saved file can be run again."""
     model: str | None = None
-    """Model that is trained, a folder or a Hub id; also the policy's unless that has an endpoint. By default
+    """Model to train, a folder or a Hub id; also the policy, unless the policy has an endpoint. By default
     policy.model."""
     loop: LoopConfig = LoopConfig()
     sources: SourcesConfig = SourcesConfig()
@@ -49,7 +49,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _follows_curriculum(self) -> "Config":
-        """Our own trainer follows a curriculum; NeMo RL can keep the order of its file, but knows no stages."""
+        """Refuse a curriculum for trainers that ignore it; NeMo RL keeps the order of its file but has no stages."""
         pairs, trainer = self.pairs, self.backend.name
         key = "curriculum_start" if pairs.curriculum_start is not None else "curriculum"
         if pairs.curriculum == "none" or trainer in ("local", "ray") or (trainer, key) == ("nemo-rl", "curriculum"):
@@ -61,14 +61,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _follows_label_noise(self) -> "Config":
-        """Other trainers have one label smoothing for all pairs."""
+        """Refuse label noise by pair for trainers that have one label smoothing for all pairs."""
         if self.pairs.reliability == "noise" and self.backend.name not in ("local", "ray"):
             raise ValueError(f"pairs.reliability: noise has no effect on backend {self.backend.name}: use weight")
         return self
 
     @model_validator(mode="after")
     def _is_encoded_here(self) -> "Config":
-        """Other trainers encode the texts of pairs by themselves, with the model's own template."""
+        """Refuse options of encoding for trainers that encode pairs themselves, with the model's own template."""
         names = ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text")
         changed = [name for name in names if getattr(self.tokens, name) != getattr(TokensConfig(), name)]
         for name in changed if self.backend.name not in ("local", "ray") else ():
@@ -80,7 +80,7 @@ class Config(Section):
 
 
 def is_top_key(key: str) -> bool:
-    """Whether a dotted key begins with a section or another key at the top of the configuration."""
+    """True if the first part of a dotted key is a top-level key of the configuration."""
     return key.partition(".")[0] in Config.model_fields
 
 
@@ -92,7 +92,7 @@ def iterate_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[
     """
     for name, field in model.model_fields.items():
         alias = field.validation_alias
-        # foreign names of a field are keys, too, but sections are walked under our own name only
+        # aliases of a field are keys, too; sections are walked under our own name only
         others = [str(other) for other in alias.choices] if isinstance(alias, AliasChoices) else []
         for spelling in dict.fromkeys((name, *others)):
             yield prefix + spelling

@@ -16,7 +16,7 @@ class DpoHyperparameters(Section):
     """DPO, in the names of NeMo Customizer."""
 
     ref_policy_kl_penalty: float = Field(default=0.1, ge=0)
-    """Beta: how strongly the policy is held to its reference."""
+    """Beta: how strongly the policy is pulled to its reference."""
     preference_loss_weight: float = Field(default=1.0, ge=0)
     """Weight of the preference loss."""
     preference_average_log_probs: bool = False
@@ -39,7 +39,7 @@ def follow_average(dpo: Mapping[str, Any]) -> dict[str, Any]:
     return {"sft_average_log_probs": options.get("preference_average_log_probs", False), **options}
 
 
-# Hyperparameters of the service that need nothing of us.
+# Hyperparameters that are passed to the service unchanged.
 SENT_AS_THEY_ARE = (
     "lora", "seed", "max_steps", "warmup_steps", "weight_decay", "optimizer", "adam_beta1", "adam_beta2",
     "min_learning_rate", "val_check_interval", "log_every_n_steps", "sequence_packing_enabled",
@@ -59,7 +59,7 @@ class CustomizerHyperparameters(Section):
     epochs: int = Field(default=3, ge=1)
     """Passes over the training file."""
     batch_size: int = Field(default=4, ge=1)
-    """Pairs a step."""
+    """Pairs per step."""
     learning_rate: float = Field(default=5e-5, gt=0)
     """Learning rate."""
     dpo: DpoHyperparameters = DpoHyperparameters()
@@ -75,7 +75,7 @@ class CustomizerHyperparameters(Section):
         return self
 
     def options(self) -> dict[str, Any]:
-        """The options that are set, by name; sft has none of DPO's."""
+        """The options that are set, by name; without those of DPO for sft."""
         options = self.model_dump(exclude_none=True, mode="json")
         if self.training_type == "sft":
             del options["dpo"]
@@ -92,9 +92,9 @@ class DeploymentConfig(Section):
     image_tag: str = "latest"
     """Tag of the image."""
     gpu: int = Field(default=1, ge=0)
-    """GPUs a replica."""
+    """GPUs per replica."""
     deployment_name: str | None = Field(default=None, pattern=_NAME)
-    """Name of the deployment; without one it is made from the job's id."""
+    """Name of the deployment; by default made from the job's id."""
     description: str = "Deployed by pairwright"
     """Shown by the service."""
 
@@ -108,26 +108,26 @@ class NemoCustomizerConfig(Section):
     datastore_host: ServiceUrl = Field(default=None, pattern=r"^https?://")
     """Address of the data store; the entity host if not set."""
     hf_token: ServiceToken = None
-    """Token of the data store, sent to the entity host too where that is the same host."""
+    """Token of the data store; also sent to the entity host if both have the same address."""
     api_token: ServiceToken = None
-    """Token of the entity host, where it wants one of its own."""
+    """Token of the entity host, if it differs from that of the data store."""
     # names on the service
     namespace: str = Field(default="default", pattern=_NAME)
     """Namespace of dataset, job and model."""
     dataset_name: str = Field(default="pairwright-dpo", pattern=_NAME)
     """Name of the dataset; each run is a revision of it, and its job is pinned to that revision."""
     dataset_output_dir: str | None = None
-    """Folder for the files before they are uploaded; in the run's folder if not set."""
+    """Folder for the files to upload; by default in the run's folder."""
     create_namespace_if_missing: bool = True
-    """Create the namespace in both stores if it is not there."""
+    """Create the namespace in both stores if it is missing."""
     # the job and its data
     customization_config: str | None = None
-    """What is tuned, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100; else the job's model."""
+    """Model to tune, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100; by default the job's model."""
     hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
     use_full_message_history: bool = False
     """Upload prompts as lists of messages instead of one text."""
     validation: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the groups held out where the pairs have no validation split."""
+    """Share of the groups to hold out if the pairs have no validation split."""
     pin_revision: bool = True
     """Name the uploaded revision in the job. Off for a service that cannot read it."""
     # deployment
@@ -136,11 +136,11 @@ class NemoCustomizerConfig(Section):
     deployment_config: DeploymentConfig = DeploymentConfig()
     # waiting for the job and for the deployment
     poll_interval_seconds: float = Field(default=30, gt=0)
-    """Between two status calls."""
+    """Seconds between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
-    """How long a job is waited for; null: for ever."""
+    """Longest time to wait for a job, in seconds; null: no limit."""
     deployment_timeout_seconds: float = Field(default=1800, gt=0)
-    """How long a deployment is waited for."""
+    """Longest time to wait for a deployment, in seconds."""
     max_status_failures: int = Field(default=10, ge=0)
     """Status calls that may fail in a row before waiting ends."""
     wait_for_completion: bool = True
@@ -149,7 +149,7 @@ class NemoCustomizerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _nat_counts_the_last(cls, data: Any) -> Any:
-        """NAT's max_consecutive_status_failures is the failure that ends the wait, ours are those before it."""
+        """NAT counts the failure that ends the wait, we count the failures before it: ours is one less."""
         theirs = data.get("max_consecutive_status_failures") if isinstance(data, dict) else None
         if theirs is None:
             return data
@@ -162,5 +162,5 @@ class NemoCustomizerConfig(Section):
 
     @property
     def has_anchor(self) -> bool:
-        """Whether something holds the likelihood of chosen sides."""
+        """Whether a term keeps the likelihood of chosen sides from falling."""
         return self.hyperparameters.training_type == "sft" or self.hyperparameters.dpo.sft_loss_weight > 0

@@ -1,8 +1,8 @@
-"""A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and which of its keys have no counterpart.
+"""A finetuning configuration of NeMo Agent Toolkit (NAT), converted to ours, with the keys that have no counterpart.
 
-`from_nat` converts the tree of a file (`nat_file.py`). Every key of theirs either is in ours, changes
-nothing, or is named with the reason; a named section stands for all below it. One of their defaults that is not ours is
-written out. `${VAR}` stays a reference. Secrets are never copied.
+`from_nat` converts the tree of a file (`nat_file.py`). Every NAT key is mapped, has no effect, or is reported with a
+reason; a reported section stands for all keys below it. A NAT default that differs from ours is written out. `${VAR}`
+stays a reference. Secrets are never copied.
 
 >>> conversion = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
 >>> conversion.tree["collect"]["num_runs"], [(entry.key, entry.reason) for entry in conversion.unmapped]
@@ -49,7 +49,7 @@ def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def entry_of(tree: Mapping[str, Any], section: str) -> Any:
-    """What a file says in a section: nothing is {}. Components must be there by name, with keys."""
+    """A section of a file; {} if it is missing. Components must be mappings by name."""
     value = tree.get(section)
     if value is None:
         return {}
@@ -62,7 +62,7 @@ def entry_of(tree: Mapping[str, Any], section: str) -> Any:
 
 
 def find_component(tree: Mapping[str, Any], section: str) -> str | None:
-    """Name of the component that `finetuning` names, or the only one there is."""
+    """Name of the component that `finetuning` selects, or of the only one."""
     role, _ = COMPONENTS[section]
     names = list(entry_of(tree, section))
     name = entry_of(tree, "finetuning").get(role)
@@ -74,7 +74,7 @@ def find_component(tree: Mapping[str, Any], section: str) -> str | None:
 
 
 def find_llm(tree: Mapping[str, Any]) -> str | None:
-    """Name of the model whose model_name (or name) is `finetuning.target_model`; without one, the only one there is."""
+    """Name of the model whose model_name (or name) is `finetuning.target_model`; without a target, the only one."""
     llms = entry_of(tree, "llms")
     target = entry_of(tree, "finetuning").get("target_model")
     if target is None:
@@ -84,7 +84,7 @@ def find_llm(tree: Mapping[str, Any]) -> str | None:
 
 
 Key = tuple[str, ...]
-# ${NAME}, or ${NAME:-default} and ${NAME-default}: group 1 is the name, group 2 the default, which we do not have
+# ${NAME}, or ${NAME:-default} and ${NAME-default}: group 1 is the name, group 2 the default (unsupported here)
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(:?-[^}]*)?\}")
 _NO_COUNTERPART = "no counterpart"
 
@@ -99,7 +99,7 @@ class Unmapped:
 
 @dataclass(frozen=True)
 class Converted:
-    """Our configuration as a tree, what of theirs is not in it, and what must be set before it runs."""
+    """Our configuration as a tree, the NAT keys that are not in it, and the keys to set before it runs."""
 
     tree: dict[str, Any]
     num_mapped: int
@@ -118,7 +118,7 @@ def from_nat(theirs: Mapping[Any, Any]) -> Converted:
         del tree["finetuning"]["curriculum_learning"]
     conversion = _Conversion(chosen={section: find_component(tree, section) for section in COMPONENTS})
     conversion.chosen["llms"] = find_llm(tree)
-    # `finetuning` first, since of two keys that disagree the first counts
+    # `finetuning` first: if two keys disagree, the first one counts
     for section in sorted(tree, key=lambda name: name != "finetuning"):
         for key, value in _leaves((section,), entry_of(tree, section)):
             conversion.convert(key, value)
@@ -142,7 +142,7 @@ class _Conversion:
             if key[1] != self.chosen[section]:
                 self.leave(key[:2], f"not what is trained: {self._choice(section)}")
                 return
-            # `*` in the place of the component's name, as the tables of nat_keys.py have it
+            # `*` in place of the component's name, as in the tables of nat_keys.py
             pattern = ".".join((section, "*", *key[2:]))
         else:
             pattern = ".".join(key)
@@ -153,11 +153,11 @@ class _Conversion:
         if pattern in WITHOUT_EFFECT and WITHOUT_EFFECT[pattern] == value:
             return
         if any(".".join(key).startswith(f"{left}.") for left in self.unmapped):
-            return  # named as a whole
+            return  # the whole section is reported
         self._translate(pattern, key, value)
 
     def _translate(self, pattern: str, key: Key, value: Any) -> None:
-        # the section of theirs whose keys are copied by name
+        # the NAT section whose keys are copied by name
         below = next((theirs for theirs in BELOW if pattern.startswith(f"{theirs}.")), None)
         if pattern in RENAMED:
             self.place(RENAMED[pattern], value, key)
@@ -166,7 +166,7 @@ class _Conversion:
         elif pattern in PAIRS:
             self._pairs(key, value)
         elif pattern == STATUS_FAILURES:
-            # theirs is the number of the failure that ends the wait, ours the number of failures before it
+            # NAT counts the failure that ends the wait, we count the failures before it
             if isinstance(value, int) and value >= 1:
                 self.place("backend.nemo_customizer.max_status_failures", value - 1, key)
             elif value is not None:
@@ -177,7 +177,7 @@ class _Conversion:
             self._give_reason(pattern, key)
 
     def place(self, own: str, value: Any, key: Key) -> None:
-        """Set a key of ours. One of their nulls leaves our default; of two that disagree the first counts."""
+        """Set one of our keys. A NAT null keeps our default; if two NAT keys disagree, the first one counts."""
         name, path = ".".join(key), tuple(own.split("."))
         if value is None:
             return
@@ -206,7 +206,7 @@ class _Conversion:
         self.unmapped.setdefault(".".join(key), reason)
 
     def add_defaults(self, tree: Mapping[str, Any]) -> None:
-        """What NAT takes where its file says nothing, and we would not."""
+        """Write out NAT's defaults that differ from ours."""
         for pattern, value in DEFAULTS.items():
             # patterns with `*` belong to a component, which must have been chosen and understood
             section, _, rest = pattern.partition(".*.")
@@ -221,19 +221,20 @@ class _Conversion:
         if llm is not None and entry_of(tree, "llms")[llm].get("_type") == "nim":
             self.values.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
         elif llm is not None:
-            self.values.setdefault(("policy", "max_tokens"), None)  # theirs is the endpoint's, ours 512
+            self.values.setdefault(("policy", "max_tokens"), None)  # NAT's default is the endpoint's limit, ours is 512
         if self.values.get(("loop", "deploy")) is True:
             self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
         adapter = self.chosen["trainer_adapters"]
         if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
             self.values[("backend", "name")] = "nemo-customizer"
-        self.values[("pairs", "within_run")] = True  # NAT builds the pairs of each run by itself
+        self.values[("pairs", "within_run")] = True  # NAT builds pairs separately for each run
         self.values[("pairs", "contradictions")] = "keep"  # NAT removes exact duplicates only
         if ("evaluate", "dataset") not in self.values:
             self.values[("loop", "evaluate")] = "never"
 
     def result(self, file_keys: frozenset[str]) -> Converted:
-        """The tree, with values as our configuration reads them; what it refuses is named. `file_keys` are theirs."""
+        """The tree with the values that our configuration accepts; refused values are reported. `file_keys`: the keys
+        of the NAT file."""
         # each turn drops the values that our configuration refuses, so the loop ends
         while True:
             # references are text whatever the field's type is, so they cannot be validated here
@@ -280,7 +281,7 @@ class _Conversion:
             self.place(f"pairs.{own}", ours, key)
 
     def _secret(self, pattern: str, key: Key, value: Any) -> None:
-        """A token or key: as a reference to the environment, or not at all."""
+        """Copy a token or key only if it is a reference to the environment."""
         reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if reference is None:
             if value not in (None, ""):
@@ -292,7 +293,7 @@ class _Conversion:
             self.place("backend.nemo_customizer.hf_token", f"${{{reference[1]}}}", key)
 
     def _type(self, key: Key, value: Any) -> bool:
-        """Whether a `_type` was dealt with: known, or its component named as one that we do not know."""
+        """True if the `_type` is known or was reported as unknown."""
         section = key[0]
         types: tuple[str, ...]
         if section in COMPONENTS and len(key) == 3:
@@ -308,7 +309,7 @@ class _Conversion:
         return True
 
     def _selects(self, key: Key, value: Any) -> bool:
-        """Whether a key of `finetuning` only says which component is meant."""
+        """Whether a key of `finetuning` only selects a component."""
         if len(key) == 2 and key[1] in (name for name, _ in COMPONENTS.values()):
             return True
         return key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None)
@@ -336,7 +337,7 @@ class _Conversion:
 
 
 def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
-    """Every key that has a value, `_type` of a component first; an empty section says nothing."""
+    """Every key that has a value, `_type` of a component first; empty sections are skipped."""
     if not isinstance(value, Mapping):
         yield key, value
         return

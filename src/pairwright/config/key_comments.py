@@ -1,6 +1,6 @@
 """The keys of the configuration with their comments: for `config show --comments` and for the pages of the reference.
 
-The comments are the docstrings of the fields, so that nothing is described twice.
+The comments are the docstrings of the fields, so that every key is described once.
 """
 
 import textwrap
@@ -45,7 +45,7 @@ def list_keys(section: type[BaseModel]) -> Iterator[Key]:
 
 
 def to_yaml(value: Any, *, inline: bool = False) -> str:
-    """A value as YAML, one key a line; `inline`: all of it in one line."""
+    """A value as YAML, one key per line; `inline`: everything in one line."""
     stream = StringIO()
     yaml = YAML()
     yaml.default_flow_style = inline
@@ -59,7 +59,7 @@ def to_commented_yaml(tree: Mapping[str, Any], section: type[BaseModel]) -> str:
 
     Args:
         tree: The values, such as `printable_config` gives them.
-        section: The class that they are of.
+        section: The class of the values.
     """
     return "".join(f"{line}\n" for line in _lines_of(tree, section, "", {section: "the file"}))
 
@@ -78,7 +78,7 @@ def _lines_of(
             continue
         home = homes.setdefault(key.section, where)
         if home != where:
-            # a class that was described above: its keys are there, its comments are not said again
+            # a class that was described above: refer to it instead of repeating its comments
             yield f"# keys as in {home}"
             yield from _value_lines(key.name, value)
         elif key.is_section:
@@ -90,7 +90,7 @@ def _lines_of(
 
 
 def _lines_of_absent(section: type[BaseModel], where: str) -> Iterator[str]:
-    """Keys that exist only once somebody writes them: as comments."""
+    """Optional keys without a value, as comments."""
     yield f"# keys of {where}:"
     for key in list_keys(section):
         yield from (f"# {_INDENT}{line}" for line in _comment_lines(key))
@@ -113,7 +113,7 @@ def _comment_lines(key: Key) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A default as YAML can write it."""
+    """A default value that YAML can write."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""`policy` and judges: the model that is asked, at an OpenAI-compatible endpoint or in this process."""
+"""`policy` and judges: a model at an OpenAI-compatible endpoint, or loaded in this process."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,18 +11,18 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class ModelConfig(Section):
-    """A model that is asked: an OpenAI-compatible endpoint, or a folder that is loaded here."""
+    """A model to query: an OpenAI-compatible endpoint, or a folder that is loaded in this process."""
 
     model: str | None = None
-    """Name of the model at the endpoint; without base_url the folder of a local checkpoint."""
+    """Name of the model at the endpoint; without base_url, the folder of a local checkpoint."""
     base_url: str | None = None
-    """The endpoint, e.g. http://127.0.0.1:8001/v1; null: the model is loaded here."""
+    """The endpoint, e.g. http://127.0.0.1:8001/v1; null: the model is loaded in this process."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; null: none is sent."""
+    """Name of the environment variable that holds the API key; null: no key is sent."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature; 0 takes the most likely token."""
     max_tokens: Count | None = 512
-    """Most tokens of an answer; null: to the end of the context, or what the endpoint allows."""
+    """Most tokens of an answer; null: up to the end of the context, or the endpoint's own limit."""
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     """Variables of the chat template, such as {"enable_thinking": false}: sent to an endpoint (as vLLM and `pairwright
     serve model` take them), or rendered by the local model; recorded with each experience."""
@@ -31,9 +31,9 @@ class ModelConfig(Section):
     send_seed: bool = True
     """Send the seed of each question; some endpoints refuse it."""
     max_retries: Annotated[int, Field(ge=0, le=100)] = 8
-    """Times that a failed request is repeated."""
+    """Number of times to repeat a failed request."""
     timeout_seconds: Positive = 300.0
-    """Longest time for one request."""
+    """Longest time for one request, in seconds."""
     device: str | None = None
     """Local model: cuda, mps or cpu; null: a CUDA GPU, else Apple's GPU (mps), else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -50,43 +50,44 @@ class JudgeConfig(ModelConfig):
     """A model that judges or writes hints."""
 
     def as_policy(self) -> "PolicyConfig":
-        """The same model as a policy, whose other options have their defaults."""
+        """The same model as a policy; all other options have their defaults."""
         return PolicyConfig.model_validate(self.model_dump(exclude_unset=True))
 
 
 class PolicyConfig(ModelConfig):
-    """The model that answers: an OpenAI-compatible endpoint, or a folder loaded once and asked in batches."""
+    """The model that answers: an OpenAI-compatible endpoint, or a folder that is loaded once and answers in batches."""
 
     model_version: str | int | None = None
-    """What is recorded as the version of the model; by default its name."""
+    """Model version in the records; by default the model's name."""
     # sampling; part of the identity of a collection
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw from the likeliest tokens that together have this probability."""
+    """Nucleus sampling: draw from the likeliest tokens whose probabilities add up to this."""
     num_candidates: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Answers to each question where the workflow does not say how many."""
+    """Answers per question if the workflow does not set a number."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer."""
+    """Stop strings: texts that end an answer."""
     tools_as_text: ToolsAsText = "off"
-    """Local model whose chat template has no tool role: tools, calls and results as text (docs/reference/tokens.md)."""
-    # what is asked of an endpoint
+    """Local model whose chat template has no tool role: write tools, calls and results as text
+    (docs/reference/tokens.md)."""
+    # requests to an endpoint
     logprobs: bool = False
     """Ask the endpoint for log-probabilities; a local model always records them."""
     return_token_ids: bool = False
-    """Ask the endpoint for token ids, as vLLM and `pairwright serve model` give them."""
+    """Ask the endpoint for token ids (vLLM and `pairwright serve model` return them)."""
     max_choices_per_request: Count | None = None
-    """Most answers asked for in one request; more candidates are several requests."""
+    """Most answers per request; more candidates take several requests."""
     # limits of an endpoint
     max_in_flight: Count | None = None
-    """Most requests at once; null: as many as tasks run."""
+    """Most requests at once; null: as many as there are running tasks."""
     requests_per_minute: Positive | None = None
     """Rate limit."""
     tokens_per_minute: Positive | None = None
-    """Rate limit of tokens, counted when answers come."""
+    """Rate limit of tokens, counted when answers arrive."""
     # the local model
     max_batch_tokens: Count = 16_384
-    """Local model: prompt tokens that go through the model at once."""
+    """Local model: most prompt tokens per forward pass."""
     num_threads: Count | None = None
-    """Local model: threads of torch; null: what torch chooses."""
+    """Local model: number of torch threads; null: torch's default."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -1,4 +1,4 @@
-"""A configuration file of NAT as a tree of plain values, laid over the file that its `base` names."""
+"""A configuration file of NAT as a tree of plain values, merged over the file that its `base` names."""
 
 import warnings
 from pathlib import Path
@@ -15,7 +15,7 @@ from pairwright.errors import ConfigError
 
 
 def read_nat(path: Path) -> dict[str, Any]:
-    """The tree of a file, with the files that it builds on below it."""
+    """The tree of a file, merged over its base files."""
     return _read(path, ())
 
 
@@ -46,7 +46,7 @@ def _parse(path: Path) -> dict[str, Any]:
     yaml.version = (1, 1)
     yaml.Resolver = _Resolver
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 5e-6 is a number to NAT, and here
+        warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # NAT reads 5e-6 as a number, and so do we
         value = read_yaml(path, yaml)
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")

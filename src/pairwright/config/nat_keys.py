@@ -1,4 +1,4 @@
-"""Tables of NAT's finetuning keys: what each is called here, or why it has no counterpart.
+"""Tables of NAT's finetuning keys: our name for each, or why it has no counterpart.
 
 Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9 (docs/how-to/from-nat.md). `*`
 stands for the component that `finetuning` names.
@@ -9,7 +9,7 @@ COMPONENTS = {
     "trainers": ("trainer", ("nemo_customizer_trainer",)),
     "trainer_adapters": ("trainer_adapter", ("nemo_customizer_trainer_adapter",)),
 }
-"""Section: the key of `finetuning` that names one of its entries, and the types that we know."""
+"""Section: the key of `finetuning` that selects one of its entries, and the supported types."""
 
 LLM_TYPES = ("openai", "nim")
 DATASET_TYPES = ("json", "jsonl", "csv", "parquet")
@@ -49,7 +49,7 @@ RENAMED = {
     "llms.*.max_retries": "policy.max_retries",
     "llms.*.request_timeout": "policy.timeout_seconds",
 }
-"""Keys whose value is ours as it stands."""
+"""Keys whose value is copied unchanged."""
 
 BELOW = {
     "trainer_adapters.*.hyperparameters": f"{_CUSTOMIZER}.hyperparameters",
@@ -87,7 +87,7 @@ DEFAULTS = {
     STATUS_FAILURES: 3,
     "eval.general.max_concurrency": 8,
 }
-"""Defaults of NAT's that are not ours; they are written out, so that leaving a key out means what it meant."""
+"""NAT defaults that differ from ours; they are written out, so that a missing key keeps its meaning."""
 NIM_MAX_TOKENS = 300
 IMAGE = "nvcr.io/nim/meta/llama-3.1-8b-instruct"
 
@@ -135,6 +135,6 @@ REASONS = {
     "llms.*.retry_on_status_codes": _ENDPOINT,
     "llms.*.retry_on_errors": _ENDPOINT,
 }  # fmt: skip
-"""Why a key has no counterpart, and the way out. The longest that fits counts."""
+"""Why a key has no counterpart, and what to do instead. The longest matching pattern counts."""
 OTHER_REASONS = {"llms": "if it belongs into the body of a request, put it into policy.extra_body"}
-"""The same for keys of a section that no reason names."""
+"""The same for the other keys of a section."""

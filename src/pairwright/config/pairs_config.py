@@ -29,7 +29,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 _UNITS = {"MB": 1, "GB": 1024}  # in megabytes
-STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # those of pairs.STRATEGIES
+STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # as in pairs.STRATEGIES
 # Strategies of ours that compare more than the candidates of a group
 _BEYOND_GROUPS = ("divergence", "teachers", "imported")
 
@@ -41,7 +41,7 @@ class Threshold:
     value: float
     is_quantile: bool = False
     text: str | float | None = field(default=None, compare=False, repr=False)
-    """As the configuration has it."""
+    """The value as written in the configuration."""
 
     @classmethod
     def parse(cls, text: "str | float | Threshold") -> "Threshold":
@@ -97,7 +97,7 @@ _STRATEGY_OF = {
     "min_teachers": "teachers",
     "teacher_choice": "teachers",
 }
-# Options that count only beside another one
+# Options that have an effect only together with another one
 _NEEDS = {
     "max_per_chosen": "across_groups",
     "balance_by": "length_balance",
@@ -106,87 +106,87 @@ _NEEDS = {
 }
 
 
-# What a preset says; options that are set beside it win.
+# Values of each preset; options that are set explicitly override them.
 PRESETS: dict[str, dict[str, Any]] = {"gym-guide": {"strategy": "best-worst", "min_gap": 0.2}}
 
 
 class PairsConfig(Section):
-    """How pairs are built. null means: no limit. docs/reference/pairs.md says what each does."""
+    """How pairs are built. null means no limit. docs/reference/pairs.md describes each option."""
 
     preset: Literal["gym-guide"] | None = None
-    """Defaults to start from. gym-guide: NeMo Gym's guide, best against worst of one prompt from a gap of 0.2 on."""
+    """Named set of defaults. gym-guide: as in NeMo Gym's guide, best against worst of one prompt, minimum gap 0.2."""
     # which candidates are paired, and by how much they must differ
     strategy: str = "all"
     """Which candidates of a group are paired: all, best-worst, stratified, divergence, teachers, imported, or your own
     as file.py:FUNCTION (docs/how-to/own-strategy.md)."""
     min_gap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Least difference of rewards; a tie is never a pair."""
+    """Smallest difference of rewards; a tie is never a pair."""
     max_gap: float | None = None
     """Largest difference of rewards."""
     tie_tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-9
-    """Rewards tie that differ by no more than this share of the larger one."""
+    """Relative tolerance: rewards that differ by at most this share of the larger one are a tie."""
     within_run: bool = False
-    """Compare only candidates of one run, as NAT does; false compares those of all runs of a task."""
+    """Compare only candidates of the same run, as NAT does; false compares candidates of all runs of a task."""
     within: str | None = None
-    """Compare only candidates that agree in this: model, source (the file), or a field of info."""
+    """Compare only candidates with the same value of this: model, source (the file), or a field of info."""
     max_pairs_per_group: Count | None = None
-    """Largest gaps to keep of a group."""
+    """Most pairs per group; the largest gaps are kept."""
     max_pairs_per_task: Count | None = None
-    """Largest gaps to keep of a task."""
+    """Most pairs per task; the largest gaps are kept."""
     max_pairs: Count | None = None
-    """Seeded sample of this many."""
+    """Most pairs; more are reduced to a seeded sample."""
     weight: Literal["one", "gap", "chosen"] = "one"
     """Weight of a pair: 1, its gap, or the chosen reward."""
     # options of the strategy `stratified`
     high: RewardThreshold = Threshold(0.7, text=0.7)
-    """stratified: chosen at least this, a reward or a quantile such as q0.8."""
+    """stratified: lowest reward of a chosen side, as a number or a quantile such as q0.8."""
     low: RewardThreshold = Threshold(0.4, text=0.4)
-    """stratified: rejected at most this, a reward or a quantile."""
+    """stratified: highest reward of a rejected side, as a number or a quantile."""
     across_groups: bool = False
-    """stratified: allow different prompts; marked."""
+    """stratified: also compare different prompts; such pairs are marked."""
     max_per_chosen: Count = 1
-    """Across groups: rejected ones for each chosen one."""
+    """across_groups: number of rejected sides per chosen side."""
     # filters of candidates and pairs
     dedupe: bool = True
     """Keep equal pairs once."""
     near_duplicates: Share | None = None
-    """Drop pairs at least this similar (0 to 1, estimated Jaccard) to one that stays."""
+    """Drop pairs that are at least this similar (0 to 1, estimated Jaccard) to a pair that is kept."""
     contradictions: Literal["drop", "majority", "keep"] = "drop"
-    """A over B and B over A."""
+    """What to do with contradictions (A over B and B over A)."""
     verbatim: bool = False
-    """imported: every preference in the order of the tables; repeated, contradicting and empty ones stay."""
+    """imported: keep every preference, in the order of the tables, also repeated, contradicting and empty ones."""
     drop_truncated: bool = False
-    """Leave truncated runs out."""
+    """Leave out truncated runs."""
     keep_masked: bool = False
     """Keep failed and masked runs."""
     length_balance: Annotated[float, Field(gt=0)] | None = None
     """Bound on the length effect size: mean over standard deviation of the differences of lengths."""
     balance_by: Literal["drop", "reweight"] = "drop"
-    """How lengths are balanced."""
+    """How to balance lengths."""
     # split and order
     validation: Share = 0.0
-    """Share of groups for the validation split."""
+    """Share of the groups for the validation split."""
     curriculum: Literal["none", "easy-first", "hard-first"] = "none"
     """Order of tasks by mean reward."""
     curriculum_share: Share | None = None
-    """Keep the first share of tasks."""
+    """Keep only this share of the tasks, the first in the curriculum's order."""
     curriculum_start: PositiveShare | None = None
-    """Number the stages of the curriculum; the first has this share of the tasks."""
+    """Divide the curriculum into stages; the first has this share of the tasks."""
     curriculum_increment: PositiveShare = 0.2
     """Share of the tasks that each further stage adds."""
     curriculum_interval: Count = 5
-    """Epochs for which a trainer stays at a stage."""
+    """Epochs per stage."""
     # options of the strategies `divergence` and `teachers`
     tree: bool = False
     """divergence: compare branches by their mean reward."""
     environment_divergence: bool = False
-    """divergence: also where a user or tool differed; marked."""
+    """divergence: also pair runs that diverge at a user or tool message; such pairs are marked."""
     teachers: tuple[PlaceText, ...] = ()
     """teachers: tables of the teachers' answers."""
     min_teachers: Count | None = None
     """teachers: how many must agree; by default more than half."""
     teacher_choice: Literal["majority", "best"] = "majority"
-    """teachers: the answer of most, or the best-scored."""
+    """teachers: choose the most frequent answer, or the best-scored one."""
     # input and memory
     score: str | None = None
     """The stored score that counts as the reward: a scorer, or SCORER.CRITERION (`pairwright score`)."""
@@ -194,20 +194,20 @@ class PairsConfig(Section):
     """What a calibrated score does to a pair: weight multiplies its weight by 2p - 1, where p is the probability that
     chosen is better; noise stores 1 - p, the label smoothing of this pair in the losses sigmoid (cDPO) and robust."""
     min_probability: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
-    """Drop pairs whose chosen side is the better one with a lower probability, by a calibrated score."""
+    """Drop pairs whose chosen side is better with a probability below this, by a calibrated score."""
     votes: str | SkipJsonSchema[Path] | None = None
     """A CSV file of votes instead of rewards."""
     where: str | None = None
     """SQL condition of the experiences that may be paired, such as 'reward > 0 AND run < 9'."""
     memory_megabytes: Annotated[int, BeforeValidator(_megabytes), Field(ge=16)] = 1024
-    """About how much memory a build takes, in megabytes or as 512MB or 2GB."""
+    """Approximate memory of a build, in megabytes or as 512MB or 2GB."""
 
     @model_validator(mode="before")
     @classmethod
     def _own_names(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        # A preset that does not exist is refused with its field.
+        # An unknown preset is reported by the check of its field.
         preset = data.get("preset")
         return (PRESETS.get(preset, {}) if isinstance(preset, str) else {}) | own_names(data)
 
@@ -225,7 +225,7 @@ class PairsConfig(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "PairsConfig":
-        """Checks over several fields. A message begins with the field that it is about."""
+        """Check several fields together. A message begins with the name of its field."""
         # `not >=` and not `<`: it also refuses NaN
         if self.max_gap is not None and not self.max_gap >= self.min_gap:
             raise ValueError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
@@ -250,7 +250,7 @@ class PairsConfig(Section):
         return self
 
     def list_unused(self) -> list[str]:
-        """A line for each option that is set and has no effect beside the others.
+        """One line for each option that is set but has no effect with the other options.
 
         >>> PairsConfig(strategy="best-worst", high=0.9).list_unused()
         ["high has no effect: only the strategy 'stratified' reads it"]
@@ -270,15 +270,15 @@ class PairsConfig(Section):
 
     @property
     def has_curriculum(self) -> bool:
-        """Whether tasks are ranked by their mean reward."""
+        """Whether tasks are sorted by their mean reward."""
         return self.curriculum != "none" or self.curriculum_share is not None
 
     def content(self) -> dict[str, Any]:
-        """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
-        they did not have counts only where it is set."""
+        """The options as part of a stage's cache key. Runs of older versions must resume: `imported` keeps its old
+        name, and newer options are included only if they are set."""
         new = {name for name in ("verbatim", "within", "score") if not getattr(self, name)}
         if self.score is None:
             new |= {"reliability", "min_probability"}
         options = self.model_dump(mode="json", exclude={"preset", *new})
-        options["min_candidates"] = 2  # one of their keys, which everybody left at its default
+        options["min_candidates"] = 2  # a key of older versions, with its default
         return {**options, "strategy": "given"} if self.strategy == "imported" else options

@@ -13,7 +13,7 @@ _RENAMED = {
     "high_threshold": "high",
     "low_threshold": "low",
 }
-# Booleans of theirs: what true and false mean in our options
+# Boolean options of NAT and Gym: our options for true and for false
 _SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
     "exhaustive_pairs": {True: {"strategy": "all"}, False: {"strategy": "best-worst"}},
     "reward_from_score_diff": {True: {"weight": "gap"}, False: {"weight": "chosen"}},
@@ -21,7 +21,7 @@ _SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
     "same_prompt": {True: {"strategy": "best-worst"}, False: {"strategy": "stratified", "across_groups": True}},
     "stratified": {True: {"strategy": "stratified"}, False: {}},
 }
-_STRATEGIES = {"same_prompt": "best-worst", "given": "imported"}  # Gym's name, and our old one
+_STRATEGIES = {"same_prompt": "best-worst", "given": "imported"}  # Gym's name, and our former name
 _CURRICULUM = {
     "initial_percentile": "curriculum_start",
     "increment_percentile": "curriculum_increment",
@@ -42,7 +42,7 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     {'strategy': 'best-worst', 'min_gap': 0.1}
     """
     own: dict[str, Any] = {}
-    origins: dict[str, str] = {}  # for each key of ours the foreign name that set it
+    origins: dict[str, str] = {}  # our key: the foreign name that set it
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
@@ -66,7 +66,7 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
 
 
 def _curriculum(section: Any) -> dict[str, Any]:
-    """NAT's section: tasks by mean reward, in stages that begin with a share of them and grow."""
+    """NAT's section: tasks sorted by mean reward, in stages that start with a share of the tasks and grow."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"pairs.curriculum_learning: got {section!r}, expected keys and values")
     # every key that NAT's section may have, with its default

@@ -1,6 +1,6 @@
-"""YAML files of users as plain values. The size of a file and what its aliases expand to are bounded.
+"""User YAML files as plain values. The size of a file and the number of values after alias expansion are bounded.
 
-A few hundred bytes of nested aliases stand for billions of values, and whoever walks the tree visits them all.
+A few hundred bytes of nested aliases can expand to billions of values.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def read_yaml(path: Path, yaml: YAML | None = None) -> Any:
 
     Args:
         path: The file, UTF-8.
-        yaml: A loader other than YAML 1.2's safe one.
+        yaml: A loader to use instead of the safe YAML 1.2 loader.
 
     Raises:
         ConfigError: It cannot be read, is not valid YAML or exceeds the bounds.
@@ -59,7 +59,7 @@ def parse_yaml(text: str, where: str, yaml: YAML | None = None) -> Any:
 
 
 def merge_trees(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay a tree of keys and values over another, section by section.
+    """Merge a tree of keys and values over another, section by section.
 
     >>> merge_trees({"train": {"epochs": 2}, "seed": 1}, {"train": {"batch_size": 4}})
     {'train': {'epochs': 2, 'batch_size': 4}, 'seed': 1}
@@ -76,7 +76,7 @@ def _num_values(value: Any, known: dict[int, int]) -> int:
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
-        known[id(value)] = MAX_VALUES + 1  # what a list that contains itself finds here
+        known[id(value)] = MAX_VALUES + 1  # found by a list that contains itself
         children = value.values() if isinstance(value, dict) else value
         known[id(value)] = 1 + sum(_num_values(child, known) for child in children)
     return known[id(value)]

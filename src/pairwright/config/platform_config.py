@@ -29,26 +29,27 @@ class NemoPlatformConfig(Section):
     workspace: _PlatformName = "default"
     """Workspace of filesets, jobs and models."""
     dataset_name: _PlatformName = Field(default="pairwright-dpo", max_length=34)
-    """Names of filesets and of tuned models begin with this; every run has its own."""
+    """Prefix of the names of filesets and tuned models; every run has its own fileset and model."""
     model: str | None = None
-    """Model entity that is tuned, NAME or WORKSPACE/NAME; else the job's model."""
+    """Model entity to tune, NAME or WORKSPACE/NAME; by default the job's model."""
     project: str | None = None
     """Project of the job."""
     tool_calls: Literal["refuse", "text"] = "refuse"
-    """Its rows hold no tool calls: refuse such pairs, or write calls, results and schemas as text (Hermes tags)."""
+    """The platform's rows cannot hold tool calls: refuse pairs with calls, or write calls, results and schemas as text
+    (Hermes tags)."""
     validation: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the groups held out where the pairs have no validation split; the platform needs some."""
+    """Share of the groups to hold out if the pairs have no validation split; the platform requires one."""
     training: dict[str, Any] = Field(default={})
-    """Fields of a DPO training in the platform's names, sent as they are: {epochs: 2, batch_size: 16, learning_rate:
-    1e-5}. Fields that are left out have the platform's defaults, the seed that of the configuration."""
+    """Fields of a DPO training in the platform's names, sent unchanged: {epochs: 2, batch_size: 16, learning_rate:
+    1e-5}. Other fields have the platform's defaults; the seed is that of the configuration."""
     poll_interval_seconds: float = Field(default=15, gt=0)
-    """Between two status calls."""
+    """Seconds between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
-    """How long a job is waited for; null: for ever."""
+    """Longest time to wait for a job, in seconds; null: no limit."""
     wait_for_completion: bool = True
     """Wait for the job after submitting it."""
 
     @property
     def has_anchor(self) -> bool:
-        """Whether something holds the likelihood of chosen sides."""
+        """Whether a term keeps the likelihood of chosen sides from falling."""
         return bool(self.training.get("sft_loss_weight"))

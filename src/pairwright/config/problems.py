@@ -27,7 +27,7 @@ def describe_problems(
     flags: Mapping[str, tuple[str, Any]] | None = None,
     with_values: bool = False,
 ) -> list[str]:
-    """One line a problem.
+    """Return one line per problem.
 
     root: the model that was validated.
     flags: for keys that were set on the command line, the option and its value; lines name these instead of the key.
@@ -37,7 +37,7 @@ def describe_problems(
     for problem in error.errors(include_url=False):
         location, message = _locate(problem, root)
         key = ".".join(location)
-        # an option stands for every problem at or below its key; the dots keep `a.b` from matching `a.bc`
+        # an option is named for every problem at or below its key; the dots keep `a.b` from matching `a.bc`
         flag = next((option for option in flags or {} if f"{key}.".startswith(f"{option}.")), None)
         if problem["type"] == "extra_forbidden":
             name, line = key, _explain_unknown(location, root)
@@ -53,7 +53,7 @@ def describe_problems(
 
 
 class CheckedSection(Section):
-    """A section that Python callers create by itself: what is wrong with it is a ConfigError, as in a configuration.
+    """A section that Python callers create on its own; invalid values raise ConfigError, as in a configuration.
 
     >>> from pairwright.config.train_config import DistillTerms
     >>> class DistillOptions(CheckedSection, DistillTerms): ...
@@ -72,7 +72,7 @@ class CheckedSection(Section):
 
 
 def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
-    """Where a problem is, and what. A check over several fields names its field at the start of its message."""
+    """The location and the message of a problem. A check over several fields begins its message with its field."""
     location = [str(part) for part in problem["loc"]]
     if problem["type"] != "value_error":
         return location, problem["msg"]
@@ -96,7 +96,7 @@ def _expectation(message: str) -> str:
     return message
 
 
-# Keys of earlier versions, and what happens without them.
+# Removed keys, and the fixed behaviour that replaces each.
 _REMOVED = {
     "pairs.min_candidates": "two candidates of a prompt are compared",
     "policy.retry_seconds": "the first wait is 0.5 s and doubles",
@@ -126,7 +126,7 @@ _REMOVED = {
 
 
 def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
-    # Options that are built in Python have no section in front of their key.
+    # Keys of options that were built in Python have no section prefix.
     removed = next((key for key in _REMOVED if f".{key}".endswith("." + ".".join(location))), None)
     if removed is not None:
         return f"unknown key {'.'.join(location)!r}, which was removed: {_REMOVED[removed]}"

@@ -1,8 +1,8 @@
-"""`Section`, the base of every part of the configuration, and the sections of the stages that need little.
+"""`Section`, the base class of every part of the configuration, and the sections of the smaller stages.
 
 `engine`, `loop`, `sources`, `tokens` and `evaluate` are here; `policy`, `collect`, `teach`, `pairs`, `train` and
 `backend` have files of their own. A section is the only declaration of its options: type, default, bounds and
-description. Classes named `*Terms` hold what functions of a later package take as options, too.
+description. Classes named `*Terms` are also the options of functions in later packages.
 """
 
 import json
@@ -22,14 +22,14 @@ from pydantic import (
 
 
 class Section(BaseModel):
-    """A part of the configuration. The line below a field is its documentation."""
+    """A part of the configuration. The docstring below a field is its documentation."""
 
     # hide_input_in_errors: values may be secrets from the environment; attribute docstrings become help and schema
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
 def _parse_object(value: Any) -> Any:
-    """An option of the command line has its object as JSON text."""
+    """Parse an object that a command-line option gives as JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -41,7 +41,7 @@ def _parse_object(value: Any) -> Any:
 TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_parse_object)]  # of chat templates, by name
 
 
-# Of a service: an address without a slash at its end, and a token; an empty variable of the environment is not a token.
+# Address of a service without a trailing slash, and its token; an empty environment variable counts as no token.
 ServiceUrl = Annotated[str | None, AfterValidator(lambda url: url.rstrip("/") if url else None)]
 ServiceToken = Annotated[SecretStr | None, BeforeValidator(lambda token: None if token == "" else token)]
 
@@ -54,9 +54,9 @@ class EngineConfig(Section):
     address: str | None = None
     """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started for the command."""
     workers: Annotated[int, Field(ge=1)] | None = None
-    """How many work at once; by default one a core (training: one a GPU, or one a node)."""
+    """Number of workers; by default one per core (training: one per GPU, or one per node)."""
     max_retries: Annotated[int, Field(ge=0)] = 3
-    """How often a piece is done again after the worker that had it has died."""
+    """Number of times to repeat a piece of work after its worker died."""
 
     @model_validator(mode="before")
     @classmethod
@@ -71,22 +71,22 @@ class EngineConfig(Section):
 
 
 class LoopConfig(Section):
-    """Rounds of collect, pairs, train; then the proof, and deployment."""
+    """Rounds of collect, pairs and train; then evaluation and deployment."""
 
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Rounds; each has the model of the one before as policy."""
+    """Number of rounds; the policy of each is the model of the previous round."""
     reference: Literal["initial", "previous"] = "initial"
-    """The reference of a round: the model that the first round started from, or the one that this round starts from."""
+    """Reference model of a round: the model at the start of the first round, or at the start of this round."""
     accumulate: bool = True
-    """Build pairs from the experience of all rounds so far, not of the last alone."""
+    """Build pairs from the experience of all rounds so far; false: of the latest round only."""
     evaluate: Literal["last", "each", "never"] = "last"
-    """Compare with the first model after the last round, after each, or not at all."""
+    """When to compare with the first model: after the last round, after each round, or never."""
     deploy: bool = False
     """Deploy the model through the backend when the gate opens."""
 
 
 class SourcesConfig(Section):
-    """What is read into the experience table."""
+    """Traces to read into the experience table."""
 
     paths: tuple[str, ...] = ()
     """Files, folders and globs."""
@@ -97,22 +97,22 @@ class SourcesConfig(Section):
     map: str | dict[str, str] | None = None
     """Fields of your own data: prompt=a.text,completion=b.text,reward=c.score (docs/how-to/own-data.md)."""
     task: str | None = None
-    """What names the task: prompt, a field's name or path, several with commas, file, folder, or row//4."""
+    """Identity of the task: prompt, a field's name or path, several with commas, file, folder, or row//4."""
     run: str | None = None
-    """What names the run: a field's name or path, file, folder, or row%4."""
+    """Identity of the run: a field's name or path, file, folder, or row%4."""
     step: str | None = None
-    """What names the step: a field's name or path with an integer."""
+    """Identity of the step: the name or path of an integer field."""
     compaction_prompt: str | None = None
-    """Codex: file with the request that compactions sent, which is not in its logs; each summary becomes a step of its
-    own, trained after that request. Without it, summaries are context."""
+    """Codex: file with the request that a compaction sends, which its logs do not contain. Each summary becomes a step
+    of its own with this request as prompt. Without the file, summaries are context."""
     redact: bool = False
     """Replace API keys, tokens and private keys by placeholders."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"
-    """Keep bad records aside and go on, or end with exit code 1 when there are any."""
+    """Quarantine bad records and continue, or end with exit code 1 if there are any."""
 
 
 ToolsAsText = Literal["off", "hermes"]
-TURN_RULES = ("all", "accepted", "last", "after-error", "calls", "text")  # of tokens.train_turns
+TURN_RULES = ("all", "accepted", "last", "after-error", "calls", "text")  # values of tokens.train_turns
 # Error kinds that mark a wrong decision of the model: the tool refused the call. Other kinds (a test that fails before
 # its fix, code that raises, a file that is looked for) often follow the right step; docs/how-to/turn-credit.md has the
 # counts of 100 labelled error sites.
@@ -122,10 +122,10 @@ CREDIT_KINDS = (
 
 
 class CreditConfig(Section):
-    """Verdicts (ok, failed, unknown) and values of generated turns; used where train_turns or train.credit ask."""
+    """Verdicts (ok, failed, unknown) and values of generated turns, for train_turns and train.credit."""
 
     sources: tuple[Literal["votes", "function", "rewards", "errors"], ...] = ("votes", "function", "rewards", "errors")
-    """Where credit comes from; the first source that knows a verdict, or a value, decides it."""
+    """Sources of credit, in order; the first source with a verdict decides the verdict, and likewise the value."""
     function: str | None = None
     """Function credit(run, turn) as path/file.py:function or module:function; it returns None, True, False, ok, failed,
     unknown, a number, or (verdict, number)."""
@@ -139,23 +139,23 @@ class CreditConfig(Section):
     """train_turns accepted: which turns of rejected sides are trained: those that failed (a side without one is
     refused), or all."""
     store: bool = False
-    """Store credit with the sequences although train_turns does not read it; train.credit needs it."""
+    """Store credit with the sequences even if train_turns does not use it; train.credit needs it."""
 
 
 class TokensConfig(Section):
     """Messages to sequences."""
 
     max_length: int | None = Field(default=None, ge=1)
-    """Tokens of an experience's sequence; longer ones are cut."""
+    """Most tokens of an experience's sequence; longer ones are cut."""
     max_pair_length: int | None = Field(default=None, ge=1)
-    """Tokens of a pair's side; by default max_length."""
+    """Most tokens of one side of a pair; by default max_length."""
     truncation: Literal["keep_start", "keep_end", "drop"] = "keep_end"
-    """What to keep of what is longer; the two sides of a pair are cut alike, no trained turn is cut through."""
+    """Which part of a longer sequence to keep; both sides of a pair are cut alike, and never inside a trained turn."""
     keep_first: int = Field(default=0, ge=0)
     """Tokens at the start that are never cut, such as a BOS token or the system prompt."""
     missing_reasoning: Literal["refuse", "close"] = "refuse"
-    """A turn without reasoning after a prompt that opens a thought: refuse the conversation, or close the thought at
-    once; the tokens that close it are not trained, and are counted as added."""
+    """A turn without reasoning after a prompt that opens a thought: refuse the conversation, or close the thought with
+    added tokens, which are counted and not trained."""
     allow_dropped: bool = False
     """Train turns of which the chat template does not render everything that the model generated (tool calls,
     reasoning, text beside calls). By default they are refused."""
@@ -163,49 +163,47 @@ class TokensConfig(Section):
     """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
     recorded. By default such records are refused: no channel uses them."""
     tokenizer: str | None = None
-    """A model's folder, with tokenizer.json, or a Hub id; training takes the one of the model unless
-    this names another."""
+    """A model's folder with tokenizer.json, or a Hub id; training uses the tokenizer of the model by default."""
     chat_template: str | None = None
-    """A file with a chat template (Jinja) to use instead of the tokenizer's own, or the name of one of its own (such as
-    tool_use); a trained model is saved with it."""
+    """Chat template to use instead of the tokenizer's default: a Jinja file, or the name of another template of the
+    tokenizer (such as tool_use); a trained model is saved with it."""
     chat_template_kwargs: TemplateVariables = Field(default={})
     """Variables of the chat template, such as {"enable_thinking": false}; one that it does not read is an error. Those
     of a record (info.chat_template_kwargs) override them."""
     clock: str | None = None
-    """The time, such as 2025-07-01T12:00:00, for chat templates that print a date, where a record has none of its own
-    (info.time, info.created_at); by default when the experience table was made."""
+    """Time for chat templates that print a date, such as 2025-07-01T12:00:00, if a record has no time of its own
+    (info.time, info.created_at); by default the creation time of the experience table."""
     grammar: str | None = None
-    """A YAML file with declared rows: how a family of models writes thoughts, and what ends its turns, where the chat
-    template does not show it."""
+    """A YAML file that declares how a family of models writes thoughts and ends turns, if its chat template does not
+    show it."""
     record_kwargs: Literal["use", "ignore"] = "use"
-    """Variables of the chat template that a record was sampled with: use them, and refuse the record where the template
-    does not read them; or ignore them."""
+    """Chat template variables that a record was sampled with: use them (and refuse the record if the template does not
+    read them), or ignore them."""
     train_turns: str = "all"
-    """Which generated turns are trained, the others being context: all, accepted (those that did not fail, by
+    """Which generated turns are trained; the others are context. all, accepted (turns that did not fail, by
     tokens.credit), last, after-error (the next turn after a failure), calls, text (turns without calls), or a function
     of (messages, index) as module:function or path/file.py:function. In pairs, both sides are compared by their
     selected turns."""
     credit: CreditConfig = CreditConfig()
     tools_as_text: ToolsAsText = "off"
     """For a chat template without a tool role: calls, results and schemas become text in the tags of Hermes
-    (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text asks the model so."""
+    (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text does the same for sampling."""
     boundaries: Literal["whole", "split"] = "split"
-    """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
-    start. Pairs are always split after the prompt."""
+    """Encode a conversation as a whole, as apply_chat_template does, or split it where a token would merge across the
+    start of a turn. Pairs are always split after the prompt."""
     control_tokens: Literal["keep", "escape", "refuse"] = "keep"
     """Control tokens in user, tool or system text: keep them, encode them as text, or refuse the conversation."""
     require_stop: bool = True
     """Refuse turns that no stop token follows."""
     verify: Literal["quick", "all"] = "quick"
-    """Render the prompts of four turns of a conversation and compare them, or of every turn."""
+    """Check the prefix property by rendering the prompts of four turns of a conversation, or of every turn."""
     recorded: Literal["use", "ignore"] = "use"
-    """Token ids that were recorded when the model sampled: they are the sequence, and a record whose ids do not fit its
-    messages or this tokenizer is refused; or ignore them and encode the messages."""
+    """Recorded ids (token ids stored at sampling): use them as the sequence, and refuse a record whose ids do not fit
+    its messages or this tokenizer; or ignore them and encode the messages."""
     experience: tuple[str, ...] = ()
-    """Experience tables that pairs were built from, where their recorded ids are; by default those that the pairs'
-    lineage.json names."""
+    """Experience tables with the recorded ids of pairs; by default the tables that the pairs' lineage.json names."""
     workers: int | None = Field(default=None, ge=1)
-    """Processes; by default one a core."""
+    """Number of processes; by default one per core."""
 
     @field_validator("clock", mode="before")
     @classmethod
@@ -241,7 +239,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class MetricConfig(Section):
-    """A number of each run."""
+    """A number that is recorded for each run."""
 
     name: str
     """Its name: reward, a component of it, or a metric that the workflow records."""
@@ -250,16 +248,17 @@ class MetricConfig(Section):
 
 
 class GateConfig(Section):
-    """What the first metric must show; without it exit code 2, and nothing is deployed."""
+    """What the first metric must show; otherwise the exit code is 2 and nothing is deployed."""
 
     min_improvement: Finite = 0.0
-    """The confidence interval of the improvement must lie at or above this, and above zero unless this is negative."""
+    """Lower bound for the confidence interval of the improvement; the interval must also be above zero, unless this is
+    negative."""
     margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Non-inferiority: the interval must lie above minus this, and may include zero; in place of min_improvement."""
+    """Non-inferiority margin, instead of min_improvement: the interval must lie above minus this; it may include 0."""
     confidence: Confidence = 0.95
     """Confidence of that interval."""
     min_tasks: Annotated[int, Field(ge=2)] = 10
-    """With fewer tasks the gate stays closed."""
+    """Smallest number of tasks; with fewer the gate stays closed."""
 
     @model_validator(mode="after")
     def _one_bound(self) -> "GateConfig":
@@ -278,11 +277,11 @@ class CompareTerms(Section):
     method: Literal["bca", "percentile"] = "bca"
     """Bias-corrected and accelerated, or plain percentiles."""
     missing: Literal["refuse", "leave_out"] | Finite = "refuse"
-    """Where one model has no score: refuse, leave_out (of both, counted), or the score that it gets."""
+    """If one model has no score for a run: refuse, leave_out (drop and count the run of both), or the score to use."""
     tie: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Differences of a task up to this size are draws."""
     success: Finite | None = None
-    """A run counts as solved from this score on (McNemar); by default at 1, where scores are all 0 or 1."""
+    """Score from which a run counts as solved (McNemar's test); by default 1, if all scores are 0 or 1."""
 
 
 class EvaluateConfig(CompareTerms):
@@ -301,15 +300,15 @@ class EvaluateConfig(CompareTerms):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Sampling temperature; null: the one of `policy`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    """Local models: precision of both; in less than float32 a greedy answer depends on what else is in its batch."""
+    """Local models: precision of both. Below float32, a greedy answer depends on the other requests in its batch."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of an answer in the exam; null: as many as `policy` allows."""
+    """Most tokens of an answer in the exam; null: the limit of `policy`."""
     metrics: tuple[MetricConfig, ...] = ()
-    """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
+    """Metrics to compare: NAME, or NAME:lower if lower is better; the first decides the gate. By default the reward."""
     reduce: Literal["refuse", "mean", "last", "sum", "max", "min"] = "refuse"
-    """What counts where a run has several scores."""
+    """Which score counts if a run has several."""
     gate: GateConfig | None = None
-    """What must be shown before deployment; null: nothing."""
+    """Conditions for deployment; null: none."""
 
     @field_validator("metrics", mode="before")
     @classmethod

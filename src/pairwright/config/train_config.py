@@ -1,7 +1,7 @@
 """`train`: channels, batches, optimizer, model and checkpoints, with NeMo Customizer's and NeMo RL's names accepted.
 
-One of their names is beside ours in `AliasChoices`; `training_type` and `sequence_packing_enabled`, which have no
-field of their own, are translated before the section is checked.
+Foreign names of a field are listed in `AliasChoices`; `training_type` and `sequence_packing_enabled` have no field of
+their own and are translated before the section is validated.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ from pairwright.config.user_code import LOSSES, check_name
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PREFERENCE_LOSS_NAMES = (  # those of losses.PREFERENCE_LOSSES, here for completion, which does not wait for torch
+PREFERENCE_LOSS_NAMES = (  # as in losses.PREFERENCE_LOSSES; repeated here so that completion does not load torch
     "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "kto",
 )  # fmt: skip
 
@@ -38,18 +38,18 @@ NO_ANCHOR = (
 
 
 class ChannelWeights(Section):
-    """What is trained on, and how much each counts; 0 removes a channel and its cost."""
+    """Weight of each channel; 0 removes a channel and its cost."""
 
     dpo: Amount = 1.0
     """Preference pairs."""
     sft: Amount = 0.0
-    """The chosen side of the pairs, by likelihood alone."""
+    """The chosen sides of pairs, by negative log-likelihood alone."""
     grpo: Amount = 0.0
     """Scored runs, by advantage within their group."""
     sdpo: Amount = 0.0
     """Error turns, distilled from the same model with a hint."""
     kto: Amount = 0.0
-    """Scored runs, each good or bad on its own."""
+    """Scored runs, each labelled desirable or undesirable."""
 
     @model_validator(mode="after")
     def _something(self) -> "ChannelWeights":
@@ -64,7 +64,7 @@ class ChannelWeights(Section):
 
 
 class PreferenceTerms(Named):
-    """What a preference loss takes: `L = w_p · mean(ℓ(Δ)) + w_s · NLL(chosen)`."""
+    """Options of a preference loss: `L = w_p · mean(ℓ(Δ)) + w_s · NLL(chosen)`."""
 
     beta: Annotated[float, Field(gt=0)] = _also(
         "beta", "ref_policy_kl_penalty", "reference_policy_kl_penalty", default=0.1
@@ -79,11 +79,11 @@ class PreferenceTerms(Named):
     sft_average_log_probs: bool = False
     """Divide the chosen side's log-likelihood by its number of tokens."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of labels taken to be wrong (cDPO; robust)."""
+    """Assumed share of wrong labels (cDPO; robust)."""
     gamma: Amount = 0.5
     """simpo: target margin."""
     use_margin: bool = False
-    """Ask for a margin as large as the pair's reward gap."""
+    """Use the pair's reward gap as the target margin."""
     desirable_weight: Amount = 1.0
     """kto: weight of chosen sides."""
     undesirable_weight: Amount = 1.0
@@ -91,7 +91,7 @@ class PreferenceTerms(Named):
 
 
 class PreferenceLossName(Named):
-    """Which preference loss."""
+    """Selects the preference loss."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
     """Preference loss, by its name in docs/reference/losses.md (dpo is sigmoid), or your own as file.py:FUNCTION."""
@@ -125,7 +125,7 @@ class PreferenceLossName(Named):
     @field_validator("loss")
     @classmethod
     def _check_loss(cls, name: str) -> str:
-        if name == "dpo":  # what the field calls DPO's own loss
+        if name == "dpo":  # the common name of DPO's own loss
             return "sigmoid"
         if name in ("grpo", "sdpo", "sft"):
             raise ValueError(
@@ -134,18 +134,18 @@ class PreferenceLossName(Named):
         return check_name(name, PREFERENCE_LOSS_NAMES, LOSSES)
 
 
-class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
+class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base class come first
     """The preference channel."""
 
     sft_loss_weight: Amount = 1.0
-    """Weight of the chosen side's negative log-likelihood (w_s); 0 leaves it out, with a warning. Other trainers and
-    services have 0 unless this is set."""
+    """Weight of the chosen side's negative log-likelihood (w_s); 0 leaves it out, with a warning. For other trainers
+    and services the default is 0."""
     sft_average_log_probs: bool = True
-    """Divide the chosen side's log-likelihood by its number of tokens; other trainers and services by default as
+    """Divide the chosen side's log-likelihood by its number of tokens. For other trainers and services the default is
     preference_average_log_probs."""
     anchor_weight: Amount = 0.0
-    """Weight of the likelihood of generated turns in the prompts of pairs (steps, divergence), which are not compared:
-    it holds them, per trained token; 0 leaves them out."""
+    """Weight of the negative log-likelihood, per trained token, of generated turns in the prompts of pairs (steps,
+    divergence). Pairs do not compare these turns; the term keeps their likelihood. 0 leaves it out."""
 
     @property
     def foreign_sft_weight(self) -> float:
@@ -154,23 +154,23 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses that count, with their weights."""
+        """The losses with a weight above 0, by name."""
         return {name: weight for name, weight in self.mixture.items() if weight} or {self.loss: 1.0}
 
 
 class PolicyTerms(Named):
-    """What the policy loss takes."""
+    """Options of the policy loss."""
 
     loss: Literal["token", "gspo"] = "token"
-    """Ratio of tokens, or of whole sequences (gspo)."""
+    """Importance ratio per token, or per sequence (gspo)."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """What the sum over tokens is divided by."""
+    """Divisor of the sum over tokens."""
     constant_length: Positive = 1024
-    """aggregation constant: the length that every sequence counts as."""
+    """aggregation constant: the divisor of every sequence."""
     clip_low: Amount = 0.2
-    """ε below 1."""
+    """Clip range below 1 (ε)."""
     clip_high: Amount = 0.2
-    """ε above 1."""
+    """Clip range above 1 (ε)."""
     kl_weight: Amount = 0.0
     """Weight of the divergence from the reference."""
 
@@ -187,24 +187,24 @@ class PolicyConfig(PolicyTerms, AdvantageName):
 
     sft_loss_weight: Amount = 1.0
     """Weight of the negative log-likelihood of runs with a positive advantage, averaged per trained token; runs with
-    advantages or rewards of single tokens have none. 0 leaves it out, with a warning."""
+    advantages or rewards per token have no such term. 0 leaves it out, with a warning."""
 
 
 class KtoConfig(Named):
-    """The channel of runs that are good or bad on their own."""
+    """The channel of runs that are labelled desirable or undesirable."""
 
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
     """kto compares with the mean divergence from the reference, apo_zero_unpaired with 0."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """Strength of the pull to the reference (β)."""
     label_by: Literal["threshold", "group", "best", "best-worst"] = "threshold"
-    """Desirable are runs whose reward reaches `threshold`, or is above the mean of their group (same task, step and
-    prompt), or is the highest of it (best, best-worst). best-worst leaves out what is between the highest and the
-    lowest. All but threshold leave out groups with one reward only."""
+    """How a run is labelled desirable: its reward reaches `threshold`, is above the mean of its group (same task, step
+    and prompt), or is the highest of its group (best, best-worst). best-worst leaves out the runs between the highest
+    and the lowest reward. All but threshold leave out groups whose rewards are equal."""
     unique: bool = False
-    """Runs of the same tokens and label count once, as equal pairs do."""
+    """Count runs with the same tokens and label once."""
     threshold: float | None = None
-    """Runs with this reward or more are desirable; null is halfway between the lowest and the highest reward."""
+    """Lowest reward of a desirable run; null: halfway between the lowest and the highest reward."""
     desirable_weight: Amount = 1.0
     """Weight of desirable runs (λ_D)."""
     undesirable_weight: Amount = 1.0
@@ -218,40 +218,40 @@ class KtoConfig(Named):
 
 
 class DistillTerms(Named):
-    """What the distillation loss takes."""
+    """Options of the distillation loss."""
 
     beta: Share = 0.5
     """0 is KL(teacher‖student), 1 is KL(student‖teacher), between them the generalised JSD."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Divides the logits of both."""
+    """Temperature: divides the logits of teacher and student."""
     top_k: Positive | None = 100
     """Compare the student's k likeliest tokens and one bucket for the rest; null compares all."""
     ratio_clip: Amount | None = 2.0
-    """Largest importance ratio, where log-probabilities were recorded."""
+    """Largest importance ratio, for runs with recorded log-probabilities."""
 
 
 class DistillConfig(DistillTerms):
     """The distillation channel."""
 
     teacher: str = "initial"
-    """Who teaches: the weights as they were (initial), as they are (same), or another model of the same vocabulary: its
-    folder."""
+    """The teacher: the weights before training (initial), the current weights (same), or the folder of another model
+    with the same vocabulary."""
     context: tuple[Literal["hints"], ...] = ("hints",)
-    """What the teacher reads and the student does not: hints at error turns. Empty: nothing; another model then teaches
-    whole runs."""
+    """Context that only the teacher reads: hints at error turns. Empty: no extra context; the teacher must then be
+    another model, and teaches whole runs."""
     templates: dict[str, str] = Field(default={})
-    """Hints by error kind, beside the built-in ones."""
+    """Hints by error kind, in addition to the built-in ones."""
     hint: str | None = None
     """Function of (messages, site) that returns a hint or null: module:function or path/file.py:function."""
     judge: JudgeConfig = JudgeConfig()
-    """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
+    """Model that writes hints: an endpoint or a folder; without `model`, no model is asked."""
     hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
         "function",
         "kind",
         "environment",
         "judge",
     )
-    """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
+    """Sources of hints; the first that has a hint is used: `hint`, the templates, the reported error, `judge`."""
     hint_cache: str | None = None
     """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
 
@@ -272,11 +272,11 @@ class LoraConfig(Named):
     adapter_dropout: Annotated[float, Field(ge=0, lt=1)] = _also("adapter_dropout", "dropout", default=0.0)
     """Dropout before the adapter."""
     target_modules: tuple[str, ...] | None = None
-    """Names of linear layers; null takes all but the head."""
+    """Names of linear layers; null: all except the output head."""
 
 
 class TrainConfig(Named):
-    """How a model is trained on what the earlier stages made."""
+    """How the model is trained on the pairs or runs of the earlier stages."""
 
     # channels and their losses
     channels: ChannelWeights = ChannelWeights()
@@ -285,58 +285,58 @@ class TrainConfig(Named):
     sdpo: DistillConfig = DistillConfig()
     kto: KtoConfig = KtoConfig()
     credit: Literal["off", "value"] = "off"
-    """value: the trained tokens of a turn count by the turn's value (tokens.credit), at least 0; turns without a value
-    count 1."""
+    """value: weight the trained tokens of a turn by the turn's value (tokens.credit), at least 0; turns without a value
+    have weight 1."""
     # epochs, batches and order of the data
     epochs: Positive = _also("epochs", "max_num_epochs", default=1)
     """Passes over the data of the first channel."""
     max_steps: Positive | None = _also("max_steps", "max_num_steps", default=None)
     """Stop after this many updates."""
     batch_size: Positive = _also("batch_size", "train_global_batch_size", "global_batch_size", default=8)
-    """Pairs (or sequences) of one update, over all processes."""
+    """Pairs (or sequences) per update, over all processes."""
     micro_batch_size: Positive | None = _also("micro_batch_size", "train_micro_batch_size", default=None)
-    """Most pairs in memory at once; the update is the same whatever it is."""
+    """Most pairs in memory at once; does not change the update."""
     micro_batch_tokens: Positive = 4096
-    """Most tokens in memory at once (a pair that is longer goes alone); tokens that sequences share count once."""
+    """Most tokens in memory at once; tokens that sequences share count once. A longer pair gets a batch of its own."""
     gradient_accumulation_steps: Positive | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
-    """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
+    """SQL condition on columns of the pairs or experience table that selects the rows to train on: 'gap > 0.2'."""
     score: str | None = None
     """Training on runs (grpo, kto, sft): the stored score that counts as the reward, as in `pairs.score`."""
     run_weight: Literal["sequence", "run"] = "sequence"
-    """Runs that are several sequences, since their template rewrites history (sft and grpo of runs): each sequence
-    counts as one, or all sequences of a run together count as one, also among the rewards of its group (run)."""
+    """Weight of runs that are several sequences, since their template rewrites history (sft and grpo of runs): sequence
+    counts each sequence once; run counts all sequences of a run together once, also among the rewards of its group."""
     shuffle: bool = True
-    """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
+    """Draw a new order each epoch; false keeps the order of the table. A curriculum keeps its stages."""
     shuffle_by: Literal["item", "run", "group"] | None = None
-    """What stays together when items are shuffled, so that what it shares is computed once: nothing, the sequences of a
-    run, or those of a group of runs (of pairs: those of a task). null is group in grpo, run in sft and kto of runs, and
+    """What stays together when items are shuffled, so that shared prefixes are computed once: nothing (item), the
+    sequences of a run, or of a group of runs (for pairs: of a task). null: group for grpo, run for sft and kto of runs,
     item for pairs."""
     # optimizer
     learning_rate: Annotated[float, Field(gt=0)] | None = _also("learning_rate", "lr", default=None)
-    """Largest learning rate; null: 5e-6 for 7 billion trained parameters, and more for fewer, by the square root of
-    their number, at most 1e-3. Other trainers and services have 5e-6 unless this is set."""
+    """Largest learning rate; null: 5e-6 for 7 billion trained parameters, scaled by one over the square root of their
+    number, at most 1e-3. For other trainers and services the default is 5e-6."""
     schedule: Literal["linear", "cosine", "constant"] = _also("schedule", "lr_scheduler_type", default="linear")
-    """How the rate falls after the warm-up."""
+    """How the learning rate falls after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Updates over which the rate rises from 0."""
+    """Warm-up: number of updates in which the learning rate rises from 0."""
     min_learning_rate: Amount = 0.0
-    """Where the rate ends."""
+    """Learning rate at the end."""
     optimizer: Literal["adamw", "adafactor", "adamw_8bit"] = "adamw"
     """adamw_8bit needs bitsandbytes."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the first moment."""
+    """AdamW: decay of the first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the second moment."""
+    """AdamW: decay of the second moment."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of the second moment."""
+    """AdamW: added to the square root of the second moment."""
     weight_decay: Amount = 0.0
-    """Decay of matrices; vectors (norms, biases) are left alone."""
+    """Weight decay of matrices; vectors (norms, biases) have none."""
     max_grad_norm: Amount = _also("max_grad_norm", "gradient_clip", default=1.0)
     """Clip the gradient's norm; 0 does not clip."""
     max_loss: Annotated[float, Field(gt=0)] = 1e4
-    """A loss above it (or NaN) stops the run, with the batch saved."""
+    """A loss above this, or NaN, stops the run; the batch is saved."""
     # precision, memory, and which weights are trained
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in bfloat16 on float32 weights."""
@@ -345,38 +345,38 @@ class TrainConfig(Named):
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass, for less memory."""
     dropout: bool = False
-    """Keep the model's dropout on."""
+    """Keep the model's dropout during training."""
     prefix_sharing: bool = True
-    """Compute what sequences begin with alike once for all of them, where the model can."""
+    """Compute shared prefixes of sequences once, if the model supports it."""
     threads: Positive | None = None
-    """CPU threads; null takes the cores that are idle when the run starts, and a resume the number of its start."""
+    """CPU threads; null: the number of idle cores at the start of the run; a resumed run keeps that number."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4: base weights in 4 bits under an adapter (QLoRA); needs bitsandbytes and a GPU."""
     sharding: Literal["none", "full"] = "none"
-    """full: each process holds its piece of weights, gradients and optimizer, not all of them (FSDP)."""
+    """full: each process holds only its shard of weights, gradients and optimizer state (FSDP)."""
     lora: LoraConfig = LoraConfig()
     reference: str = "initial"
-    """initial: the weights before training. none. Or a model's folder."""
+    """Reference model: initial (the weights before training), none, or a model's folder."""
     # validation, checkpoints and logs
     val_check_interval: Annotated[float, Field(gt=0)] | None = _also("val_check_interval", "val_period", default=None)
-    """Updates between validations; below 1 a share of an epoch; null validates at the end of each epoch."""
+    """Updates between validations, or a share of an epoch if below 1; null: at the end of each epoch."""
     log_every_n_steps: Positive = 1
     """Updates between lines of metrics."""
     save_every: Positive | None = _also("save_every", "save_period", default=None)
-    """Updates between checkpoints; null saves at each validation and at the end of each epoch."""
+    """Updates between checkpoints; null: at each validation and at the end of each epoch."""
     keep_top_k: Positive = 1
-    """Checkpoints to keep by metric, beside the newest."""
+    """Number of best checkpoints to keep, in addition to the newest."""
     metric: str = _also("metric", "metric_name", default="eval_loss")
-    """What decides which checkpoint is best; smaller is better for names that end in loss, else larger."""
+    """Metric that decides which checkpoint is best: smaller is better if its name ends in loss, else larger."""
     early_stopping_patience: Positive | None = None
     """Validations without a better metric after which training stops."""
     early_stop: bool = False
-    """Stop when the likelihood of chosen sides falls below its start while only rejected sides move; by default a
-    warning is logged."""
+    """Stop if the likelihood of chosen sides falls below its initial value while only rejected sides change; by default
+    a warning is logged."""
     dump_batches: Annotated[int, Field(ge=0)] = 0
-    """Number of updates, from the first, whose exact batches are written for replay."""
+    """Number of first updates whose exact batches are written for replay."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """tensorboard, wandb, mlflow, trackio; metrics.jsonl is always written."""
 

@@ -35,7 +35,7 @@ def load_function(name: str, *, group: str, base: Path | None = None) -> Callabl
 
 
 def load_object(name: str, *, group: str, base: Path | None = None) -> Any:
-    """Load what a name stands for; ConfigError if there is nothing."""
+    """Load the object with this name; ConfigError if there is none."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         known = {point.name: point for point in entry_points(group=group)}
@@ -70,12 +70,12 @@ def installed(group: str) -> list[str]:
 
 
 def is_own(name: str, group: str) -> bool:
-    """Whether a name is one of the user's: `file.py:NAME`, `module:NAME`, or an installed entry point."""
+    """Whether a name refers to user code: `file.py:NAME`, `module:NAME`, or an installed entry point."""
     return ":" in name or name in installed(group)
 
 
 def check_name(name: str, known: Collection[str], group: str) -> str:
-    """Return a name of a registry or of the user; raise ValueError for any other."""
+    """Return a name of a registry or of user code; raise ValueError for any other."""
     if name in known or is_own(name, group):
         return name
     raise ValueError(f"expected one of {', '.join(known)}, or your own as path/file.py:NAME or module:NAME")
@@ -113,7 +113,7 @@ def _load_module(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        # the module itself is missing; a missing import inside of it is the user's error and passes
+        # the module itself is missing; a missing import inside it is an error of the user's code and is raised
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise ConfigError(f"{place}: no such module from here; a file is written path/file.py:function") from None
         raise

@@ -25,54 +25,54 @@ from pairwright.config.problems import describe_problems
 from pairwright.config.sections import Section
 from pairwright.errors import ConfigError
 
-BASE = "base"  # the row of the model before training
+BASE = "base"  # the table row of the untrained model
 EPOCHS = 1_000_000
-Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,60}$")]  # a folder has this name
+Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,60}$")]  # also the name of a folder
 Tree = dict[str, Any]
 
 
 class Budget(Section):
-    """What every recipe may spend."""
+    """The budget of every recipe."""
 
     updates: Annotated[int, Field(ge=1)]
-    """Updates of the weights."""
+    """Number of weight updates."""
     sequences: Annotated[int, Field(ge=2)]
-    """Sequences of an update; a pair is two."""
+    """Sequences per update; a pair has two."""
 
 
 class Recipe(Section):
     """One way of training."""
 
     what: str
-    """A line for the table."""
+    """Description in the table, one line."""
     data: Literal["pairs", "runs"] = "pairs"
-    """What the sft channel reads: the chosen sides of the pairs, or the runs. dpo has pairs, grpo and kto have runs."""
+    """Data of the sft channel: the chosen sides of pairs, or the runs. dpo reads pairs, grpo and kto read runs."""
     experience: str | None = None
-    """A function (experience, folder, config) as file.py:FUNCTION that writes a table of its own into `folder`; the
-    recipe then has this table in the place of the collected one."""
+    """A function (experience, folder, config) as file.py:FUNCTION that writes a new table into `folder`; the recipe
+    uses it instead of the collected table."""
     train: str | None = None
-    """A function (data, model, folder, config) as file.py:FUNCTION that trains in the place of ours and returns the
-    folder of its model; `data` has the folders `pairs` and `experience`."""
+    """A function (data, model, folder, config) as file.py:FUNCTION that replaces our training and returns the folder of
+    its model; `data` has the folders `pairs` and `experience`."""
     config: Tree = Field(default={})
-    """Changes of the configuration, as in its file."""
+    """Changes to the configuration, as nested keys."""
 
 
 class Recipes(Section):
     """A recipe file."""
 
     budget: Budget | None = None
-    """null: every recipe trains as long as its own configuration says."""
+    """Equal budget of all recipes; null: every recipe trains as its own configuration says."""
     baseline: Name
     """The recipe that the others are compared with."""
     prepare: str | None = None
-    """A script that makes what a seed starts from, run as `python SCRIPT FOLDER --seed N`; without it every seed has
-    the model and the tasks of the configuration."""
+    """A script that makes the model and the tasks of a seed, run as `python SCRIPT FOLDER --seed N`; without it every
+    seed uses those of the configuration."""
     places: dict[str, str] = Field(default={})
-    """Keys of the configuration whose files the script makes, and their names in FOLDER."""
+    """Configuration keys whose files the script makes: the key, and the file's name in FOLDER."""
     config: Tree = Field(default={})
-    """Changes of the configuration for all recipes, and for the collection."""
+    """Changes to the configuration for all recipes and for the collection."""
     exams: dict[Name, Tree] = Field(default={"exam": {}})
-    """Exams by name: changes of the section `evaluate`. The first metric of the first exam is the one that counts."""
+    """Exams by name: changes to the section `evaluate`. The first metric of the first exam decides."""
     recipes: dict[Name, Recipe]
 
     @model_validator(mode="after")

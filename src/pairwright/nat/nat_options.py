@@ -47,13 +47,13 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     )
     """Name of the TTC_END steps that are candidates."""
     exhaustive_pairs: bool = True
-    """Every comparison of a turn; false pairs the best with the worst."""
+    """Pair all candidates of a turn; false pairs only the best with the worst."""
     min_score_diff: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Least difference of scores. A tie is never a pair."""
+    """Smallest difference of scores. A tie is never a pair."""
     max_pairs_per_turn: int | None = Field(default=None, ge=1)
-    """Largest differences to keep of a turn."""
+    """Most pairs per turn; the largest differences are kept."""
     reward_from_score_diff: bool = True
-    """Reward of a trajectory: the difference of scores; false takes the score of the chosen one."""
+    """Use the difference of scores as the reward of a trajectory; false uses the score of the chosen candidate."""
     require_multiple_candidates: bool = True
     """Count turns with one candidate in `skipped_single_candidate`. A pair needs two in either case, as in NAT."""
     # ours
@@ -61,7 +61,7 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     """Further options of pair building (docs/reference/pairs.md), such as near_duplicates. As in NAT, a run keeps
     repeated and contradicting pairs unless `dedupe` or `contradictions` is set here."""
     seed: int = Field(default=0, ge=0)
-    """Seed of samples."""
+    """Seed of random samples."""
     redact: bool = False
     """Replace API keys, tokens and private keys in the steps before they are stored."""
     output_dir: Path | None = None
@@ -114,24 +114,24 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     datastore_host: str | None = None
     """nemo-customizer: address of the data store."""
     hf_token: str = Field(default="", repr=False)
-    """nemo-customizer: token of the data store, sent to the entity host too where that is the same host."""
+    """nemo-customizer: token of the data store; also sent to the entity host if both have the same address."""
     api_token: SecretStr | None = None
-    """nemo-customizer: token of the entity host, where it wants one of its own."""
+    """nemo-customizer: token of the entity host, if it differs from that of the data store."""
     namespace: str | None = None
     """nemo-customizer: namespace of dataset, job and model."""
     dataset_name: str = "nat-dpo"
     """nemo-customizer: name of the dataset; each run is a revision of it."""
     dataset_output_dir: str | None = None
-    """nemo-customizer: folder for the uploaded files, below it one for each run; else they are in the job's folder."""
+    """nemo-customizer: folder for the uploaded files, with a subfolder per run; by default the job's folder."""
     create_namespace_if_missing: bool = True
-    """nemo-customizer: create the namespace in both stores if it is not there."""
+    """nemo-customizer: create the namespace in both stores if it is missing."""
     customization_config: str | None = None
-    """nemo-customizer: what is tuned, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100."""
+    """nemo-customizer: model to tune, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100."""
     pin_revision: bool = True
     """nemo-customizer: name the uploaded revision in the job. Off for a service that cannot read it."""
     use_full_message_history: bool = False
     """nemo-customizer: upload prompts as lists of messages; false uploads the text of the last message, as NAT does,
-    and says how many prompts lost messages by it. The other backends always train on the whole prompt."""
+    and reports how many prompts lost messages. The other backends always train on the whole prompt."""
     # local and ray
     model: str | None = None
     """local, ray: folder of the model to train."""
@@ -143,7 +143,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     """ray: address and number of workers."""
     # all
     hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
-    """What the job is asked to do."""
+    """Hyperparameters of the job."""
     validation: float = Field(default=0.2, ge=0, lt=1)
     """Share of the pairs held out for validation, in whole tasks and prompts."""
     seed: int = Field(default=0, ge=0)
@@ -153,13 +153,13 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     deployment_config: NimDeploymentConfig = NimDeploymentConfig()
     """nemo-customizer: how it is deployed."""
     poll_interval_seconds: float = Field(default=30.0, gt=0)
-    """Between two status calls."""
+    """Seconds between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
-    """How long a job is waited for; null: for ever."""
+    """Longest time to wait for a job, in seconds; null: no limit."""
     deployment_timeout_seconds: float = Field(default=1800.0, gt=0)
-    """How long a deployment is waited for."""
+    """Longest time to wait for a deployment, in seconds."""
     max_consecutive_status_failures: int = Field(default=3, ge=1, le=10)
-    """The status call that fails as this one in a row ends the wait."""
+    """Number of failed status calls in a row that ends the wait."""
     output_dir: Path | None = None
     """Folder of the jobs; by default `pairwright` in finetuning.output_dir."""
 
@@ -237,13 +237,13 @@ class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type
     model_config = _MUTABLE
 
     num_runs: int = Field(default=1, ge=1)
-    """How often the evaluation is run to collect pairs."""
+    """Number of evaluation runs that collect pairs."""
     continue_on_collection_error: bool = False
     """Continue with the other runs if one fails."""
     deduplicate_pairs: bool = True
     """Keep equal pairs once."""
     max_pairs: int | None = Field(default=None, ge=1)
-    """Seeded sample of this many."""
+    """Most pairs; more are reduced to a seeded sample."""
     wait_for_completion: bool = True
     """Wait for the end of training; false submits the job and returns."""
     # ours

@@ -1,1 +1,1 @@
-"""One file a command."""
+"""One file per command group."""

@@ -15,11 +15,11 @@ def advise_recipe(
         str, typer.Argument(metavar=PLACE, help="An experience table; also s3://...", show_default=False)
     ],
     solved: Annotated[
-        float | None, typer.Option(help="Reward from which a run is solved; by default 1, if no reward is above it.")
+        float | None, typer.Option(help="Lowest reward of a solved run; by default 1, if no reward is above it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look at runs and rewards, and recommend a recipe, with the evidence for it."""
+    """Recommend a training recipe for the runs and rewards of a table, with the evidence for it."""
     from pairwright.flow.advice import advise, figures_json, measure, recommended
     from pairwright.paths import place
     from pairwright.store.table import Table

@@ -22,13 +22,13 @@ def init_project(
     template: Annotated[
         ProjectTemplate,
         typer.Option(
-            help="chat: one question, several answers. tools: an agent with tools. openai-sdk: an agent that exists. "
-            "traces: data that exists. nat: from NeMo Agent Toolkit."
+            help="chat: one question, several answers. tools: an agent with tools. openai-sdk: your existing agent. "
+            "traces: your existing data. nat: from NeMo Agent Toolkit."
         ),
     ] = ProjectTemplate.chat,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Create a small project that runs at once: configuration, workflow, scorer, tasks, README."""
+    """Create a small project that is ready to run: configuration, workflow, scorer, tasks, README."""
     from pairwright.flow.example import create_project, read_commands
 
     names = create_project(folder, template.value)

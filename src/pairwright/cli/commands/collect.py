@@ -22,9 +22,7 @@ def collect_runs(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on: what is done stays, what failed is retried.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue: keep finished runs, retry failed ones.")] = False,
     limit: Limit = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -49,7 +47,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
     if as_json:
         print_json(figures)
     else:
-        # counts by kind are dicts, which have no cell in the table
+        # counts by kind are dicts, which do not fit into a cell
         rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
         print_table("collected", ("figure", "value"), rows)
     for entry in collection.errors[:_MOST_ERRORS]:
@@ -109,11 +107,11 @@ def record(
         float, typer.Option(help="Seconds without data after which a request to the upstream fails.")
     ] = 600.0,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Listen on an address that other machines reach; there are no keys.")
+        bool, typer.Option("--allow-remote", help="Allow an address that other machines can reach, without keys.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON at the end.")] = False,
 ) -> None:
-    """Pass requests of the OpenAI API through to an endpoint, and record them as experiences."""
+    """Forward requests of the OpenAI API to an endpoint, and record them as experiences."""
     if host not in _LOOPBACK and not allow_remote:
         raise ConfigError(f"--host {host}: anybody who reaches it could use it; add --allow-remote if that is meant")
     try:

@@ -11,19 +11,19 @@ from pairwright.cli.overrides import Overrides, parse_overrides
 
 def compare_recipes(
     config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
-    recipes: Annotated[Path, typer.Option(help="The ways of training, the budget and the exams.", show_default=False)],
+    recipes: Annotated[Path, typer.Option(help="A recipe file: recipes, budget and exams.", show_default=False)],
     override: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; each has its own tasks, runs and training.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each has its own tasks, runs and training.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run these recipes alone; repeat. The table has all.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run only these recipes; repeat. The table shows all.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; by default runs/<name>-recipes.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
-    """Train on the same runs in several ways, with equal budgets, and give every model the same exams."""
+    """Train several recipes on the same runs with equal budgets, and compare the models on the same exams."""
     from pairwright.cli.commands.run import LiveView
     from pairwright.config import base_folder, load_config
     from pairwright.errors import ConfigError, PairwrightError

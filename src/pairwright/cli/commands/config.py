@@ -40,11 +40,11 @@ def show(
     file: File = None,
     override: Overrides = None,
     comments: Annotated[
-        bool, typer.Option("--comments", help="Say above each key what it means and which values it takes.")
+        bool, typer.Option("--comments", help="Write a comment above each key: its meaning and allowed values.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the resolved configuration: every key with its value. Values from the environment stand as ${VAR}.
+    """Print the resolved configuration: every key with its value. Values from the environment are shown as ${VAR}.
 
     pairwright config show --comments > config.yaml  writes a file of all keys to start from.
     """
@@ -64,11 +64,11 @@ def show(
 def from_nat(
     file: Annotated[Path, typer.Argument(help="A NeMo Agent Toolkit configuration with finetuning.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else stdout.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if a key could not be mapped.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a NeMo Agent Toolkit finetuning configuration into ours; what has no counterpart is named on stderr."""
+    """Convert a NeMo Agent Toolkit finetuning configuration to ours; unmapped keys are listed on stderr."""
     from dataclasses import asdict
 
     from pairwright.config.from_nat import from_nat as convert

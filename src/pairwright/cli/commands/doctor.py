@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    file: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A YAML file; else the defaults.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A YAML file.")] = None,
     pairs: Annotated[Path | None, typer.Option(help="A pairs table to train on.")] = None,
     model: Annotated[str | None, typer.Option(help="The model to train.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the run will go.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cuda, mps or cpu: only compare training and generation there with the CPU."),
+        typer.Option(help="cuda, mps or cpu: only compare training and generation on this device with the CPU."),
     ] = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look at everything a run needs before it starts; exit code 2, with the way out, if something is wrong."""
+    """Check everything that a run needs before it starts; exit code 2, with what to do, if a check fails."""
     if device is not None:
         _check_device(device, as_json=as_json)
         return
@@ -87,12 +87,12 @@ def _check_device(name: str, *, as_json: bool) -> None:
 
 
 def _local_model(config: "Config") -> str | None:
-    """The model that is trained: the one that is named, else the one that answers here."""
+    """The model to train: the one that is named, else the local policy."""
     return config.model or (config.policy.model if config.policy.base_url is None else None)
 
 
 def _cached_model(name: str | None) -> str | None:
-    """A Hub id that is in the cache as its folder there; any other name as it is."""
+    """The cache folder of a Hub id that is cached; any other name unchanged."""
     from pairwright.paths import ModelFolderError, find_model, is_hub_id
 
     if name is None or not is_hub_id(name):

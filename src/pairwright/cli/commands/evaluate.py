@@ -37,11 +37,11 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for evaluation.json.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take the section `evaluate` of this file.")] = None,
     override: Overrides = None,
-    where_before: Annotated[str | None, typer.Option(help="Only rows of BEFORE for which this SQL holds.")] = None,
-    where_after: Annotated[str | None, typer.Option(help="Only rows of AFTER for which this SQL holds.")] = None,
+    where_before: Annotated[str | None, typer.Option(help="SQL condition of the rows of BEFORE to use.")] = None,
+    where_after: Annotated[str | None, typer.Option(help="SQL condition of the rows of AFTER to use.")] = None,
     plan: Annotated[
         float | None,
-        typer.Option(help="Say how many tasks are needed to detect this difference, and compare nothing.", min=0),
+        typer.Option(help="Only print how many tasks are needed to detect this difference.", min=0),
     ] = None,
     power: Annotated[float, typer.Option(help="With --plan: probability to detect it.", min=0.01, max=0.999)] = 0.8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -75,7 +75,7 @@ def run(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue with an evaluation that was cut short.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     limit: Limit = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -101,7 +101,7 @@ def run(
             watch=view.show,
         )
     for side, collection in zip(("before", "after"), collections, strict=True):
-        # three of a side show what went wrong; the ledger has all
+        # three failures per side show what went wrong; the ledger has all
         for entry in collection.errors[:3]:
             say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
     show_evaluation(evaluation, folder, as_json=as_json)

@@ -64,7 +64,7 @@ def explain(
 
 
 def _pairs_below(folder: "Place") -> "list[Place]":
-    """The pairs tables of a folder: itself, and those of a run and its rounds."""
+    """The pairs tables of a folder: the folder itself, or those of a run and its rounds."""
     from pairwright.pairs.outcomes import FILE_NAME
 
     if (folder / FILE_NAME).exists() or not isinstance(folder, Path):

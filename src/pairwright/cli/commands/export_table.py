@@ -51,10 +51,10 @@ def export_table(
         ),
     ] = "all",
     where: Annotated[
-        str | None, typer.Option(help="Experiences: only those for which this SQL condition holds: 'reward > 0.5'.")
+        str | None, typer.Option(help="Experiences: SQL condition of the rows to write: 'reward > 0.5'.")
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="customizer: messages with the full history as prompt.")
+        bool, typer.Option("--history", help="customizer: write the full message history as prompt.")
     ] = False,
     arguments: Annotated[
         str,
@@ -66,7 +66,7 @@ def export_table(
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="trl-unpaired of experiences: reward from which on a run is labelled true [default: halfway between "
+            help="trl-unpaired of experiences: lowest reward of a run that is labelled true [default: halfway between "
             "lowest and highest].",
             show_default=False,
         ),
@@ -75,15 +75,15 @@ def export_table(
         str, typer.Option(help="tokens: rows for dpo, sft or kto.", autocompletion=complete_words("dpo", "sft", "kto"))
     ] = "dpo",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokens: the folder that they were encoded with.", show_default=False)
+        Path | None, typer.Option(help="tokens: folder of the tokenizer that encoded them.", show_default=False)
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="tokens: a model whose log-probabilities the rows have.", show_default=False)
+        Path | None, typer.Option(help="tokens: add this model's log-probabilities to the rows.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write pairs for a trainer, or experiences as rows, and say what became of each."""
+    """Write pairs for a trainer, or experiences as rows, and count what was written and refused."""
     from pairwright.export import ExportOptions, NothingFits, export_runs, find_target
     from pairwright.paths import claim_file, local_folder, place
 
@@ -155,14 +155,14 @@ def _export_rows(source: "Place", file: "Place", to: str, where: str | None) -> 
 def push_table(
     folder: Annotated[Path, typer.Argument(help="The folder of a pairs or experience table.", show_default=False)],
     repo: Repository,
-    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     revision: Annotated[
         str | None, typer.Option(help="Branch to push to, created if it is missing [default: main].")
     ] = None,
     license: Annotated[str | None, typer.Option(help="Licence in the card, such as apache-2.0.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Push a table to a dataset repository of the Hub, with a card made of its funnel, statistics and hashes."""
+    """Push a table to a dataset repository of the Hub, with a dataset card: funnel, statistics and hashes."""
     from pairwright.export.hub_dataset import push
 
     summary = push(folder, repo, private=private, revision=revision, license=license)
@@ -181,7 +181,7 @@ def pull_table(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [default: main].")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a table that was pushed, and check every byte of it; a pull that was cut off goes on."""
+    """Download a table that was pushed, and verify its hashes; an interrupted pull continues."""
     from pairwright.export.hub_dataset import pull_files
 
     summary = pull_files(repo, output, revision=revision)

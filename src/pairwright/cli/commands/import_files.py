@@ -59,13 +59,13 @@ def import_files(
         typer.Option(help="CSV or JSON lines of rewards, by id (with or without a task) or by task and run."),
     ] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
-    update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Replace earlier imports of these files.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Read agent traces into an experience table, and say what happened to every record."""
+    """Read agent traces into an experience table, and account for every record."""
     from pairwright.engines.blas_threads import without_blas_threads
 
     # these imports load numpy, whose BLAS would start a thread per core
@@ -104,7 +104,7 @@ def import_files(
         line = f"{describe_stop('import')}; {folder} has {table.count():,} experiences now"
         raise Interrupted(line) from error
     _report(summary, folder, as_json=as_json)
-    # after the report, which shows why nothing was read
+    # after the report, which explains why nothing was read
     refuse_empty(summary)
     if sources.compaction_prompt is not None and "codex" not in summary.formats:
         say("--compaction-prompt: no file is a Codex session, the only logs that it is for; summaries are context")

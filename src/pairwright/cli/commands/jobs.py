@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pairwright.config import Config
     from pairwright.jobs import Job, Status
 
-app = typer.Typer(help="Training jobs: start one, find it again, follow it to its end.", no_args_is_help=True)
+app = typer.Typer(help="Training jobs: submit, list, follow, cancel, deploy.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="A run's folder, or a job's id.", show_default=False)]
-Root = Annotated[Path, typer.Option("--runs", help="Where runs are looked for.")]
+Root = Annotated[Path, typer.Option("--runs", help="Folder to search for runs.")]
 File = Annotated[Path | None, typer.Option("--config", help="A YAML file: hosts, tokens, limits.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -29,27 +29,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def submit(
     ctx: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's folder.", show_default=False)],
-    model: Annotated[str, typer.Option(help="A model's folder; for a service the name of what it tunes.")],
+    model: Annotated[str, typer.Option(help="A model's folder; for a service, the name of the model to tune.")],
     pairs: Annotated[Path | None, typer.Option(help="A pairs table.")] = None,
     experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, kto, sdpo).")] = None,
     config: File = None,
     override: Overrides = None,
     wait: Annotated[bool | None, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = None,
     launch: Annotated[
-        bool | None, typer.Option("--launch/--no-launch", help="nemo-rl, trl: start it, or only write its files.")
+        bool | None, typer.Option("--launch/--no-launch", help="nemo-rl, trl: start the job, or only write its files.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="local: go on from the newest checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Forget the job that the folder had.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="local: continue from the newest checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the job of this folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a job where `backend.name` says, and follow it."""
+    """Start a job on the backend that `backend.name` selects, and follow it."""
     from pairwright.config import load_config
     from pairwright.jobs import JobRequest, JobState, find_backend
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     name = settings.backend.name
     refuse_other_job(output, is_forgotten=overwrite or resume)
-    # nemo-rl and trl write files for another machine, unless they are told to start
+    # nemo-rl and trl only write files for another machine, unless --launch is set
     is_launched = launch if launch is not None else name in ("local", "nemo-customizer", "nemo-platform")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
     job = find_backend(name).submit(output, request, settings, say)
@@ -57,7 +57,7 @@ def submit(
         _report(job, output, as_json=as_json)
         say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
         return
-    # Services have a switch of their own in the configuration; other jobs are followed by default
+    # services have their own switch in the configuration; other jobs are followed by default
     is_followed = wait if wait is not None else settings.backend.is_followed
     if is_followed:
         follow_job(output, settings, as_json=as_json)
@@ -68,9 +68,9 @@ def submit(
 
 @app.command("list")
 def list_jobs(
-    root: Annotated[Path, typer.Argument(help="Where runs are looked for.")] = Path("runs"), as_json: AsJson = False
+    root: Annotated[Path, typer.Argument(help="Folder to search for runs.")] = Path("runs"), as_json: AsJson = False
 ) -> None:
-    """List the jobs of all runs, as they were last seen."""
+    """List the jobs of all runs with their last known state."""
     from pairwright.jobs import find_jobs, read_job
 
     if not root.is_dir():
@@ -88,7 +88,7 @@ def list_jobs(
 def show(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Ask the backend where a job is now."""
+    """Ask the backend for the state of a job."""
     from pairwright.jobs import backend_of, job_folder, read_job
     from pairwright.jobs.job import follow_status
 
@@ -105,7 +105,7 @@ def show(
 def attach(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Follow a job to its end, from wherever it is; exit code 1 if it fails."""
+    """Follow a job until it ends; exit code 1 if it fails."""
     from pairwright.jobs import job_folder
 
     follow_job(job_folder(name, root), _load(config, override), as_json=as_json)
@@ -117,7 +117,7 @@ def logs(
     root: Root = Path("runs"),
     config: File = None,
     override: Overrides = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the job has ended.")] = False,
 ) -> None:
     """Print a job's log."""
     from pairwright.jobs import backend_of, job_folder, read_job
@@ -134,7 +134,7 @@ def logs(
 def cancel(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Cancel a job. A local one saves a checkpoint first, from which --resume goes on."""
+    """Cancel a job. A local job first saves a checkpoint, from which --resume continues."""
     from pairwright.jobs import backend_of, job_folder, read_job
     from pairwright.jobs.job import FINAL, follow_status
 
@@ -153,7 +153,7 @@ def cancel(
 def deploy(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Put what a completed job made behind an endpoint, and wait until it answers."""
+    """Deploy the model of a completed job to an endpoint, and wait until it answers."""
     from pairwright.jobs import backend_of, job_folder, read_job
 
     folder = job_folder(name, root)
@@ -176,7 +176,7 @@ def follow_job(folder: Path, config: "Config", *, as_json: bool) -> None:
         with _JobView() as view:
             status = backend.wait(folder, config, view.show)
     except KeyboardInterrupt as error:
-        # Ctrl-C ends the watching, not the job
+        # Ctrl-C stops following, not the job
         raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
     job = read_job(folder)
     is_deployed = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
@@ -243,7 +243,7 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
     ]
     if status is not None:
         rows += [("progress", _line(status))]
-    # each backend has some of these details
+    # each backend sets some of these details
     for key in ("job_id", "output_model", "revision", "pid", "script", "slurm_id"):
         if job.details.get(key) is not None:
             rows.append((key, str(job.details[key])))

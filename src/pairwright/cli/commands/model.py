@@ -57,10 +57,10 @@ def convert_model(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file.", show_default=False)],
     output: _Output,
     dtype: Annotated[
-        WeightType, typer.Option(help="Of the weights; auto: as in the file, bfloat16 if they are quantised.")
+        WeightType, typer.Option(help="Type of the weights; auto: as in the file, bfloat16 if they are quantised.")
     ] = WeightType.auto,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Take the tokenizer of this folder, not the one in the file.")
+        Path | None, typer.Option(help="Use the tokenizer of this folder instead of the one in the file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -90,13 +90,13 @@ def export_trained(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file for gguf and lora-gguf, else a new folder.")],
     like: Annotated[
-        Path | None, typer.Option(help="gguf, ollama: a GGUF file whose types each tensor takes.", show_default=False)
+        Path | None, typer.Option(help="gguf, ollama: a GGUF file whose tensor types are copied.", show_default=False)
     ] = None,
     prove: Annotated[
         bool, typer.Option("--prove", help="Compare the file in llama.cpp with the model; exit code 2 if it differs.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(help="--prove: a configuration with held-out tasks, which both play.")
+        Path | None, typer.Option(help="--prove: a configuration whose held-out tasks both models play.")
     ] = None,
     override: Overrides = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,

@@ -39,7 +39,7 @@ def build(
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pair the candidates of each group by their rewards, and say what became of every experience."""
+    """Pair the candidates of each group by their rewards, and account for every experience."""
     from pairwright.engines import open_engine
     from pairwright.pairs.build import build_pairs
     from pairwright.pairs.options import pair_options
@@ -86,7 +86,7 @@ def lint(
     max_near_duplicates: Annotated[float, typer.Option(help="Bound on the share of near-duplicates.")] = 0.2,
     as_json: AsJson = False,
 ) -> None:
-    """Check a pairs table before training on it; exit code 2 with the reasons if it should not be."""
+    """Check a pairs table before training; exit code 2, with the reasons, if a check fails."""
     from pairwright.pairs.pair_stats import lint_pairs
     from pairwright.paths import place
 
@@ -110,7 +110,7 @@ def votes(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Say how many people voted, and how far they agree with each other and with the reward."""
+    """Measure how many people voted, and how far they agree with each other and with the reward."""
     from pairwright.pairs.candidates.candidates import read_candidate_rows
     from pairwright.pairs.strategies.votes import read_votes
     from pairwright.store.table import Table
@@ -135,7 +135,7 @@ def votes(
 
 
 class NoPairs(PairwrightError):
-    """The tables gave no pair: the funnel is written, and the answer is no."""
+    """The tables gave no pair; the funnel is written, and the exit code is 2."""
 
     exit_code = 2
 

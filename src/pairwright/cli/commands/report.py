@@ -18,7 +18,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The page; by default RUN/report.html.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A model's folder, to paint tokens; by default the run's.")
+        Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading; by default the folder's name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
@@ -45,20 +45,18 @@ def view(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8010,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A model's folder, to paint tokens; by default the run's.")
+        Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")
     ] = None,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write a page that opens without a server into this folder.")
     ] = None,
-    where: Annotated[
-        str | None, typer.Option(help="Export the rows for which a condition holds, e.g. 'reward < 0.5'.")
-    ] = None,
+    where: Annotated[str | None, typer.Option(help="SQL condition of the rows to export, e.g. 'reward < 0.5'.")] = None,
     search: Annotated[str, typer.Option(help="Export the rows that contain a text.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=20_000, help="Export so many rows of each table.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, max=20_000, help="Number of rows to export from each table.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was exported as JSON.")] = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
-    """Look at runs, experiences, pairs, tokens and evaluations in the browser, and decide by hand."""
+    """Look at runs, experiences, pairs, tokens and evaluations in the browser, and label or exclude them."""
     from pairwright.view.answers import Answers
     from pairwright.view.library import Library
 

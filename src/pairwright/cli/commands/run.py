@@ -23,8 +23,8 @@ def run_flow(
         typer.Option(
             min=1,
             metavar="N",
-            help="A trial in runs/<name>-trial: only the first N tasks are collected and examined, without a gate; "
-            "estimates the time of the whole.",
+            help="A trial in runs/<name>-trial: collect and evaluate only the first N tasks, without a gate; "
+            "estimates the time of the whole run.",
             show_default=False,
         ),
     ] = None,
@@ -84,12 +84,12 @@ def _where_model(result: dict[str, Any], folder: Path, num_rounds: int) -> str:
 
 
 class LiveView:
-    """A context that gives the view of a run: one live table at a time, lines for everything else."""
+    """Shows the progress of a run: one live table at a time, lines for everything else."""
 
     def __enter__(self) -> Any:
         from pairwright.flow import View
 
-        # holds the live table that is open, if there is one
+        # holds the open live table, if there is one
         self._stack = ExitStack()
         self._open: Any = None
         self._kind = self._stage = self._place = ""
@@ -170,7 +170,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 class DemoName(StrEnum):
-    """The names of flow/example.py, here for the help, which loads none of it."""
+    """The names of flow/example.py; repeated here so that help does not load it."""
 
     TIC_TAC_TOE = "tic-tac-toe"
     TOOLS = "tools"
@@ -189,7 +189,7 @@ def run_demo(
     resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
-    """Teach a small model on this machine from its own runs, and prove that it got better."""
+    """Train a small model on this machine on its own runs, and prove that it got better."""
     from pairwright.errors import ConfigError
     from pairwright.flow.example import EXAMPLES, run_example
 

@@ -29,23 +29,23 @@ def score_runs(
     config: Annotated[Path | None, typer.Option(help="A configuration whose `score` section to use.")] = None,
     override: Overrides = None,
     calibrate: Annotated[
-        str | None, typer.Option(help="Compare the scores of this scorer with labels of people instead of scoring.")
+        str | None, typer.Option(help="Compare the scores of this scorer with human labels instead of scoring.")
     ] = None,
     labels: Annotated[
         str, typer.Option(help="Labels: reward (recorded rewards), a component of it, or a CSV of votes or ratings.")
     ] = "reward",
     threshold: Annotated[
-        float | None, typer.Option(help="A label is good from here on [default: halfway].", show_default=False)
+        float | None, typer.Option(help="Lowest value of a good label [default: halfway].", show_default=False)
     ] = None,
     batch_out: Annotated[
         Path | None, typer.Option(help="Judges: write the requests to this OpenAI batch file instead of sending them.")
     ] = None,
     batch_in: Annotated[
-        Path | None, typer.Option(help="Judges: read the results of a batch file, and score by them alone.")
+        Path | None, typer.Option(help="Judges: read the results of a batch file, and send no requests.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Score the runs of tables and store the scores beside them; the same command again scores only what is missing."""
+    """Score the runs of tables and store the scores with them; repeated, the command scores only what is missing."""
     from pairwright.config import base_folder
     from pairwright.scores.score_tables import score
 
@@ -85,7 +85,7 @@ def score_runs(
 
 
 def _say_cost() -> "Callable[[ScoreSummary], None]":
-    """A function that says every ten seconds how much a judge was asked, and what it cost so far."""
+    """A function that reports requests to a judge and their cost every ten seconds."""
     next_line = time.monotonic() + _SECONDS_PER_LINE
 
     def watch(summary: "ScoreSummary") -> None:

@@ -28,18 +28,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def serve_jobs(
     data: Data,
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless there is a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; only loopback without a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     database: DatabaseUrl = None,
-    max_running: Annotated[int, typer.Option(min=0, help="Jobs that run at a time.")] = 1,
-    max_deployments: Annotated[int, typer.Option(min=0, help="Models that are served at a time.")] = 8,
+    max_running: Annotated[int, typer.Option(min=0, help="Most jobs that run at a time.")] = 1,
+    max_deployments: Annotated[int, typer.Option(min=0, help="Most models that are served at a time.")] = 8,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 2048,
-    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that is silent for this long.")] = 60.0,
-    stop_seconds: Annotated[float, typer.Option(min=0, help="What a worker gets to save a checkpoint.")] = 30.0,
-    quota_gb: Annotated[float | None, typer.Option(min=0, help="What a namespace may keep on disk.")] = None,
+    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job without progress for this long.")] = 60.0,
+    stop_seconds: Annotated[float, typer.Option(min=0, help="Seconds that a worker has to save a checkpoint.")] = 30.0,
+    quota_gb: Annotated[float | None, typer.Option(min=0, help="Disk quota of a namespace.")] = None,
     keep_checkpoints: Annotated[bool, typer.Option(help="Keep the checkpoints of jobs that ended.")] = False,
     external_endpoint: Annotated[
-        list[str] | None, typer.Option(help="Host that deployments may lead to, https://...; repeat for more.")
+        list[str] | None, typer.Option(help="Host that deployments may forward to, https://...; repeat for more.")
     ] = None,
 ) -> None:
     """Serve fine-tuning jobs over HTTP, in the protocol of NeMo Customizer."""
@@ -63,12 +63,12 @@ def serve_jobs(
 
 @targets.command("add")
 def add_target(
-    name: Annotated[str, typer.Argument(help="What jobs call it, such as meta/llama-3.2-1b-instruct@v1.0.0+A100.")],
+    name: Annotated[str, typer.Argument(help="Name in jobs, such as meta/llama-3.2-1b-instruct@v1.0.0+A100.")],
     folder: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.", show_default=False)],
     data: Data,
     database: DatabaseUrl = None,
 ) -> None:
-    """Let jobs train a model."""
+    """Add a base model that jobs may train."""
     from pairwright.service.api_errors import Refusal
     from pairwright.service.run.base_models import add_target as add
 
@@ -85,7 +85,7 @@ def add_target(
 
 @targets.command("list")
 def list_targets(data: Data, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """The base models."""
+    """List the base models."""
     from pairwright.service.rows import entities
 
     rows = _open_database(data, database)
@@ -102,7 +102,7 @@ def list_targets(data: Data, database: DatabaseUrl = None, as_json: AsJson = Fal
 
 @targets.command("remove")
 def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
-    """Take a base model away; its files stay, jobs that were submitted go on."""
+    """Remove a base model; its files stay, and submitted jobs continue."""
     from pairwright.service.api_errors import Refusal
     from pairwright.service.rows import entities
 
@@ -120,14 +120,14 @@ def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
 @token.command("create")
 def create_token(
     data: Data,
-    name: Annotated[str, typer.Option(help="Whose it is.", show_default=False)],
+    name: Annotated[str, typer.Option(help="Owner of the token.", show_default=False)],
     scope: Annotated[
         list[str], typer.Option(help="NAMESPACE, NAMESPACE:read, * or *:read; repeat for more.", show_default=False)
     ],
     database: DatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it; it is shown this once, and kept as a hash."""
+    """Create a token and print it. It is shown only once; the service stores a hash."""
     from pairwright.service.api_errors import Refusal
     from pairwright.service.rows.api_tokens import create_token as create
 
@@ -147,7 +147,7 @@ def create_token(
 
 @token.command("list")
 def list_tokens(data: Data, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
-    """Names and scopes of tokens; never the tokens."""
+    """List the names and scopes of tokens, never the tokens."""
     from pairwright.service.rows.api_tokens import list_tokens as read_tokens
 
     rows = _open_database(data, database)
@@ -163,7 +163,7 @@ def list_tokens(data: Data, database: DatabaseUrl = None, as_json: AsJson = Fals
 
 @token.command("revoke")
 def revoke_token(name: Name, data: Data, database: DatabaseUrl = None) -> None:
-    """End a token, at once."""
+    """Revoke a token at once."""
     from pairwright.service.rows.api_tokens import revoke_token as revoke
 
     rows = _open_database(data, database)
@@ -203,24 +203,26 @@ def serve_model(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8001,
     name: Annotated[list[str] | None, typer.Option(help="Name that clients ask for; repeat for more.")] = None,
-    engine: Annotated[ServeEngine, typer.Option(help="Our own, or vLLM where it is installed.")] = ServeEngine.builtin,
-    vllm: Annotated[str | None, typer.Option(help="vLLM's program, where it is not on the path.")] = None,
+    engine: Annotated[
+        ServeEngine, typer.Option(help="Our own engine, or vLLM if it is installed.")
+    ] = ServeEngine.builtin,
+    vllm: Annotated[str | None, typer.Option(help="vLLM's program, if it is not on PATH.")] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the token that clients must send.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; else the best one here.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best available.")] = None,
     dtype: Annotated[
         str,
         typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=complete_choices("policy.dtype")),
     ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; else the idle cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default the idle cores.")] = None,
     tools_as_text: Annotated[
-        ToolTags, typer.Option(help="For a chat template without a tool role: tools, calls and results as text.")
+        ToolTags, typer.Option(help="For a chat template without a tool role: write tools, calls and results as text.")
     ] = ToolTags.off,
 ) -> None:
     """Serve a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
-    What follows `--` goes to vLLM.
+    Arguments after `--` are passed to vLLM.
     """
     from pairwright.paths import find_model
     from pairwright.serve.model_server import check_address, run_vllm, serve_folder, vllm_command

@@ -33,7 +33,7 @@ def ask_teachers(
         typer.Option(metavar="NAME=WHERE", help="An endpoint (URL#MODEL) or a model's folder; repeat."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A configuration whose `teach` section names teachers, too.")
+        Path | None, typer.Option(help="A configuration whose `teach` section also names teachers.")
     ] = None,
     override: Overrides = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of --teacher.")] = 0.0,
@@ -46,14 +46,14 @@ def ask_teachers(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Ask teachers for one action at every decision of a student; the same command again asks only what is missing."""
+    """Ask teachers for one action at every decision of a student; repeated, the command asks only what is missing."""
     from pairwright.collection.teaching import read_states, teach
     from pairwright.config import PolicyConfig, base_folder, load_config
     from pairwright.paths import place
     from pairwright.store.table import Table
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
-    # for teachers of the command line; those of the configuration have options of their own
+    # for teachers of the command line; those of the configuration have their own options
     options = {
         "temperature": temperature,
         "max_tokens": max_tokens,
@@ -122,7 +122,7 @@ def _report(states: "States", collections: "dict[str, Collected]", student: str,
         if len(collection.errors) > _MOST_ERRORS:
             ledger = collection.experience.parent / "collection" / "ledger.jsonl"
             say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {ledger}")
-    # without the answers of a teacher its votes would be missing silently
+    # fail: otherwise the votes of this teacher would be missing silently
     without_answer = [name for name, collection in collections.items() if not collection.status.num_candidates]
     if without_answer:
         raise PairwrightError(f"no answer of {', '.join(without_answer)}: see above; the same command asks again")

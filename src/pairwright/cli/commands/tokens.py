@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pairwright.tokens.tokenizer import ChatTokenizer
 
 app = typer.Typer(
-    help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithDefault
+    help="Encode messages as training sequences: build, show, audit, check.", no_args_is_help=True, cls=GroupWithDefault
 )
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id.")]
@@ -35,7 +35,7 @@ TemplateKwargs = Annotated[
     typer.Option(metavar="JSON", help="Variables of the chat template, as a JSON object.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-# Keys that belong into a configuration: they are set there, or as KEY=VALUE
+# Keys without an option: set them in a configuration, or as KEY=VALUE
 _WITHOUT_OPTION = ("tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries")
 
 
@@ -57,7 +57,7 @@ def build(
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Encode an experience table or pairs; what is in the cache is not encoded again."""
+    """Encode an experience table or pairs; cached sequences are not encoded again."""
     from pairwright.engines import open_engine
     from pairwright.paths import place
     from pairwright.tokens.stage.stage import encode_source
@@ -96,18 +96,18 @@ def show(
     name: Annotated[str | None, typer.Option("--id", help="Only the sequences of this experience or pair.")] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 3,
     hints: Annotated[
-        bool, typer.Option("--hints", help="Experience table: the hinted teachers of error turns.")
+        bool, typer.Option("--hints", help="Experience table: show the teacher's sequences, with hints at error turns.")
     ] = False,
     allow_dropped: Annotated[
-        bool, typer.Option("--allow-dropped", help="Also turns of which the template does not render everything.")
+        bool, typer.Option("--allow-dropped", help="Also show turns that the template does not render completely.")
     ] = False,
-    allow_images: Annotated[bool, typer.Option("--allow-images", help="Also messages with images.")] = False,
-    config: Annotated[Path | None, typer.Option(help="--hints: a configuration; train.sdpo says which.")] = None,
+    allow_images: Annotated[bool, typer.Option("--allow-images", help="Also show messages with images.")] = False,
+    config: Annotated[Path | None, typer.Option(help="--hints: a configuration with train.sdpo.")] = None,
     override: Overrides = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    """Colour tokens by origin (generated, prompt, tool output, stop, hint), in the terminal or as a page."""
     import msgspec
 
     from pairwright.config import load_config
@@ -157,7 +157,7 @@ def show(
 
 
 def _load_tokenizer(folder: Path, chat_template: Path | None, variables: str | None) -> "ChatTokenizer":
-    """The tokenizer of a folder with the template and its variables that the command line names."""
+    """The tokenizer of a folder, with the chat template and variables of the command line."""
     from pairwright.config import load_config
     from pairwright.tokens.tokenizer import load_tokenizer
 
@@ -167,7 +167,7 @@ def _load_tokenizer(folder: Path, chat_template: Path | None, variables: str | N
 
 
 def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
-    """In colours, or in a pipe with brackets; the report of each sequence below it."""
+    """Print sequences in colours, in a pipe with brackets, each with its report."""
     from rich.console import Console
 
     from pairwright.tokens.stage.paint import describe_report, describe_size, legend, paint_text
@@ -177,7 +177,7 @@ def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Seq
     console = Console(force_terminal=has_colours or None, soft_wrap=not has_colours)
     console.print(legend(colours=has_colours))
     for title, sequence in sequences:
-        # a line of its own, which no width cuts
+        # printed separately, so that it is never wrapped
         heading = f"── {title}  {describe_size(sequence)}"
         console.print(heading, style="bold", markup=False, highlight=False, soft_wrap=True)
         console.print(paint_text(tokenizer, sequence, colours=has_colours))
@@ -194,18 +194,20 @@ def audit(
         ),
     ],
     tokenizer: TokenizerDir,
-    trainer: Annotated[str, typer.Option(help="Whose preparation to run: trl.")] = "trl",
+    trainer: Annotated[str, typer.Option(help="Trainer whose preparation to run: trl.")] = "trl",
     max_length: Annotated[
         int | None, typer.Option(min=0, help="The trainer's max_length; 0 for none [default: the trainer's own].")
     ] = None,
     assistant_only_loss: Annotated[
         bool, typer.Option("--assistant-only-loss", help="SFT: the trainer's option of this name.")
     ] = False,
-    num: Annotated[int, typer.Option("-n", "--num", min=1, help="Sequences on the page.")] = 10,
-    html: Annotated[Path | None, typer.Option(help="Write a page of sequences as the trainer trains them.")] = None,
+    num: Annotated[int, typer.Option("-n", "--num", min=1, help="Number of sequences on the page.")] = 10,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page that shows sequences as the trainer trains them.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a trainer's own preparation on a file: which tokens it trains that the model did not generate."""
+    """Run a trainer's own preparation on a file, and report which tokens it trains that the model did not generate."""
     from pairwright.tokens.stage.paint import html_page
     from pairwright.tokens.tokenizer import ChatTokenizer
     from pairwright.trl.mask_audit import audit_file
@@ -245,7 +247,7 @@ def check(
     chat_template_kwargs: TemplateKwargs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try chat templates on small conversations: what is exact, what is refused and why, which setting does better.
+    """Test chat templates on small conversations: what is exact, what is refused and why, and better settings.
 
     Exit code 2 if a template does not support a plain conversation.
     """
@@ -292,7 +294,7 @@ def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
         tools = "yes" if report.supports_tools else "no"
         rows.append((name, *counts, tools, " ".join(report.stops) or None))
     columns = ("template", *counted, "tools", "stops")
-    # Losses that no template has, so that a terminal has room for the others.
+    # Hide losses that no template has, so that the others fit into a terminal.
     unused = {column for number, column in enumerate(columns) if not any(row[number] for row in rows)}
     title = "Chat templates, tried on small conversations"
     print_table(title, columns, rows, short={"single": "as one"}, left=("stops",), hidden=unused - {"refused"})
@@ -330,7 +332,7 @@ def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]
     return rows
 
 
-# What a quirk is about, and the way out.
+# Subject of a quirk, and what to do.
 _QUIRKS = {
     "refuses_system": ("a system message", "-"),
     "refuses_system_in_the_middle": ("a system message in mid-dialogue", "-"),
@@ -340,7 +342,7 @@ _QUIRKS = {
 }
 
 
-# Quirks that the conversations show, too.
+# Quirks that the conversations also show.
 _IN_CASES = {"refused_plain", "refused_calls", "rewrites_history", "no_tools", "no_parallel_calls"}
 _IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
 

@@ -25,7 +25,7 @@ Tokens = Annotated[
     str | None,
     typer.Option(
         metavar=PLACE,
-        help="What `pairwright tokens` wrote: trained as it is, nothing is encoded; also s3://...",
+        help="Sequences from `pairwright tokens`, trained without encoding; also s3://...",
         show_default=False,
     ),
 ]
@@ -57,7 +57,7 @@ def train_model(
     config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
     override: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
@@ -84,7 +84,7 @@ def train_model(
 
 
 def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
-    """The tables on this machine; where it is not named, the one that the tokens were made of is in their manifest."""
+    """Local copies of the tables; a table that is not named is found in the manifest of the tokens."""
     from pairwright.store.table_marker import MARKER
 
     tables = {name: fetch(text) for name, text in names.items()}
@@ -101,7 +101,7 @@ def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | N
 
 
 def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool) -> list[str]:
-    """A line for each table or option that was named and that no channel with a weight reads."""
+    """One line for each named table or option that no active channel reads."""
     weights = settings.channels
     trains_runs_by_sft = weights.sft and not has_pairs
     is_read = {
@@ -118,8 +118,8 @@ def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool
 
 
 def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
-    """A table to train on, on this machine: the loop maps its tokens into memory. Where workers of a cluster train, the
-    copy of one at an address is in the run's folder, which they see."""
+    """A local copy of a table to train on, since the loop maps its tokens into memory. For workers of a cluster, the
+    copy is in the run's folder, which they can read."""
     from pairwright.paths import is_address, local_folder, place
 
     if text is None:
@@ -131,7 +131,7 @@ def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Pat
 
 
 def _hand_over(config: Any, *, as_json: bool, resume: bool, model: Path, output: Path, **sources: Any) -> None:
-    """Train with TRL's trainers on our rows, in a process of its own."""
+    """Train with TRL's trainers on our rows, in a separate process."""
     from pairwright.cli.commands.jobs import follow_job, refuse_other_job
     from pairwright.jobs import JobRequest, find_backend
 
