@@ -159,3 +159,4 @@ def test_without_a_budget_a_recipe_trains_as_its_template_does():
         config = recipe_config(path.parent / "bare.yaml", recipes, recipes.recipes[name], [("train.threads", "null")])
         own = load_config(EXAMPLES / "templates" / template / "config.yaml")
         assert (config.pairs, config.train) == (own.pairs, own.train)
+        assert (config.tokens.train_turns, config.tokens.credit) == (own.tokens.train_turns, own.tokens.credit)

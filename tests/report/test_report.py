@@ -317,7 +317,7 @@ def test_a_metric_that_got_worse_is_marked(better, low, high, p, word):
     assert word in str(_change({"better": better, "difference": difference, "sign_test_p": p}))
 
 
-def test_tokenizers_are_those_of_the_run_and_those_that_its_configuration_names(tmp_path):
+def test_tokenizers_are_those_of_the_run_and_those_that_its_configuration_or_training_names(tmp_path):
     run, base = tmp_path / "run", tmp_path / "project"
     for folder in (run / "train" / "model", base / "models" / "base"):
         folder.mkdir(parents=True)
@@ -325,4 +325,8 @@ def test_tokenizers_are_those_of_the_run_and_those_that_its_configuration_names(
     (run / "config.yaml").write_text(f"base: {base}\nmodel: models/base\ntokens: {{tokenizer: null}}\n")
     assert open_run(run).tokenizers == [run / "train" / "model", base / "models" / "base"]
     (run / "config.yaml").write_text("- not ours\n")
+    assert open_run(run).tokenizers == [run / "train" / "model"]
+    (run / "train" / "train.json").write_text('{"inputs": {"tokenizer": "../../project/models/base"}}')
+    assert [path.resolve() for path in open_run(run).tokenizers[1:]] == [(base / "models" / "base").resolve()]
+    (run / "train" / "train.json").write_text('{"inputs": []}')
     assert open_run(run).tokenizers == [run / "train" / "model"]

@@ -1,7 +1,7 @@
 // Tokens: a sequence painted by what each token is; trained ones are underlined; ids and log-probabilities on hover.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { copy, useAnswer } from "./api";
-import { Answer, Column, CopyLink, count, Facet, Facets, Filters, number, Pager, Sources, Table, TaskName } from "./parts";
+import { Answer, Column, CopyLink, count, Facet, Facets, Filters, heading, number, Pager, Sources, Table, TaskName } from "./parts";
 import { Empty } from "./experiences";
 import { change, Route, useKeys } from "./route";
 import { Facts } from "./transcript";
@@ -55,6 +55,12 @@ export function Tokens(props: { route: Route; keys: string[] }) {
 
 type Run = { start: number; stop: number; trained: boolean; message: number; template: boolean };
 
+// The last text of a user in a sequence, which names it where its task is a hash.
+function lastQuestion(sequence: Sequence): string {
+  const asked = sequence.paint?.lastIndexOf(Number(Object.keys(sequence.palette).find((paint) => sequence.palette[paint] === "user"))) ?? -1;
+  return sequence.texts && asked >= 0 ? sequence.texts.filter((_, at) => sequence.messages[at] === sequence.messages[asked]).join("") : sequence.id;
+}
+
 function SequenceView(props: { sequence: Sequence }) {
   const { sequence } = props;
   const [hover, setHover] = useState<number | null>(null);
@@ -69,7 +75,7 @@ function SequenceView(props: { sequence: Sequence }) {
   };
   useKeys({ n: () => go(1), p: () => go(jump < 0 ? 0 : -1) }, [jump, trained]);
   useEffect(() => setJump(-1), [sequence]);
-  const head = <header class="detail-head"><div class="row spread"><h2 class="cut grow" title={sequence.id}>{sequence.task || sequence.id}</h2><CopyLink />
+  const head = <header class="detail-head"><div class="row spread"><h2 class="cut grow" title={sequence.id}>{heading(sequence.task, [], lastQuestion(sequence))}</h2><CopyLink />
     <button class="plain" aria-label="Close" onClick={() => change({ row: null })}>✕</button></div>
     <div class="row small">{sequence.side && <span class={`chip ${sequence.side}`}>{sequence.side}</span>}
       {!sequence.refusal && <><span class="chip">{count(sequence.num_tokens, "token")}</span><span class="chip">{number(sequence.num_trained)} trained</span>

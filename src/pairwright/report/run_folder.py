@@ -48,9 +48,13 @@ class RunFolder:
 
     @property
     def tokenizers(self) -> list[Path]:
-        """Model folders of the run, the newest first; then those that its configuration names."""
+        """Model folders of the run, the newest first; then those that its trainings and its configuration name."""
         places = ("model", "train/model", "adapter", "train/adapter")
         folders = [stages.folder / place for stages in self.rounds[::-1] for place in places]
+        for file in (stages.train for stages in self.rounds[::-1] if stages.train is not None):
+            with contextlib.suppress(PairwrightError, KeyError, TypeError):  # another program's train.json
+                state: Any = read_json(file)
+                folders.append(file.parent / state["inputs"]["tokenizer"])
         with contextlib.suppress(PairwrightError, AttributeError, TypeError):  # another program's config.yaml
             config: Any = read_yaml(self.config) if self.config is not None else {}
             named = [config.get("tokens", {}).get("tokenizer"), config.get("model")]
