@@ -16,6 +16,7 @@ from pairwright.cli.main import app
 from pairwright.engines import Pool
 from pairwright.errors import ConfigError, PairwrightError, TableError
 from pairwright.pairs import PairOptions, build_pairs
+from pairwright.scorers.programs import _run_command
 from pairwright.scores.score_tables import split_name
 from pairwright.store.score_log import ScoreLog, ScoreRow, list_scorers, read_one_score, read_score_log
 
@@ -181,6 +182,20 @@ def test_a_command_that_breaks_leaves_counted_failures(table, tmp_path, code, sc
     summary = table.score(f"command:{sys.executable} {script}")
     assert (summary.scored, summary.failures.total()) == (scored, 12 - scored)
     assert any(cause in reason for reason in summary.failures), summary.failures
+
+
+def test_a_command_may_answer_before_the_runs_are_sent(table, tmp_path):
+    answered, script = tmp_path / "answered", tmp_path / "hasty.py"
+    script.write_text(f"print('1\\n' * 12, end='', flush=True)\nopen({str(answered)!r}, 'w')\ninput()")
+
+    def sent_late():
+        deadline = time.monotonic() + 60
+        while not answered.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield from table.records()
+
+    outcomes = [outcome for _, outcome in _run_command([sys.executable, str(script)], sent_late())]
+    assert [outcome.failure for outcome in outcomes] == [None] * 12
 
 
 def test_a_command_with_too_many_lines_is_refused(table, tmp_path):

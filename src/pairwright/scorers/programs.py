@@ -16,10 +16,10 @@ import shlex
 import subprocess
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -203,16 +203,16 @@ def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Score
         except OSError as error:
             raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
         assert process.stdout is not None
-        waiting: deque[str] = deque()  # ids of sent runs, in order
+        waiting: SimpleQueue[str | None] = SimpleQueue()  # ids of sent runs, in order; None after the last
         # Written by a thread: a program may answer before it has read all input, and a full pipe would block both.
         feeder = threading.Thread(target=_feed, args=(process.stdin, runs, waiting), daemon=True)
         feeder.start()
         failure, has_ended = "", False
         try:
             while not failure and (line := process.stdout.readline(MAX_LINE)):
-                if not waiting:
+                uid = waiting.get()  # a program may answer before the run is sent
+                if uid is None:
                     raise CriterionError(f"{words[0]}: wrote more lines than there are runs; its scores may be shifted")
-                uid = waiting.popleft()
                 outcome = _parse_line(line, uid, words[0])
                 failure = outcome.failure or ""
                 yield uid, outcome
@@ -226,19 +226,22 @@ def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Score
         complaints.seek(0)
         complaint = complaints.read()[-300:].decode("utf-8", "replace").strip()
         ended = f"{words[0]} ended with exit code {process.returncode} before this run: {complaint}"
-        yield from ((uid, Outcome(failure=failure or ended)) for uid in waiting)
+        yield from ((uid, Outcome(failure=failure or ended)) for uid in iter(waiting.get, None))
 
 
-def _feed(stdin: Any, runs: Iterable[Experience], waiting: "deque[str]") -> None:
+def _feed(stdin: Any, runs: Iterable[Experience], waiting: SimpleQueue[str | None]) -> None:
     is_open = True
-    for run in runs:
-        waiting.append(run.eid.uid)
-        try:
-            if is_open:
-                stdin.write(msgspec.json.encode(run_json(run)) + b"\n")
-                stdin.flush()
-        except (BrokenPipeError, ValueError):
-            is_open = False  # the program has ended; all remaining runs are failures
+    try:
+        for run in runs:
+            waiting.put(run.eid.uid)
+            try:
+                if is_open:
+                    stdin.write(msgspec.json.encode(run_json(run)) + b"\n")
+                    stdin.flush()
+            except (BrokenPipeError, ValueError):
+                is_open = False  # the program has ended; all remaining runs are failures
+    finally:
+        waiting.put(None)
     with contextlib.suppress(BrokenPipeError, ValueError):
         stdin.close()
 
