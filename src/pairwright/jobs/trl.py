@@ -203,7 +203,6 @@ def _check(train: TrainConfig, options: Json) -> str:
             "train.dropout": train.dropout,
             "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
             "train.early_stop": train.early_stop,
-            "train.sharding": train.sharding != "none",
         },
         trainer="TRL",
     )
