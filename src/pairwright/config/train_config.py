@@ -304,9 +304,6 @@ class TrainConfig(Named):
     """SQL condition on columns of the pairs or experience table that selects the rows to train on: 'gap > 0.2'."""
     score: str | None = None
     """Training on runs (grpo, kto, sft): the stored score that counts as the reward, as in `pairs.score`."""
-    run_weight: Literal["sequence", "run"] = "sequence"
-    """Weight of runs that are several sequences, since their template rewrites history (sft and grpo of runs): sequence
-    counts each sequence once; run counts all sequences of a run together once, also among the rewards of its group."""
     shuffle: bool = True
     """Draw a new order each epoch; false keeps the order of the table. A curriculum keeps its stages."""
     shuffle_by: Literal["item", "run", "group"] | None = None

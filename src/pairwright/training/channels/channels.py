@@ -140,7 +140,7 @@ def read_channels(
         "where": settings.where,
         "uses_credit": settings.credit != "off",
     }
-    of_runs = {**shared, "score": settings.score, "run_weight": settings.run_weight}
+    of_runs = {**shared, "score": settings.score}
     folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
     pair_data: PairData | None = None
@@ -178,8 +178,7 @@ def read_channels(
         order_of = partial(_order, config, data=runs)
         if weights.grpo:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "group"))
-            by = settings.run_weight
-            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits, run_weight=by))
+            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits))
         if weights.kto:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "run"))
             channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits))
