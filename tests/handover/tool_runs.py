@@ -94,7 +94,7 @@ def our_update(
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradient of one update of our loop on all rows."""
     rows = TokenRows(data.path, Path(str(data.tokenizer)), kind, reference=reference, **options)
-    policy = open_policy(model, TrainConfig(dropout=False), Ranks())
+    policy = open_policy(model, TrainConfig(dropout=False))
     items = rows.channel.order.items
     rows.channel.prepare(policy, items, Ranks())
     loss, _ = rows.channel.loss(policy, items, rows.channel.total(items))

@@ -15,7 +15,6 @@ from pairwright.cli import app
 from pairwright.config import Config
 from pairwright.jobs import service_client
 from pairwright.jobs.doctor import diagnosis
-from pairwright.jobs.doctor import memory as doctor_memory
 from pairwright.jobs.doctor.memory import Shape, Size, generation_needs, model_size, needs
 from serve.served_models import served, tiny_engine
 
@@ -94,28 +93,12 @@ def test_a_model_without_weights_or_template_is_said(tmp_path, model):
 
 
 def test_memory_and_disk_that_do_not_suffice_are_said(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(diagnosis, "memory_available", lambda *, shared: (10, "free in this test"))
+    monkeypatch.setattr(diagnosis, "memory_available", lambda: (10, "free in this test"))
     monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     code, rows = found({}, "--model", model)
     assert code == 2
     assert rows["memory"][0][0] == rows["disk"][0][0] == "failed"
     assert "lora" in rows["memory"][0][2]
-
-
-def test_a_model_in_shards_may_be_larger_than_one_machine(model, monkeypatch):
-    needed = needs(model_size(model), Config().train).memory_bytes
-    monkeypatch.setattr(diagnosis, "memory_available", lambda *, shared: (needed // 3 if shared else needed, "free"))
-    code, rows = found({"train": {"sharding": "full"}}, "--model", model)
-    assert code == 0
-    verdict, message, _ = rows["memory"][0]
-    assert verdict == "unknown"
-    assert "4 machines" in message
-
-
-def test_gpus_together_hold_the_shards(monkeypatch):
-    monkeypatch.setattr(doctor_memory, "_gpu_memory", lambda: [3, 5])
-    assert doctor_memory.memory_available()[0] == 5
-    assert doctor_memory.memory_available(shared=True) == (8, "free on 2 GPUs")
 
 
 def test_what_training_takes_is_counted_from_the_files(model):
@@ -153,7 +136,7 @@ def test_activations_and_caches_are_counted(tmp_path, model):
 
 def test_activations_that_do_not_fit_are_a_warning_with_the_key_to_lower(model, monkeypatch):
     state = needs(model_size(model), Config().train).state
-    monkeypatch.setattr(diagnosis, "memory_available", lambda *, shared: (state, "free in this test"))
+    monkeypatch.setattr(diagnosis, "memory_available", lambda: (state, "free in this test"))
     code, rows = found({}, "--model", model)
     assert (code, rows["memory"][0][0]) == (0, "warning")
     assert "lower train.micro_batch_tokens" in rows["memory"][0][1]

@@ -80,19 +80,8 @@ def test_two_workers_end_with_the_weights_of_one_process(made, cluster):
 
 
 @pytest.mark.slow
-def test_two_workers_with_half_of_the_model_each_end_with_the_weights_of_one_process(made, cluster):
-    sharded = config(cluster, sharding="full", micro_batch_size=1)
-    result = train_on_ray(sharded, model=made / "model", pairs=made / "pairs", output=made / "sharded")
-    assert_same_weights(made, "sharded")
-    assert steps_of(made / "sharded") == [1, 2, 3, 4, 5, 6]
-    assert result.metrics["eval_loss"] < 0.6
-    assert json.loads((made / "sharded" / "train.json").read_text())["notes"] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "full"])
-def test_a_worker_that_is_lost_costs_what_was_done_since_the_last_checkpoint(sharding, made, cluster):
-    output = made / f"lost-{sharding}"
+def test_a_worker_that_is_lost_costs_what_was_done_since_the_last_checkpoint(made, cluster):
+    output = made / "lost"
     killed = []
 
     def kill():
@@ -108,13 +97,13 @@ def test_a_worker_that_is_lost_costs_what_was_done_since_the_last_checkpoint(sha
 
     thread = threading.Thread(target=kill)
     thread.start()
-    longer = config(cluster, epochs=6, sharding=sharding)
+    longer = config(cluster, epochs=6)
     train_on_ray(longer, model=made / "model", pairs=made / "pairs", output=output)
     thread.join()
     assert killed
     assert json.loads((output / "train.json").read_text())["pid"] != killed[0]
     assert steps_of(output) == list(range(1, 19))
-    expected = made / f"alone-longer-{sharding}"
+    expected = made / "alone-longer"
     train(config(epochs=6), model=made / "model", pairs=made / "pairs", output=expected)
     weights, others = (load_file(one / "model" / "model.safetensors") for one in (expected, output))
     assert all(float((weights[key] - others[key]).abs().max()) < 1e-5 for key in weights)

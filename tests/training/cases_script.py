@@ -1,6 +1,6 @@
-"""Runs a few kinds of training one after the other, alone or as one of several processes in shards.
+"""Runs a few kinds of training one after the other, alone or as one of several processes.
 
-`python -m train.cases_script FOLDER NAME none|full`: the folder has the models, pairs and runs; each case ends in
+`python -m training.cases_script FOLDER NAME`: the folder has the models, pairs and runs; each case ends in
 FOLDER/NAME/CASE.
 """
 
@@ -34,10 +34,10 @@ CASES = {
 MODELS = {"tied", "experts", "capped", "gpt2"}  # cases with a model of that name
 
 
-def main(folder: Path, name: str, sharding: str) -> None:
+def main(folder: Path, name: str) -> None:
     torch.set_num_threads(1)
     for case, changes in CASES.items():
-        settings = SHARED | changes | {"sharding": sharding}
+        settings = SHARED | changes
         if "reference" in settings:
             settings["reference"] = str(folder / settings["reference"])
         train(
@@ -48,7 +48,7 @@ def main(folder: Path, name: str, sharding: str) -> None:
             output=folder / name / case,
         )
     try:
-        config = Config.model_validate({"train": SHARED | {"max_loss": 0.1, "sharding": sharding}})
+        config = Config.model_validate({"train": SHARED | {"max_loss": 0.1}})
         train(config, model=folder / "model", pairs=folder / "pairs", output=folder / name / "bad")
     except BadLoss:
         return

@@ -8,15 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
-from pairwright.config import Config
+from pairwright.config.config_file import adjust_config
+from pairwright.errors import ConfigError
 from pairwright.ledger.run_status import read_status
-from pairwright.training import train
-from pairwright.training.model.ranks import Ranks
-from pairwright.training.model.sharded_tensors import write_tensors
 from training.cases_script import CASES, MODELS
 from training.made_runs import make_failed_runs, make_model, make_pairs
 
@@ -78,49 +74,35 @@ def test_two_processes_of_torchrun_end_with_the_weights_of_one(alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "full"])
-def test_two_processes_of_accelerate_end_with_the_weights_of_one(sharding, alone):
+def test_two_processes_of_accelerate_end_with_the_weights_of_one(alone):
     pytest.importorskip("accelerate")
     launcher = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
         "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "pairwright.cli",
     ]  # fmt: skip
-    done = run(alone, f"accelerate-{sharding}", launcher, "--set", f"train.sharding={sharding}")
+    done = run(alone, "accelerate", launcher)
     told = (done.stdout + done.stderr).count("the model is in")
     assert told == 2, "each process says so; with --cpu there would be only one"
-    assert_same_run(alone, f"accelerate-{sharding}")
+    assert_same_run(alone, "accelerate")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["micro_batch_tokens=4096"], ["micro_batch_size=1"]], ids=["one part", "parts"])
-def test_two_processes_in_shards_end_with_the_weights_of_one(options, alone):
+def test_processes_with_different_numbers_of_parts_end_with_the_weights_of_one(alone):
     """With parts of one pair, the processes have three and two of them, two and one in validation, one and none."""
-    name = "-".join(["sharded", *options])
-    settings = [word for option in ["sharding=full", *options] for word in ("--set", f"train.{option}")]
-    run(alone, name, [*TORCHRUN, "-m", "pairwright.cli"], *settings)
-    assert_same_run(alone, name)
-    assert not read_status(alone / name).notes
-    files = [sorted(path.name for path in (alone / one / "model").iterdir()) for one in ("alone", name)]
-    assert files[0] == files[1]
+    run(alone, "parts", [*TORCHRUN, "-m", "pairwright.cli"], "--set", "train.micro_batch_size=1")
+    assert_same_run(alone, "parts")
 
 
 @pytest.mark.slow
-def test_a_run_in_shards_goes_on_from_a_checkpoint_whoever_wrote_it(alone):
-    """From its own it ends with the same bits; from one of a single process, or that process from its, within 1e-5."""
+def test_a_run_goes_on_from_a_checkpoint_of_another_number_of_processes(alone):
     every = ["train.save_every=1", "train.val_check_interval=1", "train.keep_top_k=99"]
-    sharded, launcher = [*every, "train.sharding=full"], [*TORCHRUN, "-m", "pairwright.cli"]
-    single = [sys.executable, "-m", "pairwright.cli"]
-    run(alone, "whole", launcher, *sharded)
-    run(alone, "whole-alone", single, *every)
+    two, one = [*TORCHRUN, "-m", "pairwright.cli"], [sys.executable, "-m", "pairwright.cli"]
+    run(alone, "whole", two, *every)
+    run(alone, "whole-alone", one, *every)
     assert_same_run(alone, "whole", "whole-alone")
-    for name, source in (("own", "whole"), ("from-alone", "whole-alone"), ("by-one", "whole")):
+    for name, source, launcher in (("by-two", "whole-alone", two), ("by-one", "whole", one)):
         cut(alone / source, alone / name, step=3)
-    run(alone, "own", launcher, *sharded, "--resume")
-    run(alone, "from-alone", launcher, *sharded, "--resume")
-    run(alone, "by-one", single, *every, "--resume")
-    one, other = (load_file(alone / name / "model" / "model.safetensors") for name in ("whole", "own"))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    for name in ("own", "from-alone", "by-one"):
+        run(alone, name, launcher, *every, "--resume")
         assert_same_run(alone, name, "whole-alone")
 
 
@@ -138,7 +120,7 @@ def cut(source, folder, *, step):
 
 
 @pytest.mark.slow
-def test_every_kind_of_training_in_shards_ends_with_the_weights_of_one_process(tmp_path):
+def test_every_kind_of_training_by_two_processes_ends_with_the_weights_of_one(tmp_path):
     """Adapters, losses with a pass of their own, all channels, teachers, another reference, tied weights, experts."""
     make_model(tmp_path / "model")
     make_model(tmp_path / "other", seed=7)
@@ -148,8 +130,8 @@ def test_every_kind_of_training_in_shards_ends_with_the_weights_of_one_process(t
     make_failed_runs(tmp_path / "failed")
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    for launcher, name, sharding in (([sys.executable], "one", "none"), (TORCHRUN, "two", "full")):
-        command = [*launcher, "-m", "train.cases_script", str(tmp_path), name, sharding]
+    for launcher, name in (([sys.executable], "one"), (TORCHRUN, "two")):
+        command = [*launcher, "-m", "training.cases_script", str(tmp_path), name]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
         assert done.returncode == 0, done.stderr[-3000:]
     for case in CASES:
@@ -163,34 +145,6 @@ def test_every_kind_of_training_in_shards_ends_with_the_weights_of_one_process(t
     assert (tmp_path / "two" / "bad" / "batches" / "bad-00000000.json").exists()
 
 
-def test_one_process_has_the_whole_model_and_says_so(model, pairs, tmp_path):
-    config = Config.model_validate({"train": {"batch_size": 8, "threads": 1, "max_steps": 1, "sharding": "full"}})
-    train(config, model=model, pairs=pairs, output=tmp_path)
-    assert read_status(tmp_path).notes == ["sharding: this is the only process, so it has all of the model"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"quantization": "nf4", "finetuning_type": "lora"}, {"optimizer": "adafactor"}, {"optimizer": "adamw_8bit"}],
-)
-def test_what_cannot_be_sharded_is_refused(change):
-    with pytest.raises(ValueError, match=r"sharding: .* cannot be sharded"):
-        Config.model_validate({"train": {"sharding": "full"} | change})
-
-
-def test_a_process_of_a_whole_model_takes_its_parts_and_no_more():
-    assert list(Ranks(rank=0, size=2).in_step([1, 2], lambda: 0)) == [(1, True), (2, True)]
-
-
-def test_a_file_that_is_written_tensor_by_tensor_is_a_safetensors_file(tmp_path):
-    tensors = {
-        "b": torch.arange(6.0).view(2, 3), "a": torch.tensor(7.0), "random": torch.tensor([1, 2, 3], dtype=torch.uint8),
-        "half": torch.tensor([0.5, -1.5], dtype=torch.bfloat16), "none": torch.zeros(0, 4),
-        "turned": torch.arange(6).view(2, 3).T, "is": torch.tensor([True, False]),
-    }  # fmt: skip
-    write_tensors(tmp_path / "file", tensors, metadata={"others": "{}"})
-    found = load_file(tmp_path / "file")
-    assert found.keys() == tensors.keys()
-    assert all(found[name].dtype == tensors[name].dtype and torch.equal(found[name], tensors[name]) for name in found)
-    with safe_open(tmp_path / "file", framework="pt") as file:
-        assert file.metadata() == {"others": "{}"}
+def test_the_removed_option_for_shards_names_what_replaces_it():
+    with pytest.raises(ConfigError, match="--backend trl and accelerate's FSDP"):
+        adjust_config(train={"sharding": "full"})

@@ -129,9 +129,9 @@ def test_sequences_that_are_cut_are_noted(model, pairs, tmp_path):
 def test_the_command_names_what_no_channel_reads(model, pairs, tmp_path):
     runs = make_runs(tmp_path / "runs")
     words = ["train", "--pairs", pairs, "--model", model, "-o", tmp_path / "run", "train.max_steps=1"]
-    unused = ["--experience", runs, "--validation", runs, "--run-weight", "run"]
+    unused = ["--experience", runs, "--validation", runs]
     done = CliRunner().invoke(app, [str(word) for word in (*words, *unused)])
     assert done.exit_code == 0, done.exception
-    for name in ("--experience", "--validation", "--run-weight"):
+    for name in ("--experience", "--validation"):
         assert f"note: {name} has no effect" in done.stderr
     assert "--pairs has no effect" not in done.stderr

@@ -55,7 +55,7 @@ def channels_of(first, second):
     """Every channel on two runs, or on two pairs of these runs with others."""
     runs = PolicyData(
         ids=["a", "b"], sequences=[first, second], lengths=np.array([len(first), len(second)]),
-        rewards=np.array([1, 0], np.float32), groups=np.zeros(2, np.int64), weights=np.ones(2, np.float32), counts={},
+        rewards=np.array([1, 0], np.float32), groups=np.zeros(2, np.int64), counts={},
     )  # fmt: skip
     sides = [(first, sequence([50, 51, 52, 5])), (second, sequence([60, 61, 5]))]
     encoded = Pairs(EncodedPair(chosen=one, rejected=other, prompt_length=5) for one, other in sides)

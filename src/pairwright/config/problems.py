@@ -112,6 +112,8 @@ _REMOVED = {
     "train.sdpo.ema_rate": "the teacher is initial, same, or a model",
     "train.sdpo.students": "the teacher reads hints, or nothing",
     "train.sdpo.success_reward": "the teacher reads hints, or nothing",
+    "train.sharding": "models that need shards are trained with --backend trl and accelerate's FSDP",
+    "train.run_weight": "each sequence of a run counts as one",
     "train.stages": "pairs have a curriculum (pairs.curriculum); other stages are several trainings with train.where",
     "train.stage_epochs": "pairs have a curriculum (pairs.curriculum)",
     "train.sdpo.top_k_of": "the tokens are the student's likeliest",

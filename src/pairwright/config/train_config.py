@@ -304,9 +304,6 @@ class TrainConfig(Named):
     """SQL condition on columns of the pairs or experience table that selects the rows to train on: 'gap > 0.2'."""
     score: str | None = None
     """Training on runs (grpo, kto, sft): the stored score that counts as the reward, as in `pairs.score`."""
-    run_weight: Literal["sequence", "run"] = "sequence"
-    """Weight of runs that are several sequences, since their template rewrites history (sft and grpo of runs): sequence
-    counts each sequence once; run counts all sequences of a run together once, also among the rewards of its group."""
     shuffle: bool = True
     """Draw a new order each epoch; false keeps the order of the table. A curriculum keeps its stages."""
     shuffle_by: Literal["item", "run", "group"] | None = None
@@ -354,8 +351,6 @@ class TrainConfig(Named):
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4: base weights in 4 bits under an adapter (QLoRA); needs bitsandbytes and a GPU."""
-    sharding: Literal["none", "full"] = "none"
-    """full: each process holds only its shard of weights, gradients and optimizer state (FSDP)."""
     lora: LoraConfig = LoraConfig()
     reference: str = "initial"
     """Reference model: initial (the weights before training), none, or a model's folder."""
@@ -413,10 +408,6 @@ class TrainConfig(Named):
             raise ValueError("gradient_accumulation_steps and micro_batch_size: give one of them")
         if self.quantization != "none" and self.finetuning_type == "all_weights":
             raise ValueError("quantization: 4-bit weights cannot be trained: set finetuning_type to lora")
-        if self.sharding != "none" and self.quantization != "none":
-            raise ValueError("sharding: 4-bit weights cannot be sharded: leave out quantization or sharding")
-        if self.sharding != "none" and self.optimizer != "adamw":
-            raise ValueError(f"sharding: the state of {self.optimizer} cannot be sharded: set optimizer to adamw")
         if self.kto.label_by != "threshold" and self.kto.threshold is not None:
             raise ValueError("kto.threshold: labels by group have none: leave it out, or set label_by to threshold")
         if self.learning_rate is not None and self.min_learning_rate > self.learning_rate:

@@ -29,7 +29,6 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.early_stopping_patience": train.early_stopping_patience is not None,
         "train.dump_batches": train.dump_batches > 0,
         "train.where": train.where is not None,
-        "train.run_weight": train.run_weight != "sequence",
         "train.shuffle_by": train.shuffle_by is not None,
         **more,
     }

@@ -45,7 +45,7 @@ _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "
 FILE = "trl.yaml"
 _KINDS = ("dpo", "sft", "kto")
 # Keys of the section `train` that affect rows and their values.
-_ROW_OPTIONS = {"where", "score", "run_weight", "kto", "dpo", "credit", "precision", "device"}
+_ROW_OPTIONS = {"where", "score", "kto", "dpo", "credit", "precision", "device"}
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
@@ -203,7 +203,6 @@ def _check(train: TrainConfig, options: Json) -> str:
             "train.dropout": train.dropout,
             "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
             "train.early_stop": train.early_stop,
-            "train.sharding": train.sharding != "none",
         },
         trainer="TRL",
     )

@@ -5,8 +5,8 @@
                                  state.json              step, counts, best metric, fingerprint, checksums
 
 Invariant: a folder with this name is complete. It is written under a hidden name, synced, and renamed; if that fails,
-earlier checkpoints are intact. No pickle: tensors are safetensors, the rest is JSON. Tensors are stored unsharded, so a
-run can resume with or without sharding, and with another number of processes.
+earlier checkpoints are intact. No pickle: tensors are safetensors, the rest is JSON. A run can
+resume with another number of processes.
 """
 
 import shutil
@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_atomic
-from pairwright.training.model.sharded_tensors import like, put, write_tensors
 
 
 class CheckpointError(PairwrightError):
@@ -41,31 +41,25 @@ class State(msgspec.Struct, kw_only=True):
     checksums: dict[str, str] = {}
 
 
-def join_checkpoint(weights: dict[str, Any], optimizer: Any) -> None:
-    """Send this process's shards while `save_checkpoint` runs in the first process."""
-    # The same gathers in the same order as in the first process: each is a collective operation.
-    write_tensors(Path(), weights, is_writer=False)
-    write_tensors(Path(), _flat(optimizer.state_dict())[0], is_writer=False)
-
-
 def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
     """Write the checkpoint of a step; return its folder."""
     place = folder / f"step-{state.step:08}"
     try:
         with write_atomic(place) as temporary:
             temporary.mkdir()
-            write_tensors(temporary / "weights.safetensors", weights)
+            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+            save_file(weights, temporary / "weights.safetensors")
             tensors, others = _flat(optimizer.state_dict())
             tensors |= {f"random.{name}": value for name, value in _random_state().items()}
             # safetensors holds only tensors: other optimizer state is JSON in the file's metadata.
             metadata = {"others": msgspec.json.encode(others).decode()}
-            write_tensors(temporary / "optimizer.safetensors", tensors, metadata=metadata)
+            save_file(tensors, temporary / "optimizer.safetensors", metadata=metadata)
             # state.json is written last, with the checksums of all other files.
             sums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
             saved = msgspec.structs.replace(state, checksums=sums)
             (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(
             f"{place}: {reason}: the checkpoint was not saved; those before it are intact. "
             "Make room, then continue with --resume"
@@ -98,7 +92,8 @@ def load_weights(place: Path, weights: dict[str, Any]) -> None:
         if names != weights.keys():
             raise CheckpointError(f"{place}: holds {len(names)} weights that are not those of this model")
         for name, tensor in weights.items():
-            put(file.get_tensor(name), tensor)
+            with torch.no_grad():
+                tensor.copy_(file.get_tensor(name))
 
 
 def load_optimizer(place: Path, optimizer: Any) -> None:
@@ -110,12 +105,10 @@ def load_optimizer(place: Path, optimizer: Any) -> None:
     torch.set_rng_state(tensors.pop("random.cpu"))
     for name in [name for name in tensors if name.startswith("random.cuda.")]:
         torch.cuda.set_rng_state(tensors.pop(name), int(name.rsplit(".", 1)[1]))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Names are "<number of the parameter>.<name of the state>", in the order of the optimizer's groups.
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*tensors.items(), *others["state"].items()]:
         number, key = name.split(".", 1)
-        value = like(value, parameters[int(number)]) if isinstance(value, torch.Tensor) else value
         state.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": others["param_groups"]})
 
@@ -135,7 +128,7 @@ def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     for number, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{number}.{name}"] = value
+                tensors[f"{number}.{name}"] = value.cpu().contiguous()
             else:
                 others[f"{number}.{name}"] = value
     return tensors, {"state": others, "param_groups": state["param_groups"]}

@@ -182,7 +182,6 @@ class PolicyData(_Trees):
     lengths: Array  # (N,) tokens of each
     rewards: Array
     groups: Array
-    weights: Array
     counts: dict[str, int]
     num_validation: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
@@ -190,6 +189,10 @@ class PolicyData(_Trees):
     curriculum: Curriculum | None = None
     uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> Array:
+        return np.ones(len(self.ids), np.float32)
 
     @property
     def left_out(self) -> str:
@@ -246,7 +249,7 @@ class PolicyData(_Trees):
         return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
 
 
-_COLUMNS = ("lengths", "rewards", "groups", "weights")
+_COLUMNS = ("lengths", "rewards", "groups")
 
 
 def _count_trained(tree: Tree, weights: Array | None) -> float:
@@ -346,12 +349,8 @@ def load_policy_data(
     score: str | None = None,
     is_encoded: bool = False,
     uses_credit: bool = False,
-    run_weight: str = "sequence",
 ) -> PolicyData:
-    """Load the experiences of a table as sequences, with their groups (same task, step and prompt).
-
-    With `run_weight` "run", the sequences of a run share a total weight of 1; else each has weight 1.
-    """
+    """Load the experiences of a table as sequences, with their groups (same task, step and prompt)."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
     table, columns = Table(source, create=False).with_score(score), ["uid", "tid", "step", "prompt_hash", "reward"]
@@ -385,15 +384,12 @@ def load_policy_data(
             f"{source}: no {what} to train on ({list_reasons(counts) or 'the table is empty'}); see pairwright tokens "
             f"check --tokenizer {options.tokenizer}"
         )
-    ids = [cached.ids[place] for place in places]
-    num_parts = Counter(ids if run_weight == "run" else ())
     return PolicyData(
-        ids=ids,
+        ids=[cached.ids[place] for place in places],
         sequences=_Chosen(cached, places),
         lengths=cached.lengths[places],
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
-        weights=np.array([1 / num_parts.get(uid, 1) for uid in ids], np.float32),
         counts={**counts, **signals.counts, **_losses(manifest)},
         refusals={name: reason for name, reason, _ in list_refusals(tokens)},
         signals=signals,

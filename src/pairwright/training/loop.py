@@ -29,7 +29,6 @@ from pairwright.training.channels.channels import load_channels, token_options, 
 from pairwright.training.checkpoint import (
     CheckpointError,
     State,
-    join_checkpoint,
     load_optimizer,
     load_weights,
     read_state,
@@ -39,12 +38,10 @@ from pairwright.training.checkpoint import (
 from pairwright.training.chosen_watch import ChosenWatch
 from pairwright.training.data import LOSSES, UNUSED, DataError
 from pairwright.training.metrics import REPORTERS, Log, Progress, Sums, add, check_reporters, means
-from pairwright.training.micro_batches import even_parts
 from pairwright.training.model.load_model import model_hash, save_model, trainable
 from pairwright.training.model.policy_model import open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceCache
-from pairwright.training.model.sharding import gather_model
 from pairwright.training.optimizer import clip_gradients, default_rate, learning_rate, make_optimizer, set_learning_rate
 from pairwright.training.run_dir import RunFolder
 
@@ -110,7 +107,7 @@ class Stop:
 _HARMLESS = {
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
     "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
-    "sharding", "device",
+    "device",
 }  # fmt: skip
 
 
@@ -156,7 +153,7 @@ def train(
         )
     if tokens is not None:
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
-    ranks = Ranks.here(sharding=config.train.sharding == "full")
+    ranks = Ranks.here()
     stop = Stop(is_alone=ranks.size == 1)
     # only the first process writes, so only it locks
     with claim_folder(output, "train.json", work="training") if ranks.is_first else nullcontext():
@@ -203,7 +200,7 @@ class Training:
         folder.write_status(state="running", epochs=settings.epochs, threads=torch.get_num_threads())
 
         # the model, the data, and the reference, computed while the weights are the initial ones
-        self.policy = open_policy(base, settings, ranks)
+        self.policy = open_policy(base, settings)
         initial = model_hash(base)
         self.channels: list[Channel] = load_channels(
             config, self.policy, base, initial, folder.path, ranks, progress=progress, cache=cache, **data
@@ -296,14 +293,12 @@ class Training:
             items = channel.order.batch(step)
             total = channel.total(items)
             channel.prepare(policy, items, self.ranks)
-            for part, is_mine in even_parts(channel, items, self.ranks):
+            for part in channel.parts(items, self.ranks):
                 loss, measured = channel.loss(policy, part, total)
-                # A filler part has a backward pass, too, with weight 0: with sharding, it is a collective operation.
                 if loss.requires_grad:
-                    ((channel.weight if is_mine else 0.0) * loss).backward()
+                    (channel.weight * loss).backward()
                 measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
-                if is_mine:
-                    add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
+                add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
         # Every process has the gradient of its share; the sum is the gradient of the batch.
         self.ranks.sum_gradients(weights)
         sums = self._count_trained(self.ranks.sum_values(sums))
@@ -338,14 +333,12 @@ class Training:
             total = channel.total(items)
             channel.prepare(self.policy, items, self.ranks)
             channel_sums: Sums = {"loss": (0.0, 0.0)}
-            for part, is_mine in even_parts(channel, items, self.ranks):
+            for part in channel.parts(items, self.ranks):
                 value, measured = channel.loss(self.policy, part, total)
-                if is_mine:
-                    add(channel_sums, {**measured, "loss": (float(value), 0.0)})
+                add(channel_sums, {**measured, "loss": (float(value), 0.0)})
             channel_sums = self.ranks.sum_values(channel_sums)
             loss += channel.weight * channel_sums.pop("loss")[0]
             add(sums, channel_sums)
-        self.policy.settle()
         self.policy.model.train()
         for name in ("num_tokens", "trained_tokens"):
             sums.pop(name, None)
@@ -356,8 +349,6 @@ class Training:
         if self.ranks.is_first:
             save_checkpoint(place, state, self.weights, self.optimizer)
             remove_old(place, keep=best_steps(state, self.settings))
-        elif self.ranks.is_sharded:
-            join_checkpoint(self.weights, self.optimizer)
         self.folder.write_status(
             step=state.step, best_step=state.best_step, best_metric=state.best_metric, best_epoch=self._best_epoch
         )
@@ -372,15 +363,12 @@ class Training:
             load_weights(best, self.weights)
         name = "adapter" if settings.finetuning_type == "lora" else "model"
         self.policy.restore_attention()
-        model = self.policy.model
-        if self.ranks.is_sharded:
-            model = gather_model(self.base, settings, self.weights, self.ranks)
         if self.ranks.is_first:
             options = token_options(self.config, self.base)
             template = None
             if options.chat_template is not None:
                 template = choose_template(str(options.tokenizer), options.chat_template)
-            name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
+            name = save_model(self.policy.model, folder.path, base=self.base, settings=settings, chat_template=template)
             # Anchor turns are not counted: the ledger has one outcome per turn, and theirs is that of their pairs.
             counted = [channel for channel in self.channels if channel.name != "anchor"]
             write_trained(folder.path, counted, state.step)
@@ -424,8 +412,6 @@ class Training:
     def _tell(self) -> None:
         """Report notes before the first update, in train.json and in the progress."""
         notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
-        if self.settings.sharding != "none" and not self.ranks.is_sharded:
-            notes.append("sharding: this is the only process, so it has all of the model")
         notes += [note for channel in self.channels for note in (*channel.notes, *describe_losses(channel))]
         self.folder.write_status(
             num_steps=self.num_steps,

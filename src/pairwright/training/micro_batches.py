@@ -1,7 +1,6 @@
 """Micro-batches: the parts of a batch that are in memory together."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -10,7 +9,6 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.batch.bins import buckets
 from pairwright.tokens.batch.collate import Tree
 from pairwright.tokens.batch.token_tree import DistinctTokens, sequence_key
-from pairwright.training.model.ranks import Ranks
 
 Trees = Callable[[int], Sequence[Tree]]
 WINDOW = 256  # items that are compared with each other
@@ -87,16 +85,3 @@ def _cut_window(trees: list[Tree], limits: Limits) -> Iterator[list[Tree]]:
 def _count_padded(tree: Tree) -> int:
     """Count the tokens of a tree with one padded row per branch."""
     return max(1, len(tree.branches)) * (len(tree.prompt) + max((len(branch) for branch in tree.branches), default=0))
-
-
-class Parted(Protocol):
-    """Splits items into parts that fit into memory, the largest first; `num_all` is the size of the whole batch."""
-
-    def parts(self, items: Array, num_all: int) -> list[Array]: ...
-
-
-def even_parts(channel: Parted, items: Array, ranks: Ranks) -> Iterator[tuple[Array, bool]]:
-    """Yield this process's parts of a batch, and whether each counts: fillers (an item of the smallest part) do not."""
-    # Neighbours share the most tokens. With a sharded model, filler parts keep all processes in step.
-    mine = channel.parts(ranks.share_neighbours(items), len(items))
-    return ranks.in_step(mine, lambda: channel.parts(items, len(items))[-1][:1])

@@ -8,7 +8,6 @@ import torch
 
 from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.training.model.load_model import ModelError
-from pairwright.training.model.sharded_tensors import whole
 
 
 def default_rate(num_parameters: int) -> float:
@@ -43,9 +42,9 @@ def make_optimizer(parameters: dict[str, Any], settings: TrainConfig, rate: floa
 
 
 def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
-    """Clip gradients to a norm (0: no clipping); return the norm before clipping, over all shards."""
+    """Clip gradients to a norm (0: no clipping); return the norm before clipping."""
     tensors = list(parameters)
-    norm = whole(torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))
+    norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None])
     # Clipping to an infinite norm changes nothing.
     torch.nn.utils.clip_grads_with_norm_(tensors, max_norm or float("inf"), norm)
     return float(norm)

@@ -88,7 +88,7 @@ class TokenRows:
         )  # fmt: skip
         self.ref_model: str | None = None
         if reference is not None and self.channel.needs_reference:
-            policy = open_policy(reference, config.train, Ranks(), is_trained=False)
+            policy = open_policy(reference, config.train, is_trained=False)
             cache = ReferenceCache(tokens / "reference", check_stop=lambda: None)
             compute_references([self.channel], policy, model_hash(reference), cache, config.train, Ranks())
             self.ref_model = hash_weights(policy.plain)

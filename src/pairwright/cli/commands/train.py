@@ -36,7 +36,7 @@ Held = Annotated[
 TRAIN_KEYS = (
     "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
     "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images", "tokens.chat_template",
-    "tokens.chat_template_kwargs", "tokens.train_turns", "tokens.tools_as_text", "train.run_weight", "engine.name",
+    "tokens.chat_template_kwargs", "tokens.train_turns", "tokens.tools_as_text", "engine.name",
     "engine.address", "engine.workers", "train.device", "backend.name",
 )  # fmt: skip
 
@@ -112,8 +112,6 @@ def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool
     lines = [
         f"--{name} has no effect: no channel reads it" for name, used in is_read.items() if names[name] and not used
     ]
-    if settings.run_weight == "run" and not (weights.grpo or weights.kto or trains_runs_by_sft):
-        lines.append("--run-weight has no effect: no channel trains runs")
     return [f"{line}; see train.channels" for line in lines]
 
 

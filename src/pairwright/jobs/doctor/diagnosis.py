@@ -4,7 +4,6 @@ Each check yields findings: passed, failed with a suggested fix, or undetermined
 nothing. An error inside a check is reported as a finding.
 """
 
-import math
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -197,8 +196,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     if size is None:
         return
     train = patient.config.train
-    is_sharded = train.sharding != "none"
-    memory, where = memory_available(shared=is_sharded)
+    memory, where = memory_available()
     needed = needs(size, train)
     message = f"about {_gigabytes(needed.state)} for weights, gradients and optimizer"
     if needed.activations:
@@ -209,13 +207,10 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     message += f"; {_gigabytes(memory)} {where}"
     if needed.memory_bytes <= memory:
         yield fine("memory", message)
-    elif is_sharded:  # the number of machines is not known here
-        num_machines = math.ceil(needed.memory_bytes / max(memory, 1))
-        yield untold("memory", f"{message}; the shards need {num_machines} machines like this one")
     elif needed.state <= memory:
         yield warn("memory", f"{message}: lower train.micro_batch_tokens, or set train.gradient_checkpointing")
     else:
-        way_out = "train.finetuning_type: lora, train.sharding: full on more GPUs, a smaller model, or another backend"
+        way_out = "train.finetuning_type: lora, a smaller model, or another backend (trl: FSDP on several GPUs)"
         yield wrong("memory", message, f"train with {way_out}")
     if patient.config.collect.workflow is not None and patient.config.policy.base_url is None:
         yield _check_generation(patient, size, memory)

@@ -113,14 +113,9 @@ def generation_needs(size: Size, policy: PolicyConfig) -> int:
     return weights + per_token * policy.max_batch_tokens * _CACHE_BATCHES
 
 
-def memory_available(*, shared: bool = False) -> tuple[int, str]:
-    """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine.
-
-    If `shared`, the model is sharded over all GPUs, so their memory is summed.
-    """
+def memory_available() -> tuple[int, str]:
+    """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine."""
     gpus = _gpu_memory()
-    if gpus and shared:
-        return sum(gpus), f"free on {len(gpus)} GPUs"
     if gpus:
         return max(gpus), "free on the largest GPU"
     return _machine_memory(), "free on this machine"

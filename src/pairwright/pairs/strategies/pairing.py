@@ -18,15 +18,14 @@ import numpy.typing as npt
 import polars as pl
 
 from pairwright.errors import PairwrightError
-from pairwright.pairs.candidates.candidates import Candidates, Flags, Floats, Indices, distinct, is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import Candidates, Flags, Floats, Indices, is_tied, reward_gaps
 from pairwright.pairs.candidates.pair_ids import Words, hex_digits, pair_keys, words_of
 from pairwright.pairs.funnel import Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
-# Up to this size, all pairs of a group are enumerated at once.
+# With a maximum gap, all pairs of a group of up to this size are enumerated at once.
 _SMALL = 32
-_COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together, so that they fit in the cache
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,9 @@ def _walk_down(
     assert options.max_gap is not None
     near = [options.min_gap, options.max_gap]
     # firsts[i - 1] is the smallest j whose pair with the i-th best is within the maximum gap.
-    firsts = _num_beyond(rewards[::-1], options.max_gap, inclusive=False)[::-1] + 1
+    ends = np.full(size, size)
+    beyond = _first_where(_next_rows(ends), ends, rewards, _is_beyond(options.max_gap, inclusive=False))
+    firsts = size - beyond + 1
 
     def entries(i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]) -> list[tuple[float, int, int, int]]:
         # i + j <= size: the i-th best is before the j-th worst.
@@ -130,82 +131,57 @@ def within_bounds(gaps: Floats, options: PairOptions) -> npt.NDArray[np.bool_]:
 
 def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
     """Count the pairs within groups that are tied, below the minimum gap and above the maximum gap."""
-    sizes = np.diff(starts)
-    tied = below = above = 0
-    for size in distinct(sizes[sizes > 1]).tolist():
-        firsts = starts[:-1][sizes == size]
-        if size <= _SMALL:
-            # All index pairs with high < low of a group of this size.
-            high, low = np.triu_indices(size, 1)
-            for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // _COUNTED_AT_ONCE)):
-                # Shape (groups, pairs of a group): row numbers by broadcasting.
-                counts = _count_pairs(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
-                tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
-            continue
-        for first in firsts.tolist():
-            counts = _count_in_large_group(rewards[first : first + size], options)
-            tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
-    return tied, below, above
-
-
-def _count_pairs(higher: Floats, lower: Floats, options: PairOptions) -> tuple[int, int, int]:
-    near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
-    gaps = reward_gaps(higher, lower, near=near)
-    tied = is_tied(higher, lower, options.tie_tolerance)
-    below = int(((gaps < options.min_gap) & ~tied).sum()) if options.min_gap > 0 else 0
-    above = 0 if options.max_gap is None else int(((gaps > options.max_gap) & ~tied).sum())
-    return int(tied.sum()), below, above
-
-
-def _count_in_large_group(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
-    """`count_gaps` for one large group, in O(n log n) over its distinct rewards."""
-    values, counts = np.unique(rewards, return_counts=True)
-    # totals[k] is the number of rows that have one of the k lowest values.
-    totals = np.concatenate([[0], np.cumsum(counts)])
-    own = np.arange(len(values))
-    apart = _num_apart(values, options.tie_tolerance)  # the first apart[k] values do not tie with value k
-    # Equal rewards, and different values that tie.
-    tied = int((counts * (counts - 1) // 2 + counts * (totals[own] - totals[apart])).sum())
+    ends = _ends(starts)
+    apart = _first_apart(ends, rewards, options.tie_tolerance)
+    tied = int((apart - _next_rows(ends)).sum())
     below = above = 0
     if options.min_gap > 0:
-        far = _num_beyond(values, options.min_gap, inclusive=True)
-        below = int((counts * (totals[apart] - totals[np.minimum(far, apart)])).sum())
+        far = _first_where(apart, ends, rewards, _is_beyond(options.min_gap, inclusive=True))
+        below = int((far - apart).sum())
     if options.max_gap is not None:
-        far = _num_beyond(values, options.max_gap, inclusive=False)
-        above = int((counts * totals[np.minimum(far, apart)]).sum())
+        far = _first_where(apart, ends, rewards, _is_beyond(options.max_gap, inclusive=False))
+        above = int((ends - far).sum())
     return tied, below, above
 
 
-def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
-    """For each of the ascending values, count the lower ones at a gap of at least (or more than) `bound`."""
+def _ends(starts: Indices) -> Indices:
+    """Return for each row the end of its group."""
+    return np.repeat(starts[1:], np.diff(starts))
 
-    def beyond(others: Floats) -> npt.NDArray[np.bool_]:
-        gaps = reward_gaps(values, others, near=[bound])
+
+def _next_rows(ends: Indices) -> Indices:
+    return np.arange(1, len(ends) + 1)
+
+
+def _first_apart(ends: Indices, rewards: Floats, tolerance: float) -> Indices:
+    """Return for each row the first lower row of its group that does not tie with it."""
+    return _first_where(_next_rows(ends), ends, rewards, lambda high, low: ~is_tied(high, low, tolerance))
+
+
+def _is_beyond(bound: float, *, inclusive: bool) -> Callable[[Floats, Floats], Flags]:
+    """Return a test for gaps of at least, or above, a bound."""
+
+    def test(higher: Floats, lower: Floats) -> Flags:
+        gaps = reward_gaps(higher, lower, near=[bound])
         return gaps >= bound if inclusive else gaps > bound
 
-    return _num_lower(values, beyond)
+    return test
 
 
-def _num_apart(values: Floats, tolerance: float) -> Indices:
-    """For each of the ascending values, count the lower ones that do not tie with it."""
-    own = np.arange(len(values))
-    if not is_tied(values[1:], values[:-1], tolerance).any():
-        return own
-    return _num_lower(values, lambda others: ~is_tied(values, others, tolerance))
+def _first_where(firsts: Indices, ends: Indices, rewards: Floats, holds: Callable[[Floats, Floats], Flags]) -> Indices:
+    """For each row, return the first row from `firsts` to `ends` for which `holds` is true, or the end.
 
-
-def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]]) -> Indices:
-    """For each of the ascending values, count the lower ones for which `holds` is true, by bisection.
-
-    `holds` must be true up to some lower value and false from there on.
+    Rewards descend within a group, and `holds` must be false up to some row and true from there on.
     """
-    # Bisection for all values at once.
-    low, high = np.zeros(len(values), np.int64), np.arange(len(values))
-    while (open_ := low < high).any():
-        middle = (low + high) // 2
-        beyond = holds(values[middle])
-        low = np.where(open_ & beyond, middle + 1, low)
-        high = np.where(open_ & ~beyond, middle, high)
+    # Bisection for all rows at once; `open_` has the rows that are not done.
+    low, high = firsts.copy(), ends.copy()
+    open_ = np.flatnonzero(low < high)
+    while len(open_):
+        middle = (low[open_] + high[open_]) // 2
+        true = holds(rewards[open_], rewards[middle])
+        high[open_[true]] = middle[true]
+        low[open_[~true]] = middle[~true] + 1
+        open_ = open_[low[open_] < high[open_]]
     return low
 
 
@@ -231,12 +207,12 @@ def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
     """
     rewards, groups = candidates.rewards, candidates.groups
     near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
-    # Rewards that tie are neighbours, so only groups with tied neighbours are counted.
     result = np.zeros(len(candidates.sizes), np.int64)
-    for group in distinct(groups[:-1][near]).tolist():
-        values, counts = np.unique(rewards[candidates.starts[group] : candidates.starts[group + 1]], return_counts=True)
-        totals = np.concatenate([[0], np.cumsum(counts)])
-        result[group] = (counts * (totals[: len(values)] - totals[_num_apart(values, tolerance)])).sum()
+    # Rewards that tie are neighbours: without tied neighbours there is nothing to count.
+    if near.any():
+        ends = _ends(candidates.starts)
+        equal = _first_where(_next_rows(ends), ends, rewards, np.not_equal)
+        np.add.at(result, groups, _first_apart(ends, rewards, tolerance) - equal)
     return result
 
 

@@ -340,7 +340,7 @@ class Encoded:
             split: "train", "validation" or "all".
             reference: A model whose log-probabilities are added to the rows; this needs
                 `precompute_ref_log_probs=True` and the same model in TRL. By default TRL uses its own reference.
-            **options: Options of the section train that decide what is trained: `where`, `run_weight`, `kto`, ...
+            **options: Options of the section train that decide what is trained: `where`, `kto`, ...
         """
         import pairwright  # trl is downstream of tokens; the package loads it lazily
 

@@ -114,9 +114,10 @@ class Channel(ABC):
         # `item=item` binds the item of this iteration.
         return [lambda item=item: self.data.tree(item) for item in items.tolist()]  # type: ignore[misc]
 
-    def parts(self, items: Array, num_all: int) -> list[Array]:
-        """Split the items into parts that fit into memory."""
-        return self._limits.cut(items, num_all, self.trees_in_memory)
+    def parts(self, items: Array, ranks: Ranks) -> list[Array]:
+        """Split this process's share of a batch into parts that fit into memory, the largest first."""
+        # Neighbours share the most tokens.
+        return self._limits.cut(ranks.share_neighbours(items), len(items), self.trees_in_memory)
 
     def trees_in_memory(self, item: int) -> list[Tree]:
         return [self.data.tree(item)]

@@ -110,10 +110,9 @@ def load_channels(
     channels = read_channels(config, model, output, limits, **data, progress=progress, is_ready=not ranks.is_first)
     if ranks.is_first:
         ranks.wait()
-    # After the wait: loading a sharded model is a collective operation.
     for channel in channels:
         if isinstance(channel, DistillChannel):
-            channel.teacher = open_teacher(settings, policy, model, ranks)
+            channel.teacher = open_teacher(settings, policy, model)
     _check_vocabulary(channels, policy, model)
     compute_references(channels, policy, initial, cache, settings, ranks, progress)
     return channels
@@ -141,7 +140,7 @@ def read_channels(
         "where": settings.where,
         "uses_credit": settings.credit != "off",
     }
-    of_runs = {**shared, "score": settings.score, "run_weight": settings.run_weight}
+    of_runs = {**shared, "score": settings.score}
     folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
     pair_data: PairData | None = None
@@ -179,8 +178,7 @@ def read_channels(
         order_of = partial(_order, config, data=runs)
         if weights.grpo:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "group"))
-            by = settings.run_weight
-            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits, run_weight=by))
+            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits))
         if weights.kto:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "run"))
             channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits))
@@ -238,7 +236,7 @@ def compute_references(
     ranks.wait()  # all processes must compute the same `lacking` before any adds values
     show = _report_to(progress, "reference")
     if any(lacking):
-        scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
+        scorer = policy if place is None else open_policy(place, settings, is_trained=False)
         scorer.model.eval()
         num_mine = sum(ranks.share_neighbours(lacking))
         done = 0
@@ -251,8 +249,7 @@ def compute_references(
         # The last bits of a value depend on its batch: batches of a resumed run are those of an uninterrupted one.
         batches = tree_batches(ranks.share_neighbours(wanted), Limits(settings, shares=scorer.can_share))
         new = (batch for batch in batches if any(map(known.lacks, batch)))
-        known.add(scorer, new, ranks, lambda: [wanted[0]()], advance, cache.check_stop)
-        scorer.settle()
+        known.add(scorer, new, advance, cache.check_stop)
         ranks.wait()
         known.refresh()
     for channel in wanting:

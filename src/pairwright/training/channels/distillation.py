@@ -30,7 +30,6 @@ from pairwright.training.distill_data import DistillData
 from pairwright.training.metrics import Sums
 from pairwright.training.micro_batches import Limits
 from pairwright.training.model.policy_model import Policy, open_policy
-from pairwright.training.model.ranks import Ranks
 
 ROWS_AT_ONCE = 256  # rows of logits (rows, V) in memory at a time
 
@@ -75,7 +74,7 @@ class DistillChannel(Channel):
         recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
         weights_K = torch.from_numpy(np.concatenate([_get_weights(item) for item in chosen])).to(policy.device)
         sums = dict.fromkeys(("loss", "divergence"), torch.zeros((), device=policy.device))
-        for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # at least once: the head may be sharded
+        for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # at least once: the loss has a gradient
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
@@ -86,8 +85,6 @@ class DistillChannel(Channel):
             )
             sums["loss"] = sums["loss"] + losses.loss_K.sum()
             sums["divergence"] = sums["divergence"] + losses.divergence_K.sum()
-        if self.teacher is not None:
-            self.teacher.settle()
         num = float(len(target_K))
         tokens = sum(tree.num_tokens for tree in (*students, *teachers))
         measured: Sums = {
@@ -130,7 +127,7 @@ def _describe(data: DistillData, options: DistillConfig) -> str:
     return f"sdpo: {len(data.items)} {what}, teacher {options.teacher}{reads}"
 
 
-def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Ranks) -> Policy | None:
+def open_teacher(settings: TrainConfig, policy: Policy, model: Path) -> Policy | None:
     """Open a second model unless the policy can be the teacher: with its own weights, or with its adapter disabled."""
     kind, is_adapter = settings.sdpo.teacher, policy.model is not policy.plain
     if kind == "same" or (kind == "initial" and is_adapter):
@@ -139,7 +136,7 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
     folder = model if kind == "initial" else find_model(kind)
     if folder is not model:
         _check_same_tokens(model, folder)
-    return open_policy(folder, settings, ranks, is_trained=False)
+    return open_policy(folder, settings, is_trained=False)
 
 
 def _check_same_tokens(model: Path, teacher: Path) -> None:

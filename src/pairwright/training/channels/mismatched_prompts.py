@@ -12,7 +12,6 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.training.channels.channel import Channel
 from pairwright.training.data import join_weights
-from pairwright.training.micro_batches import even_parts
 from pairwright.training.model.policy_model import Policy
 from pairwright.training.model.ranks import Ranks
 
@@ -51,8 +50,7 @@ class MismatchingChannel(Channel):
         if not self.needs_point:
             return
         total = count = 0.0
-        # All processes take part; filler parts are not counted.
-        for part, is_mine in even_parts(self, items, ranks):
+        for part in self.parts(items, ranks):
             trees = [self.mismatch(item) for item in part]
             scored = policy.score(trees)
             counts = [int(tree.masks[0].sum()) for tree in trees]
@@ -66,7 +64,6 @@ class MismatchingChannel(Channel):
                 for values_N in (scored.logps_N, self.reference_logps(trees, policy))
             )
             mismatch = mismatch_sums(sums_S, known_S)
-            if is_mine:
-                total, count = total + float(mismatch[0]), count + float(mismatch[1])
+            total, count = total + float(mismatch[0]), count + float(mismatch[1])
         summed = ranks.sum_values({"z0": (total, count)})["z0"]
         self.point = reference_point(*(torch.tensor(value, device=policy.device) for value in summed))

@@ -38,22 +38,16 @@ class PolicyChannel(Channel):
         weight: float,
         order: Callable[[Array], BatchOrder],
         limits: Limits,
-        *,
-        run_weight: str = "sequence",
     ) -> None:
         self.options, self.data, self.weight, self._limits = options, data, weight, limits
-        # Over all data: the runs of a group may be in different batches. With "run", a run of several sequences counts
-        # once in its group, with the reward of its first sequence; `parts` maps sequences to runs.
-        firsts = parts = np.arange(len(data.ids))
-        if run_weight == "run":
-            _, firsts, parts = np.unique(data.ids, return_index=True, return_inverse=True)
+        # Over all data: the runs of a group may be in different batches.
         grouped = group_advantages(
-            torch.from_numpy(data.rewards[firsts]), torch.from_numpy(data.groups[firsts]), kind=options.advantage
+            torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage
         )
-        self._advantages = grouped.values_S.numpy()[parts]
+        self._advantages = grouped.values_S.numpy()
         self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
         # Train runs of groups with different rewards, and runs with a nonzero advantage at a trained token.
-        is_active = grouped.is_active_S.numpy()[parts]
+        is_active = grouped.is_active_S.numpy()
         for item in self._by_token:
             trained = self._advantage(item)
             is_active[item] = trained.any()

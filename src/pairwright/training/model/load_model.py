@@ -21,14 +21,14 @@ class ModelError(PairwrightError):
     """A model that cannot be loaded, trained or saved."""
 
 
-def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_trained: bool = True) -> Any:
+def load_model(folder: Path, settings: TrainConfig, *, is_trained: bool = True) -> Any:
     """Load a model for training: with an adapter if configured, and without dropout unless enabled.
 
-    An untrained model gets no adapter. On the device `meta`, no weights are read: only names and shapes are created.
+    An untrained model gets no adapter.
     """
-    device = device or torch.device(choose_device(settings.device))
+    device = torch.device(choose_device(settings.device))
     check_precision(device.type, settings.precision)
-    model = _outline(folder) if device.type == "meta" else read_weights(folder, quantization=settings.quantization)
+    model = read_weights(folder, quantization=settings.quantization)
     if is_trained and settings.finetuning_type != "all_weights":
         model = attach_adapter(model, settings)
     if not settings.dropout:
@@ -73,22 +73,6 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
     model.config.use_cache = False  # nothing is generated here
     return model
-
-
-def _outline(folder: Path) -> Any:
-    """Create the model of `read_weights` without its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except Exception as error:  # whatever a broken folder makes transformers raise
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
-    model.tie_weights()
-    model.config.use_cache = False
-    return model.eval()
 
 
 def plain_model(model: Any) -> Any:

@@ -6,9 +6,6 @@ The backbone runs on one row, the prefix tree of all branches: common prefixes a
 share use padded rows). The head runs only at positions that predict a trained token, in chunks. Logit scaling is read
 from the model's configuration and *checked*: at the start, logits and shared rows are compared with the model's own
 results on a small example.
-
-A sharded model (sharding.py) runs inside its root. Its head stays gathered after a pass, until the backward pass ends
-or `settle` is called.
 """
 
 from collections.abc import Sequence
@@ -26,8 +23,6 @@ from pairwright.losses.logps import masked_logps
 from pairwright.tokens.batch.collate import Tree, TreeBatch, collate_trees, tree_of
 from pairwright.training.model.attention import NAME, CannotShare, Plan, register
 from pairwright.training.model.load_model import ModelError, load_model, plain_model
-from pairwright.training.model.ranks import Ranks
-from pairwright.training.model.sharding import Root, load_sharded
 
 TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding errors are a hundred times smaller
 
@@ -49,15 +44,14 @@ class Scored:
         return self.hidden_UH[self.index_N]
 
 
-def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained: bool = True) -> "Policy":
-    """Load a model as a policy, sharded if configured; an untrained one has no adapter."""
-    root = load_sharded(folder, settings, ranks, is_trained=is_trained) if ranks.is_sharded else None
-    model = load_model(folder, settings, is_trained=is_trained) if root is None else root.model
+def open_policy(folder: Path, settings: TrainConfig, *, is_trained: bool = True) -> "Policy":
+    """Load a model as a policy; an untrained one has no adapter."""
+    model = load_model(folder, settings, is_trained=is_trained)
     if not is_trained:
         model.eval()
     is_noisy = settings.dropout and _has_attention_dropout(plain_model(model))
     shares = settings.prefix_sharing and not is_noisy
-    policy = Policy(model, root=root, prefix_sharing=shares, precision=settings.precision)
+    policy = Policy(model, prefix_sharing=shares, precision=settings.precision)
     if settings.precision == "bf16" and policy.device.type == "cpu":
         prepare_16_bits()
     if is_noisy:
@@ -68,10 +62,8 @@ def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained
 class Policy:
     """`can_share`: prompts are computed once; `why_not`: the reason if they are not."""
 
-    def __init__(
-        self, model: Any, *, root: Root | None = None, prefix_sharing: bool = True, precision: str = "fp32"
-    ) -> None:
-        self.model, self.root = model, root
+    def __init__(self, model: Any, *, prefix_sharing: bool = True, precision: str = "fp32") -> None:
+        self.model = model
         self.precision = "fp32"  # until the checks below are done
         self.plain = plain_model(model)
         self.device = next(model.parameters()).device
@@ -88,7 +80,6 @@ class Policy:
         self._check_head()
         if prefix_sharing:
             self.can_share, self.why_not = self._try_sharing()
-        self.settle()
         self.precision = precision
 
     def score(self, trees: Sequence[Tree]) -> Scored:
@@ -132,23 +123,14 @@ class Policy:
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
 
-    def settle(self) -> None:
-        """Release weights that passes without a backward pass left gathered, so that weights can be written."""
-        if self.root is not None:
-            self.root.settle()
-
     def restore_attention(self) -> None:
         """Restore the model's original attention, before it is saved or used elsewhere."""
         if self.can_share:
             self._use(self._own_attention)
 
     def _backbone(self, **inputs: Any) -> Tensor:
-        backbone = self.plain.base_model
         with self._autocast():
-            return self._run(lambda: backbone(**inputs, use_cache=False).last_hidden_state)
-
-    def _run(self, work: Any) -> Tensor:
-        states: Tensor = work() if self.root is None else self.root(work)
+            states: Tensor = self.plain.base_model(**inputs, use_cache=False).last_hidden_state
         return states
 
     def _autocast(self) -> Any:
@@ -164,7 +146,7 @@ class Policy:
     def _check_head(self) -> None:
         """Check that our logits at the last position equal the model's."""
         ids = torch.tensor([_example(self.num_embeddings)[:8]], device=self.device)
-        theirs_V = self._run(lambda: self.plain(input_ids=ids, use_cache=False).logits[0, -1].float())
+        theirs_V = self.plain(input_ids=ids, use_cache=False).logits[0, -1].float()
         ours_V = self.logits(self._backbone(input_ids=ids)[0, -1:])[0]
         if not torch.allclose(ours_V, theirs_V, atol=1e-2, rtol=1e-2):
             raise ModelError(
@@ -190,7 +172,6 @@ class Policy:
             self.can_share = True
             shared_N = self.score(trees).logps_N
         except Exception as error:  # models may fail on a row of trees with any error
-            self.settle()
             self._use(self._own_attention)
             reason = str(error) if isinstance(error, CannotShare) else f"{type(error).__name__}: {str(error)[:120]}"
             return False, f"{type(self.plain).__name__}: {reason}"

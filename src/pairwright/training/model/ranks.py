@@ -1,24 +1,21 @@
 """Several processes that train one model: distribution of work, and sums over processes."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ranks:
     rank: int = 0
     size: int = 1
-    is_sharded: bool = False
 
     @classmethod
-    def here(cls, *, sharding: bool = False) -> "Ranks":
+    def here(cls) -> "Ranks":
         """Return the ranks of the process group; start one if torchrun or accelerate launched this process."""
         if not dist.is_available():
             return cls()
@@ -29,8 +26,7 @@ class Ranks:
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         if not dist.is_initialized():
             return cls()
-        size = dist.get_world_size()
-        return cls(dist.get_rank(), size, is_sharded=sharding and size > 1)
+        return cls(dist.get_rank(), dist.get_world_size())
 
     @property
     def is_first(self) -> bool:
@@ -41,23 +37,9 @@ class Ranks:
         start, stop = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
         return items[start:stop]
 
-    def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
-        """Yield each part with True. With a sharded model, all processes take the same number: a process without parts
-        yields spare ones with False, which do not count."""
-        # `any` is a collective operation: every process calls it once per pass, with True while it has parts left.
-        for part in parts:
-            if self.is_sharded:
-                self.any(True)
-            yield part, True
-        while self.is_sharded and self.any(False):
-            yield spare(), False
-
     def sum_gradients(self, parameters: Iterable[Any]) -> None:
-        """Sum the gradients of all processes in place; a missing gradient counts as zero.
-
-        Gradients of a sharded model were already summed in the backward pass.
-        """
-        if self.size == 1 or self.is_sharded:
+        """Sum the gradients of all processes in place; a missing gradient counts as zero."""
+        if self.size == 1:
             return
         tensors = list(parameters)
         for tensor in tensors:

@@ -22,7 +22,6 @@ from pairwright.records.arrays import Array
 from pairwright.store.journal import new_segment_id
 from pairwright.tokens.batch.collate import Tree
 from pairwright.training.model.policy_model import Policy
-from pairwright.training.model.ranks import Ranks
 
 ROWS_PER_PART = 8192
 # key: xxh3-128 of a branch's ids and mask; logps: a value for each of its trained tokens.
@@ -74,22 +73,15 @@ class ReferenceLogps:
         self,
         policy: Policy,
         batches: Iterable[list[Tree]],
-        ranks: Ranks,
-        spare: Callable[[], list[Tree]],
         progress: Callable[[int], None],
         check_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Score trees with the reference and write the values in parts; `spare` is for `Ranks.in_step`, and
-        `check_stop` raises after a signal."""
+        """Score trees with the reference and write the values in parts; `check_stop` raises after a signal."""
         rows: list[tuple[bytes, Array]] = []
         try:
-            # With a sharded model, every process scores the same number of batches; spare ones are not kept.
-            for trees, is_mine in ranks.in_step(batches, spare):
+            for trees in batches:
                 check_stop()
-                scored = list(_score_branches(policy, trees))
-                if not is_mine:
-                    continue
-                rows += scored
+                rows += _score_branches(policy, trees)
                 progress(len(trees))
                 if len(rows) >= ROWS_PER_PART:
                     self._write(rows)
