@@ -9,13 +9,12 @@ last feedback on a response or session counts.
 
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 import polars as pl
 
 from pairwright.errors import ConfigError
-from pairwright.paths import append_synced, write_bytes
+from pairwright.paths import append_synced, whole_lines, write_bytes
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.store.table import Table
@@ -52,7 +51,7 @@ class FeedbackLog:
     def __init__(self, table: Table) -> None:
         self._table, self._path = table, table.folder / FILE
         self._lock = threading.Lock()
-        self._lines = _read(self._path)
+        self._lines = [msgspec.json.decode(line, type=Feedback) for line in whole_lines(self._path)]
         self._by_response: dict[str, list[Feedback]] = {}
         for item in self._lines:
             self._index(item)
@@ -175,14 +174,3 @@ def parse_feedback(data: bytes) -> list[Feedback]:
 def _with(experience: Experience, item: Feedback) -> Experience:
     components = {**experience.reward_components, **item.components}
     return msgspec.structs.replace(experience, reward=item.reward, reward_components=components)
-
-
-def _read(path: Path) -> list[Feedback]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):  # an incomplete last line, cut by a crash, was never acknowledged
-        path.write_bytes(whole)
-    return [msgspec.json.decode(line, type=Feedback) for line in whole.splitlines()]
