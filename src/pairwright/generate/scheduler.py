@@ -39,9 +39,9 @@ class Ticket:
     """A request in work. Any thread may set `is_cancelled`; it is checked between tokens."""
 
     request: Request
-    group: Hashable
-    on_piece: OnPiece | None
-    number: int
+    group: Hashable = None
+    on_piece: OnPiece | None = None
+    number: int = 0  # in its pieces
     is_cancelled: bool = False
     is_started: bool = False
     """Whether the model has started to read its prompt."""
@@ -101,7 +101,6 @@ class Scheduler:
         self._last = np.zeros(0, np.int64)  # the token that was drawn last
         self._arrays = _ChoiceArrays.of([])
         self._logits: Any = None
-        self._num_tickets = 0
 
     @property
     def is_idle(self) -> bool:
@@ -112,15 +111,13 @@ class Scheduler:
         """Choices that have a row."""
         return len(self._open)
 
-    def add(self, request: Request, *, group: Hashable = None, on_piece: OnPiece | None = None) -> Ticket:
-        ticket = Ticket(request, group, on_piece, self._num_tickets)
-        self._num_tickets += 1
+    def add(self, ticket: Ticket) -> None:
+        request = ticket.request
         room = self._context - len(request.prompt)
         limit = room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
         ticket.choices = [OpenChoice(ticket, index, limit) for index in range(request.sampling.n)]
         ticket.num_open = len(ticket.choices)
-        self._enqueue(_Entry(np.asarray(request.prompt, dtype=np.int64), ticket.choices, group))
-        return ticket
+        self._enqueue(_Entry(np.asarray(request.prompt, dtype=np.int64), ticket.choices, ticket.group))
 
     def step(self) -> list[Ticket]:
         """Generate one token for every open choice; return the requests that are now complete."""
