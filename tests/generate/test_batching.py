@@ -7,6 +7,7 @@ import pytest
 
 from generate.tiny_models import byte_tokenizer, llama
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
+from pairwright.generate.scheduler import Ticket
 from pairwright.generate.text_stream import TextStream
 
 pytestmark = pytest.mark.stress
@@ -20,6 +21,12 @@ def engine() -> Engine:
 
 def asked(number: int, **options) -> Request:
     return Request([20 + number % 200] * (1 + number % 7), Sampling(**{"seed": number, "max_tokens": 5} | options))
+
+
+def add(scheduler, request: Request, group: str) -> Ticket:
+    ticket = Ticket(request, group)
+    scheduler.add(ticket)
+    return ticket
 
 
 def count_steps(engine, monkeypatch) -> list[int]:
@@ -145,10 +152,10 @@ def test_a_bad_request_fails_alone_and_a_broken_step_fails_those_in_work_only(en
 def test_a_group_with_many_requests_does_not_keep_another_from_its_turn(engine):
     scheduler = engine.open_scheduler()
     scheduler._max_choices = 8
-    many = [scheduler.add(asked(number, temperature=0, max_tokens=40), group="many") for number in range(200)]
+    many = [add(scheduler, asked(number, temperature=0, max_tokens=40), "many") for number in range(200)]
     for _ in range(3):
         scheduler.step()
-    one = scheduler.add(asked(7, max_tokens=1), group="one")
+    one = add(scheduler, asked(7, max_tokens=1), "one")
     complete = scheduler.step() + scheduler.step()
     assert one in complete
     while not scheduler.is_idle:
@@ -166,7 +173,7 @@ def test_groups_take_turns_whatever_the_first_has_in_its_queue(engine, max_choic
     # prompts of one token each, all different: those of a step are complete in the order in which they started
     for group, numbers in (("a", range(30)), ("b", range(30, 33)), ("c", range(33, 36))):
         for number in numbers:
-            scheduler.add(asked(7 * number, max_tokens=1), group=group)
+            add(scheduler, asked(7 * number, max_tokens=1), group)
     order = ""
     while not scheduler.is_idle:
         order += "".join(ticket.group for ticket in scheduler.step())
@@ -177,9 +184,9 @@ def test_a_request_that_joins_between_steps_has_its_turn_before_the_next_of_the_
     scheduler = engine.open_scheduler()
     scheduler._max_choices = 2
     for number in range(20):
-        scheduler.add(asked(number, max_tokens=1), group="ab"[number % 2])
+        add(scheduler, asked(number, max_tokens=1), "ab"[number % 2])
     order = [ticket.group for ticket in scheduler.step()]
-    scheduler.add(asked(50, max_tokens=1), group="late")
+    add(scheduler, asked(50, max_tokens=1), "late")
     order += [ticket.group for ticket in scheduler.step() + scheduler.step()]
     assert order[:2] == ["a", "b"]
     assert "late" in order[2:5]

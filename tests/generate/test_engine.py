@@ -11,6 +11,7 @@ from generate.test_batching import count_steps
 from generate.tiny_models import byte_tokenizer, llama, model_of, save_model
 from pairwright.generate import Engine, GenerateError, Request, Sampling
 from pairwright.generate.draw_tokens import weigh_tokens
+from pairwright.generate.scheduler import Ticket
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_choices_of_a_prompt_share_its_keys_and_values(engine):
     fresh = Engine(engine.model, engine.tokenizer)
     prompt = (prompts(engine, 1, seed=5)[0] * 200)[:200]
     scheduler = fresh.open_scheduler()
-    scheduler.add(Request(prompt, Sampling(n=40, seed=1, max_tokens=20)))
+    scheduler.add(Ticket(Request(prompt, Sampling(n=40, seed=1, max_tokens=20))))
     while not scheduler.is_idle:
         scheduler.step()
         assert fresh._runner.budget.used < 200 + 40 * 64, "40 copies of the prompt would be 8,000 tokens"

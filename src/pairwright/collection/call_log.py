@@ -8,7 +8,7 @@ import msgspec
 
 from pairwright.collection.policies import Completion
 from pairwright.collection.tasks import Task
-from pairwright.paths import write_bytes
+from pairwright.paths import whole_lines, write_bytes
 
 _Line = tuple[int | str, int, str, int, list[Completion]]  # task, run, key of the request, its number, answers
 _encode = msgspec.json.Encoder().encode
@@ -23,11 +23,11 @@ class CallLog:
         self.path = path
         self._known: dict[tuple[int | str, int], Known] = {}
         lines = []
-        for line in _whole_lines(path):
+        for line in whole_lines(path):
             task, run, key, number, answers = _decoder.decode(line)
             if not is_done(task, run):
                 self._known.setdefault((task, run), {})[key, number] = answers
-                lines.append(line)
+                lines.append(line + b"\n")
         # compact the log on opening, so that it does not grow with every resume
         write_bytes(path, b"".join(lines))
         # O_APPEND: each write goes to the end of the file
@@ -49,12 +49,3 @@ class CallLog:
             self._fd = -1
         if all_done:
             self.path.unlink(missing_ok=True)
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file; an incomplete last line, cut by a crash, is left out."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)

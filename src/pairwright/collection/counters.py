@@ -3,10 +3,10 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pairwright.collection.finished_runs import Entry
 from pairwright.collection.run_failures import FailureKind
 from pairwright.collection.sampled_tokens import WITHOUT_IDS
 from pairwright.records.experience import Experience
@@ -42,14 +42,9 @@ class PairCount:
         rewards[reward] += 1
 
 
-def reasons_of(experiences: Iterable[Experience]) -> list[str]:
-    """Return the reasons for missing token ids, one per experience without ids."""
-    return [str(item.info.get("without_ids", "no_ids")) for item in experiences if item.tokens is None]
-
-
 @dataclass
-class RunTally:
-    """Counters of one run."""
+class Tally:
+    """Counts of one run, or of a whole collection."""
 
     num_candidates: int = 0
     num_scored: int = 0
@@ -58,27 +53,38 @@ class RunTally:
     reward_sum: float = 0.0
     reward_min: float | None = None
     reward_max: float | None = None
+    without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
     pairs: PairCount = field(default_factory=PairCount)
-    without_ids: Counter[str] = field(default_factory=Counter)  # by reason
 
-    def add(self, experience: Experience, prompt_hash: str) -> float | None:
-        """Count a candidate; returns its reward if it is finite."""
+    @property
+    def num_pairs(self) -> int:
+        return self.pairs.total
+
+    def add(self, experience: Experience, prompt_hash: str) -> None:
+        """Count a candidate."""
         self.num_candidates += 1
-        self.without_ids.update(reasons_of([experience]))
-        # within one run the step and the prompt identify the group; the task is the same
-        self.pairs.add(("", experience.eid.step, prompt_hash), experience.reward)
+        if experience.tokens is None:
+            self.without_ids[str(experience.info.get("without_ids", "no_ids"))] += 1
         reward = experience.reward
-        if reward is None or not math.isfinite(reward):
-            return None
-        self.num_scored += 1
-        self.reward_sum += reward
-        self.reward_min = reward if self.reward_min is None else min(self.reward_min, reward)
-        self.reward_max = reward if self.reward_max is None else max(self.reward_max, reward)
-        return reward
+        self.pairs.add((experience.eid.tid, experience.eid.step, prompt_hash), reward)
+        if reward is not None and math.isfinite(reward):
+            self._add_rewards(1, reward, reward, reward)
+
+    def add_run(self, entry: Entry) -> None:
+        """Count a run of an earlier process, except its pairs and tokens."""
+        self.num_candidates += entry.num_candidates
+        self.without_ids.update(entry.without_ids)
+        self._add_rewards(entry.num_scored, entry.reward_sum, entry.reward_min, entry.reward_max)
+
+    def _add_rewards(self, count: int, total: float, low: float | None, high: float | None) -> None:
+        self.num_scored += count
+        self.reward_sum += total
+        self.reward_min = min((value for value in (self.reward_min, low) if value is not None), default=None)
+        self.reward_max = max((value for value in (self.reward_max, high) if value is not None), default=None)
 
 
 @dataclass
-class Status:
+class Status(Tally):
     """Live figures of a collection. Runs finished by an earlier process count as done."""
 
     num_tasks: int = 0
@@ -86,23 +92,14 @@ class Status:
     num_done: int = 0
     num_before: int = 0
     num_running: int = 0
-    num_candidates: int = 0
-    num_scored: int = 0
-    num_pairs: int = 0
-    reward_sum: float = 0.0
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
     num_ended_tokens: int = 0  # prompt and answer tokens of the runs that this process ended
     num_asked: int = 0  # requests in flight
     load: Any = None  # requests by state (generate.batcher.Load), if the policy provides them
     phase: str = ""  # activity before the first run, such as loading the model
     warning: str = ""  # from the policy: what does not work with this model
-    reward_min: float | None = None
-    reward_max: float | None = None
     is_compared: bool = False  # whether tasks have several candidates to compare
     failures: dict[FailureKind, int] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
-    without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
     ignored: Counter[str] = field(default_factory=Counter)  # parameters of agents' requests that had no effect, by runs
     num_silent: int = 0  # done runs without records
     temperature: float | None = None  # of the policy; used for advice if all rewards are equal

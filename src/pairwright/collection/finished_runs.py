@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from pairwright.collection.run_failures import CollectError, FailureKind
+from pairwright.paths import whole_lines
 
 RunKey = tuple[int | str, int]
 
@@ -74,12 +75,8 @@ class Ledger:
             self._fd = -1
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):  # an incomplete last line, cut by a crash, was never acknowledged
-            os.ftruncate(self._fd, whole)
         decoder = msgspec.json.Decoder(Entry)
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
+        for number, line in enumerate(whole_lines(self.path), start=1):
             try:
                 entry = decoder.decode(line)
             except ValueError as error:

@@ -11,18 +11,17 @@ from pairwright.store.table import Table
 class Writer:
     """`add` experiences at any time; `finish(entry)` returns when the run and everything added before is durable."""
 
-    def __init__(self, table: Table, ledger: Ledger | None = None) -> None:
+    def __init__(self, table: Table, ledger: Ledger) -> None:
         self._table, self._ledger = table, ledger
         self._experiences: list[Experience] = []
         self._entries: list[Entry] = []
-        self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
+        self._writing = asyncio.Lock()
+        self._error: Exception | None = None
 
     def add(self, experiences: Sequence[Experience]) -> None:
         self._check()
         self._experiences += experiences
-        self._start()
+        asyncio.get_running_loop().create_task(self._write_all())
 
     async def finish(self, entry: Entry) -> None:
         self._check()
@@ -31,37 +30,26 @@ class Writer:
 
     async def flush(self) -> None:
         """Wait until everything added so far is durable."""
+        # shielded: a caller that is cancelled must not end a write in which others have their records
+        await asyncio.shield(self._write_all())
         self._check()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        self._start()
-        await future
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _start(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def _run(self) -> None:
-        while self._experiences or self._entries or self._waiting:
-            # take the whole queue: what arrives during the write below forms the next batch (group commit)
+    async def _write_all(self) -> None:
+        # what arrives during a write is the next batch, written by the first to get the lock (group commit)
+        async with self._writing:
             experiences, self._experiences = self._experiences, []
             entries, self._entries = self._entries, []
-            waiting, self._waiting = self._waiting, []
-            try:
-                await asyncio.to_thread(self._write, experiences, entries)
-            except Exception as error:  # e.g. a full disk: raised to all present and later callers
-                self._error = error
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None) if self._error is None else future.set_exception(self._error)
-            if self._error is not None:
-                self._experiences, self._entries = [], []
+            if self._error is None and (experiences or entries):
+                try:
+                    await asyncio.to_thread(self._write, experiences, entries)
+                except Exception as error:  # e.g. a full disk: raised to all present and later callers
+                    self._error = error
 
     def _write(self, experiences: list[Experience], entries: list[Entry]) -> None:
         self._table.append(experiences)  # before the ledger: a run is done only when its records are durable
-        if entries and self._ledger is not None:
+        if entries:
             self._ledger.append(entries)

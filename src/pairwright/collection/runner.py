@@ -27,7 +27,7 @@ import pairwright
 from pairwright.collection.agent_calls import AgentCalls
 from pairwright.collection.call_log import CallLog
 from pairwright.collection.collection_identity import begin_or_resume
-from pairwright.collection.counters import PairCount, RunTally, Status, reasons_of
+from pairwright.collection.counters import Status, Tally
 from pairwright.collection.finished_runs import Entry, Ledger
 from pairwright.collection.nat_files import History
 from pairwright.collection.policies import Completion, Policy
@@ -162,7 +162,6 @@ class Collection:
         # (task, run) of this collection; the ledger may have more, from earlier settings
         self._wanted = {(task.id, run) for run in range(num_runs) for task in tasks}
         self._left = [len(tasks)] * num_runs  # tasks that have not ended, by run number
-        self._pairs = PairCount()
         self._known: set[str] = set()  # uids that unfinished runs of an earlier process recorded
         is_compared = num_runs * config.policy.num_candidates > 1
         self.status = Status(
@@ -217,8 +216,7 @@ class Collection:
 
     async def _play(self, task: Task) -> None:
         """Execute one run up to its entry in the ledger."""
-        # counters of this run only; those of the collection are in `self.status`
-        tally, started = RunTally(), time.monotonic()
+        tally, started = Tally(), time.monotonic()
         recorder = Recorder(
             task,
             lambda prompt_hash, experiences: self._emit(tally, prompt_hash, experiences),
@@ -253,7 +251,7 @@ class Collection:
             seconds=round(time.monotonic() - started, 3),
             num_steps=len(recorder.steps),
             num_candidates=tally.num_candidates,
-            num_pairs=tally.pairs.total,
+            num_pairs=tally.num_pairs,
             num_scored=tally.num_scored,
             reward_sum=tally.reward_sum,
             reward_min=tally.reward_min,
@@ -267,16 +265,13 @@ class Collection:
         self.status.num_ended_tokens += tally.num_prompt_tokens + tally.num_tokens
         self._finish_run(entry)
 
-    def _agent(self, task: Task, recorder: Recorder, tally: RunTally) -> RunAddress:
+    def _agent(self, task: Task, recorder: Recorder, tally: Tally) -> RunAddress:
         """Return the endpoint of a run, with its policy, for an agent."""
 
         def count(answers: list[Completion]) -> None:
-            num_tokens = sum(answer.num_tokens for answer in answers)
-            num_prompt_tokens = max((answer.num_prompt_tokens for answer in answers), default=0)
-            tally.num_tokens += num_tokens
-            tally.num_prompt_tokens += num_prompt_tokens
-            self.status.num_tokens += num_tokens
-            self.status.num_prompt_tokens += num_prompt_tokens
+            for counts in (tally, self.status):
+                counts.num_tokens += sum(answer.num_tokens for answer in answers)
+                counts.num_prompt_tokens += max((answer.num_prompt_tokens for answer in answers), default=0)
 
         def count_asked(change: int) -> None:
             self.status.num_asked += change
@@ -328,27 +323,12 @@ class Collection:
         score = self._scorer.step
         return None if score is None else lambda step: score(task, step)
 
-    def _emit(self, tally: RunTally, prompt_hash: str, experiences: list[Experience]) -> None:
+    def _emit(self, tally: Tally, prompt_hash: str, experiences: list[Experience]) -> None:
         for experience in experiences:
-            self._pairs.add((experience.eid.tid, experience.eid.step, prompt_hash), experience.reward)
-            reward = tally.add(experience, prompt_hash)
-            if reward is not None:
-                self.status.num_scored += 1
-                self.status.reward_sum += reward
-                self._count_range(reward, reward)
-        self.status.without_ids.update(reasons_of(experiences))
-        self.status.num_candidates += len(experiences)
-        self.status.num_pairs = self._pairs.total
+            tally.add(experience, prompt_hash)
+            self.status.add(experience, prompt_hash)
         # a repeated run records the same ids again: skip those that the table has
-        self._writer.add(
-            [item for item in experiences if item.eid.uid not in self._known] if self._known else experiences
-        )
-
-    def _count_range(self, low: float | None, high: float | None) -> None:
-        status = self.status
-        if low is not None and high is not None:
-            status.reward_min = low if status.reward_min is None else min(status.reward_min, low)
-            status.reward_max = high if status.reward_max is None else max(status.reward_max, high)
+        self._writer.add([item for item in experiences if item.eid.uid not in self._known])
 
     def _finish_run(self, entry: Entry) -> None:
         self._ledger.entries[entry.key] = entry
@@ -377,11 +357,7 @@ class Collection:
         done = {entry.key: entry for entry in self._entries() if entry.state == "done"}
         for entry in done.values():
             self._left[entry.run] -= 1
-            self.status.num_candidates += entry.num_candidates
-            self.status.num_scored += entry.num_scored
-            self.status.reward_sum += entry.reward_sum
-            self._count_range(entry.reward_min, entry.reward_max)
-            self.status.without_ids.update(entry.without_ids)
+            self.status.add_run(entry)
             self.status.num_silent += not entry.num_candidates
         self.status.num_done = self.status.num_before = len(done)
         # rows of finished runs count towards pairs; rows of other runs are skipped when recorded again
@@ -391,10 +367,9 @@ class Collection:
         for rows in self._table.scan(where=pl.col("batch") == str(batch), columns=[*columns]):
             for uid, tid, run, step, prompt_hash, reward in zip(*rows.to_pydict().values(), strict=True):
                 if (tids.get(tid), run) in done:
-                    self._pairs.add((tid, step, prompt_hash), reward)
+                    self.status.pairs.add((tid, step, prompt_hash), reward)
                 else:
                     self._known.add(uid)
-        self.status.num_pairs = self._pairs.total
 
     async def _watch_loop(self) -> None:
         assert self._watch is not None
@@ -413,7 +388,7 @@ class Collection:
         message = str(problem) if problem else f"{num_done} of {self.status.num_runs} runs done"
         # stopped: some runs have no entry in the ledger
         state = "failed" if failed else "completed" if len(entries) == self.status.num_runs else "stopped"
-        self._history.finish(status=state, message=message, num_groups=self._pairs.num_groups)
+        self._history.finish(status=state, message=message, num_groups=self.status.pairs.num_groups)
         self._calls.close(all_done=whole)
         self._table.close()
         self._ledger.close()

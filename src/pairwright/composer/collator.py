@@ -17,7 +17,8 @@ reasoning and stop tokens, exact with any template. Rows that cannot be encoded 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, TypedDict
+from functools import partial
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
@@ -85,30 +86,12 @@ class CollatorConfig:
     rlvr_reward_key: str = "final_reward"
 
 
-class _Encoder(Protocol):
-    """The interface that the collator expects: encodes traces, hinted traces and pairs."""
+class _Encoder(NamedTuple):
+    """What encodes traces, hinted traces and pairs: the exact encoding of `tokens/`, or that of a stub."""
 
-    def encode_trace(self, trace: Experience) -> list[TokenSequence]: ...
-
-    def distill(self, trace: Experience, hints: Sequence[Hint]) -> list[Distillation]: ...
-
-    def encode_pairs(self, pairs: Iterable[PairMessages], max_length: int) -> Iterator[EncodedPair | TokensError]: ...
-
-
-class _TemplateEncoder:
-    """The exact encoding of `tokens/`."""
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode_trace(self, trace: Experience) -> list[TokenSequence]:
-        return encode_experience(self._tokenizer, trace)
-
-    def distill(self, trace: Experience, hints: Sequence[Hint]) -> list[Distillation]:
-        return distill_experience(self._tokenizer, trace, hints)
-
-    def encode_pairs(self, pairs: Iterable[PairMessages], max_length: int) -> Iterator[EncodedPair | TokensError]:
-        return encode_pairs(self._tokenizer, pairs, EncodeOptions(max_length=max_length))
+    encode_trace: Callable[[Experience], list[TokenSequence]]
+    distill: Callable[[Experience, Sequence[Hint]], list[Distillation]]
+    encode_pairs: Callable[[Iterable[PairMessages], int], Iterator[EncodedPair | TokensError]]
 
 
 @dataclass
@@ -329,8 +312,15 @@ def _choose_encoder(tokenizer: Any) -> _Encoder:
     except TokensError:
         if not callable(tokenizer):
             raise
-        return StubEncoder(tokenizer)
-    return _TemplateEncoder(ready) if ready.has_template or not callable(tokenizer) else StubEncoder(tokenizer)
+        ready = None
+    if ready is None or (callable(tokenizer) and not ready.has_template):
+        stub = StubEncoder(tokenizer)
+        return _Encoder(stub.encode_trace, stub.distill, stub.encode_pairs)
+
+    def encode_all(pairs: Iterable[PairMessages], max_length: int) -> Iterator[EncodedPair | TokensError]:
+        return encode_pairs(ready, pairs, EncodeOptions(max_length=max_length))
+
+    return _Encoder(partial(encode_experience, ready), partial(distill_experience, ready), encode_all)
 
 
 def _read_generator(generator: HintGenerator | Mapping[str, str] | str | None) -> Json | None:

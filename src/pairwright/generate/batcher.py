@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -20,18 +20,9 @@ from pairwright.generate.scheduler import Scheduler, Ticket
 class _Waiting:
     """A request on its way to the engine's thread and back."""
 
-    request: Request
-    group: Hashable
+    ticket: Ticket
     future: asyncio.Future[Result]
     loop: asyncio.AbstractEventLoop
-    on_piece: Callable[[Piece], None] | None
-    ticket: Ticket | None = None
-    is_cancelled: bool = False
-
-    def notify(self, piece: Piece) -> None:
-        if self.on_piece is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                self.loop.call_soon_threadsafe(self.on_piece, replace(piece, request=0))
 
     def resolve(self, result: Result | BaseException) -> None:
         """Hand the result over, from the engine's thread to the event loop."""
@@ -75,17 +66,17 @@ class Batcher:
         return len(self._open)
 
     @property
-    def load(self) -> "Load":
+    def load(self) -> Load:
         """The requests that are not complete, by state, and their tokens so far."""
         load = Load()
         for waiting in list(self._open):
-            ticket, num_prompt = waiting.ticket, len(waiting.request.prompt)
-            num_tokens = 0 if ticket is None else sum(len(choice.tokens) for choice in ticket.choices)
+            ticket = waiting.ticket
+            num_tokens = sum(len(choice.tokens) for choice in ticket.choices)
             load.num_tokens += num_tokens
             if num_tokens:
                 load.decoding += 1
-                load.num_prompt_tokens += num_prompt
-            elif ticket is not None and ticket.is_started:
+                load.num_prompt_tokens += len(ticket.request.prompt)
+            elif ticket.is_started:
                 load.prefill += 1
             else:
                 load.queued += 1
@@ -107,7 +98,14 @@ class Batcher:
             raise GenerateError("the model was closed")
         self.engine.check(request)
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, group, loop.create_future(), loop, on_piece)
+
+        def notify(piece: Piece) -> None:  # from the engine's thread
+            assert on_piece is not None
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(on_piece, piece)
+
+        ticket = Ticket(request, group, None if on_piece is None else notify)
+        waiting = _Waiting(ticket, loop.create_future(), loop)
         self._open.add(waiting)
         self._inbox.put(waiting)
         if self._thread is None:
@@ -119,10 +117,7 @@ class Batcher:
             return await waiting.future
         finally:
             self._open.discard(waiting)
-            if not waiting.future.done() or waiting.future.cancelled():
-                waiting.is_cancelled = True
-                if waiting.ticket is not None:
-                    waiting.ticket.is_cancelled = True
+            ticket.is_cancelled = True  # has no effect on a complete one
 
     async def close(self) -> None:
         """End the thread; requests in work or waiting get an error."""
@@ -137,9 +132,7 @@ class Batcher:
         """Cancel all requests and tell the thread to end; return it on the first call."""
         self._closed = True
         for waiting in list(self._open):
-            waiting.is_cancelled = True
-            if waiting.ticket is not None:
-                waiting.ticket.is_cancelled = True
+            waiting.ticket.is_cancelled = True
         thread, self._thread = self._thread, None
         if thread is not None:
             self._inbox.put(None)
@@ -169,17 +162,11 @@ class Batcher:
                     return
                 try:
                     scheduler = scheduler or self.engine.open_scheduler()
-                    ticket = scheduler.add(
-                        waiting.request,
-                        group=waiting.group,
-                        on_piece=waiting.notify if waiting.on_piece is not None else None,
-                    )
+                    scheduler.add(waiting.ticket)
                 except Exception as error:  # the model cannot be run at all: passed on to the task
                     waiting.resolve(error)
                     continue
-                waiting.ticket = ticket
-                ticket.is_cancelled = waiting.is_cancelled
-                waiting_of[ticket] = waiting
+                waiting_of[waiting.ticket] = waiting
             self._is_idle = False
             try:
                 for ticket in scheduler.step():

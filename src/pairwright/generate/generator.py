@@ -16,7 +16,7 @@ from pairwright.generate.packed_models import open_runner
 from pairwright.generate.padded_runner import PaddedRunner
 from pairwright.generate.prompt_encoding import ChatEncoder, Render
 from pairwright.generate.requests import GenerateError, Ids, Request, Result
-from pairwright.generate.scheduler import OnPiece, Runner, Scheduler
+from pairwright.generate.scheduler import OnPiece, Runner, Scheduler, Ticket
 from pairwright.generate.tool_calls import HERMES, format_of
 from pairwright.records.messages import Json, Message
 
@@ -142,7 +142,9 @@ class Engine:
         for request in requests:
             self.check(request)
         scheduler = self.open_scheduler()
-        tickets = [scheduler.add(request, on_piece=on_piece) for request in requests]
+        tickets = [Ticket(request, on_piece=on_piece, number=number) for number, request in enumerate(requests)]
+        for ticket in tickets:
+            scheduler.add(ticket)
         try:
             while not scheduler.is_idle:
                 if is_cancelled is not None:

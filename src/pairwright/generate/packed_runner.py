@@ -5,7 +5,6 @@ row reads the shared nodes of its prompt in place; its other tokens are copied t
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ from pairwright.generate.kv_slots import (
     Tokens,
     Wait,
     common_length,
-    key_of,
 )
 from pairwright.generate.packed_attention import (
     NAME,
@@ -36,7 +34,6 @@ from pairwright.generate.packed_attention import (
     use_plan,
 )
 
-_MAX_COMPARED = 128  # prompts of one family that are compared with a new one
 _PIECE = 256  # most tokens of a prompt in one step, while other prompts wait
 
 
@@ -49,7 +46,6 @@ class Fill:
     room: int  # tokens that each row may generate
     nodes: tuple[Node, ...]
     block: Block | None  # None for a short prompt, which is written directly to its slot
-    shared: Sequence[int]  # lengths of the common prefixes with other prompts in work or waiting
     done: int = 0
 
     @property
@@ -59,10 +55,6 @@ class Fill:
     @property
     def remaining(self) -> int:
         return len(self.tokens) - self.start - self.done
-
-    def count_rows(self, end: int) -> int:
-        """Count the rows that read the first `end` tokens."""
-        return self.users + sum(length >= end for length in self.shared)
 
 
 class PackedRunner:
@@ -78,27 +70,11 @@ class PackedRunner:
         self._tree = PrefixTree(self.budget)
         self._rows = Rows(shape, self.budget)
         self._fills: dict[Fill, None] = {}  # in the order of their turns
-        self._families: dict[bytes, list[Tokens]] = {}  # prompts in work or waiting, by their first tokens
 
     # Prompts
 
-    def expect(self, tokens: Tokens) -> None:
-        """Announce a prompt, so that others know their common prefix; `forget` it when its last row has ended."""
-        if len(tokens) > MIN_SHARED:
-            self._families.setdefault(key_of(tokens, 0), []).append(tokens)
-
-    def forget(self, tokens: Tokens) -> None:
-        if len(tokens) > MIN_SHARED:
-            family = self._families[key_of(tokens, 0)]
-            place = next(place for place, member in enumerate(family) if member is tokens)
-            family[place] = family[-1]
-            family.pop()
-            if not family:
-                del self._families[key_of(tokens, 0)]
-
     def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
         """Begin a prompt; or return what it waits for: memory, or another prompt with the same prefix."""
-        shared: list[int] = []
         nodes: tuple[Node, ...] = ()
         if len(tokens) > MIN_SHARED:
             nodes = self._tree.match(tokens, len(tokens) - 1)
@@ -107,10 +83,8 @@ class PackedRunner:
                 gain = common_length(fill.tokens, tokens) - begin
                 if gain >= MIN_SHARED and fill.remaining <= 4 * gain + _PIECE and fill.block is not None:
                     return "shared"
-            family = self._families.get(key_of(tokens, 0), [])[:_MAX_COMPARED]
-            shared = [common_length(member, tokens) for member in family if member is not tokens]
-        fill = Fill(tokens, users, room, nodes, None, shared)
-        is_short = fill.remaining < MIN_SHARED and all(fill.count_rows(node.end) > 1 for node in nodes)
+        fill = Fill(tokens, users, room, nodes, None)
+        is_short = fill.remaining < MIN_SHARED and self._count_shared(fill, nodes) == len(nodes)
         # a longer prompt needs a block, and a copy in the row's slot
         needed = 2 * MIN_SHARED if is_short else 2 * len(tokens) + MIN_SHARED
         if not self._make_room(needed, nodes) and not is_forced:
@@ -119,6 +93,13 @@ class PackedRunner:
             fill.block = Block(*self._shape.allocate(slots=None, tokens=fill.remaining), self.budget)
         self._fills[fill] = None
         return fill
+
+    def _count_shared(self, fill: Fill, nodes: tuple[Node, ...]) -> int:
+        """Count the first nodes of a prompt that several rows read."""
+        if fill.users > 1 or not nodes:
+            return len(nodes)
+        others = self._rows.nodes_in_use().union(*(other.nodes for other in self._fills if other is not fill))
+        return next((number for number, node in enumerate(nodes) if node not in others), len(nodes))
 
     def drop(self, fill: Fill) -> None:
         """Abandon a prompt in work."""
@@ -172,9 +153,9 @@ class PackedRunner:
         rows.length += 1
         for fill, size in pieces:
             fill.done += size
+        self._add_rows(complete, chains)
         for fill in complete:
             del self._fills[fill]
-        self._add_rows(complete, chains)
         return logits, complete
 
     def _choose_pieces(self) -> list[tuple[Fill, int]]:
@@ -304,9 +285,7 @@ class PackedRunner:
                 path = self._tree.match(fill.tokens, fill.start)
                 nodes = path if path and path[-1].end == fill.start else nodes
                 nodes = (*nodes, self._tree.insert(nodes, fill.tokens[fill.start :], fill.block))
-                shared = 0
-                while shared < len(nodes) and fill.count_rows(nodes[shared].end) > 1:
-                    shared += 1
+                shared = self._count_shared(fill, nodes)
                 nodes, own = nodes[:shared], nodes[shared:]
                 size = sum(len(node.tokens) for node in own)
                 number = self._rows.class_for(size + min(fill.room, MIN_SHARED))

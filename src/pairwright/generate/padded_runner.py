@@ -62,12 +62,6 @@ class PaddedRunner:
         self._cohorts: list[_Cohort] = []
         self._waiting: list[Prompt] = []
 
-    def expect(self, tokens: Tokens) -> None:
-        """Do nothing: only equal prompts are shared here."""
-
-    def forget(self, tokens: Tokens) -> None:
-        """See `expect`."""
-
     def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Prompt | Wait:
         """Begin a prompt if there is memory for it."""
         used = sum(cohort.num_tokens for cohort in self._cohorts) + sum(len(item.tokens) for item in self._waiting)

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from pairwright.generate.requests import GenerateError, Ids
@@ -12,33 +11,21 @@ from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.records.tool_texts import to_chat_tool, write_tools_as_text
 
-_MAX_KNOWN_BYTES = 64 * 2**20  # of cached prompts with their ids
 Render = Callable[[list[Json], list[Json] | None, Json | None], str]  # chat, tools, variables of the template
 
 
 class ChatEncoder:
-    """Encodes prompts with one tokenizer. Results are cached, because agents repeat the same prompts."""
+    """Encodes prompts with one tokenizer."""
 
     def __init__(self, tokenizer: Any, *, tools_as_text: bool = False) -> None:
         self._tokenizer = tokenizer
         self._tools_as_text = tools_as_text
         self._form: tuple[str, str | None] | None = None  # form of calls that the template accepts, once known
-        self._known: dict[bytes, Ids] = {}
-        self._num_known_bytes = 0
         self.render: Render = self._apply_template
 
     def ids(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> Ids:
         """Encode a conversation with the generation prompt; `variables` go to the template (enable_thinking)."""
-        key = msgspec.json.encode((messages, tools, variables))
-        ids = self._known.get(key)
-        if ids is None:
-            ids = self.text_ids(self.text(messages, tools, variables=variables))
-            self._num_known_bytes += len(key) + ids.nbytes
-            if self._num_known_bytes > _MAX_KNOWN_BYTES:
-                self._known.clear()
-                self._num_known_bytes = len(key) + ids.nbytes
-            self._known[key] = ids
-        return ids
+        return self.text_ids(self.text(messages, tools, variables=variables))
 
     def text_ids(self, text: str) -> Ids:
         """Encode text unchanged: control tokens in it are parsed, none are added."""

@@ -28,8 +28,6 @@ Numbers = NDArray[np.int64]
 class Runner(Protocol):
     """Interface of PackedRunner and PaddedRunner."""
 
-    def expect(self, tokens: Tokens) -> None: ...
-    def forget(self, tokens: Tokens) -> None: ...
     def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Any: ...
     def drop(self, prompt: Any) -> None: ...
     def fits(self, parent: Numbers) -> bool: ...
@@ -41,9 +39,9 @@ class Ticket:
     """A request in work. Any thread may set `is_cancelled`; it is checked between tokens."""
 
     request: Request
-    group: Hashable
-    on_piece: OnPiece | None
-    number: int
+    group: Hashable = None
+    on_piece: OnPiece | None = None
+    number: int = 0  # in its pieces
     is_cancelled: bool = False
     is_started: bool = False
     """Whether the model has started to read its prompt."""
@@ -103,7 +101,6 @@ class Scheduler:
         self._last = np.zeros(0, np.int64)  # the token that was drawn last
         self._arrays = _ChoiceArrays.of([])
         self._logits: Any = None
-        self._num_tickets = 0
 
     @property
     def is_idle(self) -> bool:
@@ -114,15 +111,13 @@ class Scheduler:
         """Choices that have a row."""
         return len(self._open)
 
-    def add(self, request: Request, *, group: Hashable = None, on_piece: OnPiece | None = None) -> Ticket:
-        ticket = Ticket(request, group, on_piece, self._num_tickets)
-        self._num_tickets += 1
+    def add(self, ticket: Ticket) -> None:
+        request = ticket.request
         room = self._context - len(request.prompt)
         limit = room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
         ticket.choices = [OpenChoice(ticket, index, limit) for index in range(request.sampling.n)]
         ticket.num_open = len(ticket.choices)
-        self._enqueue(_Entry(np.asarray(request.prompt, dtype=np.int64), ticket.choices, group))
-        return ticket
+        self._enqueue(_Entry(np.asarray(request.prompt, dtype=np.int64), ticket.choices, ticket.group))
 
     def step(self) -> list[Ticket]:
         """Generate one token for every open choice; return the requests that are now complete."""
@@ -154,7 +149,6 @@ class Scheduler:
     def _enqueue(self, entry: _Entry, *, is_first: bool = False) -> None:
         queue = self._queues.setdefault(entry.group, deque())
         queue.appendleft(entry) if is_first else queue.append(entry)
-        self._runner.expect(entry.tokens)
 
     def _admit(self) -> None:
         """Start prompts of the groups in turn; a group without rows displaces rows of the largest group."""
@@ -269,18 +263,12 @@ class Scheduler:
         self._arrays = self._arrays.join(_ChoiceArrays.of(choices))
 
     def _keep(self, is_open: NDArray[np.bool_]) -> None:
-        """Keep these choices and drop the others; forget prompts without choices."""
-        before = self._entries
+        """Keep these choices and drop the others."""
         places = np.nonzero(is_open)[0].tolist()
         self._open = [self._open[place] for place in places]
-        self._entries = [before[place] for place in places]
+        self._entries = [self._entries[place] for place in places]
         self._row, self._last = self._row[is_open], self._last[is_open]
         self._arrays = self._arrays.select(is_open)
-        rest = set(map(id, self._entries))
-        closed = (before[place] for place in np.nonzero(~is_open)[0].tolist())
-        for entry in {id(entry): entry for entry in closed}.values():
-            if id(entry) not in rest:
-                self._runner.forget(entry.tokens)
 
     # Tokens
 
@@ -410,8 +398,6 @@ class Scheduler:
         for choice in [choice for choice in entry.choices if choice.ticket.is_cancelled]:
             self._cancel(choice)
         entry.choices = [choice for choice in entry.choices if choice.finish is None]
-        if not entry.choices:
-            self._runner.forget(entry.tokens)
         return not entry.choices
 
     def _cancel(self, choice: OpenChoice) -> None:

@@ -17,6 +17,7 @@ from pairwright.models.folder_weights import copy_tokenizer, write_safetensors
 from pairwright.models.gguf_tables import (
     FAMILIES,
     ROPE_FACTORS,
+    SETTINGS,
     ConvertError,
     llama3_factors,
     map_names,
@@ -126,22 +127,17 @@ def _config(fields: Json, tensors: dict[str, Any], file: Path) -> Json:
     family = fields["general.architecture"]
     architecture, model_type = FAMILIES[family]
     heads, width = _field(fields, "attention.head_count", file), _field(fields, "embedding_length", file)
-    rope: Json = {"rope_theta": _field(fields, "rope.freq_base", file, 10_000.0), "rope_type": "default"}
-    head_dim = fields.get(f"{family}.attention.key_length", width // heads)
-    return {
+    defaults = {"attention.head_count_kv": heads, "attention.key_length": width // heads, "rope.freq_base": 10_000.0}
+    config = {name: _field(fields, key, file, defaults.get(key)) for key, name in SETTINGS.items()}
+    theta = config.pop("rope_theta")
+    rope = {"rope_theta": theta, "rope_type": "default"}
+    return config | {
         "architectures": [architecture],
         "model_type": model_type,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),  # shapes of the file have the columns first
-        "hidden_size": width,
-        "intermediate_size": _field(fields, "feed_forward_length", file),
-        "num_hidden_layers": _field(fields, "block_count", file),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _field(fields, "attention.head_count_kv", file, heads),
-        "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": _field(fields, "context_length", file),
-        "rms_norm_eps": float(f"{_field(fields, 'attention.layer_norm_rms_epsilon', file):.6g}"),
-        "rope_parameters": rope | _rope_scaling(fields, tensors, file, head_dim=head_dim, theta=rope["rope_theta"]),
+        "rms_norm_eps": float(f"{config['rms_norm_eps']:.6g}"),
+        "rope_parameters": rope | _rope_scaling(fields, tensors, file, head_dim=config["head_dim"], theta=theta),
         "attention_bias": family == "llama" and "blk.0.attn_q.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),

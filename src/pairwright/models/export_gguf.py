@@ -17,6 +17,7 @@ from pairwright.models.folder_weights import DTYPES, Adapter, FolderWeights, rea
 from pairwright.models.gguf_tables import (
     FAMILIES,
     ROPE_FACTORS,
+    SETTINGS,
     ConvertError,
     join_rotary,
     llama3_factors,
@@ -68,7 +69,7 @@ def write_gguf(
         writer = gguf.GGUFWriter(temporary, family)
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(name or path.stem)
-        _add_fields(writer, _model_fields(config, folder, num_embeddings=tensors.num_embeddings))
+        _add_fields(writer, _model_fields(config, num_embeddings=tensors.num_embeddings))
         _add_fields(writer, tokenizer_fields(tokenizer, str(folder), num_embeddings=tensors.num_embeddings))
         if like is None:
             writer.add_file_type(_FILE_TYPES[to])
@@ -272,22 +273,13 @@ def _info(shape: tuple[int, ...], type_: Any) -> tuple[Any, ...]:
     return in_bytes, np.dtype(np.uint8), int(np.prod(in_bytes)), type_
 
 
-def _model_fields(config: Json, folder: Path, *, num_embeddings: int) -> Json:
+def _model_fields(config: Json, *, num_embeddings: int) -> Json:
     rope, family = config["rope_parameters"], config["model_type"]
-    fields: Json = {
-        "vocab_size": num_embeddings,
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.dimension_count": config["head_dim"],
-        "rope.freq_base": float(rope["rope_theta"]),
-    }
+    settings = {**config, "rope_theta": float(rope["rope_theta"]), "rms_norm_eps": float(config["rms_norm_eps"])}
+    fields: Json = {key: settings[name] for key, name in SETTINGS.items()}
+    fields |= {"vocab_size": num_embeddings} | dict.fromkeys(
+        ("attention.value_length", "rope.dimension_count"), config["head_dim"]
+    )
     if rope["rope_type"] in ("linear", "yarn"):
         fields |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if rope["rope_type"] == "yarn":

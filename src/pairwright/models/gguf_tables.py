@@ -1,4 +1,4 @@
-"""Names of tensors and order of rotary rows, which differ between GGUF files and transformers.
+"""Names of settings and tensors, and order of rotary rows, which differ between GGUF files and transformers.
 
 The tables are used in both directions: `convert_gguf` reads a file with them, `export_gguf` writes one.
 """
@@ -17,6 +17,18 @@ FAMILIES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+# Name of a setting in the file, after the name of the family: its name in config.json.
+SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",  # in transformers, inside of rope_parameters
 }
 # Name of a tensor in the file, without .weight or .bias: its name in transformers.
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

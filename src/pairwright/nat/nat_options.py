@@ -157,7 +157,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
     """Longest time to wait for a job, in seconds; null: no limit."""
     deployment_timeout_seconds: float = Field(default=1800.0, gt=0)
-    """Longest time to wait for a deployment, in seconds."""
+    """nemo-customizer: longest time to wait for a deployment, in seconds."""
     max_consecutive_status_failures: int = Field(default=3, ge=1, le=10)
     """Number of failed status calls in a row that ends the wait."""
     output_dir: Path | None = None
@@ -183,29 +183,26 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
 
     def job_config(self) -> Config:
         """Return our configuration of a job."""
-        settings: dict[str, Any] = {
-            "wait": {
-                "poll_interval_seconds": self.poll_interval_seconds,
-                "training_timeout_seconds": self.training_timeout_seconds,
-                "deployment_timeout_seconds": self.deployment_timeout_seconds,
-            }
+        wait = {
+            "poll_interval_seconds": self.poll_interval_seconds,
+            "training_timeout_seconds": self.training_timeout_seconds,
         }
         if self.backend == "nemo-customizer":
-            own = ("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision")
-            settings["nemo_customizer"] = {
+            own = (
+                *("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision"),
+                *("create_namespace_if_missing", "use_full_message_history", "deployment_timeout_seconds"),
+            )
+            service = {
                 **{name: getattr(self, name) for name in own},
-                **settings.pop("wait"),
+                **wait,
                 "hf_token": self.hf_token or None,
                 "api_token": None if self.api_token is None else self.api_token.get_secret_value(),
-                "create_namespace_if_missing": self.create_namespace_if_missing,
                 "hyperparameters": self.hyperparameters.model_dump(exclude_none=True),
-                "use_full_message_history": self.use_full_message_history,
                 "validation": 0.0,  # the pairs already have a split
                 "deployment_config": self.deployment_config.model_dump(),
                 "max_status_failures": self.max_consecutive_status_failures - 1,
             }
-            return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, **settings})
-        settings["local"] = settings.pop("wait")
+            return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, "nemo_customizer": service})
         # values of `train` replace hyperparameters of the same name; sections are merged key by key
         asked = self.hyperparameters.model_dump(exclude_none=True)
         train = _overlay(asked, self.train.model_dump(exclude_unset=True))
@@ -213,7 +210,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
         return adjust_config(
             Config(),
             seed=self.seed,
-            backend={"name": self.backend, **settings},
+            backend={"name": self.backend, "local": wait},
             train=train,
             tokens=self.tokens.model_dump(exclude_unset=True),
             engine={**self.engine.model_dump(exclude_unset=True), **({"name": "ray"} if self.backend == "ray" else {})},

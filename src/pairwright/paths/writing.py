@@ -127,6 +127,16 @@ def append_synced(path: Path, content: bytes) -> None:
     sync(path)
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of a log, if it exists; an incomplete last line, cut by a crash, was never acknowledged: it is
+    removed."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    return data[:whole].splitlines()
+
+
 def sync(path: Path) -> None:
     """Make the content of a local file, or the names in a folder, durable."""
     # fsync works on a read-only descriptor, and a folder cannot be opened for writing

@@ -7,7 +7,7 @@ and ids are not sent, and the order of the sides is drawn for each voter.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from pairwright.view.row_queries import Numbers, Query, RowQueries, Snapshot
 
 ORDERS = ("disagreement", "gap", "random")
 _CHUNK = 256  # rows of the queue that are read together
+_SIDES = ("chosen_uid", "rejected_uid")
 _File = TypeVar("_File", VoteFile, RatingFile, ExclusionFile)
 
 
@@ -105,72 +106,51 @@ class Decisions:
         vote = self._vote_file(undo.source).undo(undo.voter)
         if vote is None:
             raise PairwrightError(f"{undo.voter} has no vote to take back")
-        snapshot = pairs.rows.snapshot()
-        rows = _pairs_between(pairs.rows, snapshot, [vote])
+        rows = _rows_of(pairs.rows, pairs.rows.snapshot(), _SIDES, vote.key, ["id"])
         return {"verdict": vote.verdict, "id": rows["id"][0] if rows.height else None}
 
     def next_pair(
         self, pairs: PairQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
     ) -> dict[str, Any]:
         """Return the next pair without a vote of this person, or the pair with an id; and counts of pairs and votes."""
-        _check_order(order)
         votes = self._vote_file(source).votes()
         own = {vote.key for vote in votes if vote.voter == voter.strip()}
         rows, snapshot = pairs.rows, pairs.rows.snapshot()
+        number: int | None
         if identity:
-            number: int | None = rows.find("id", identity, snapshot)
+            number = rows.find("id", identity, snapshot)
         else:
-            queue = self._queue(rows, snapshot, votes, voter, order)
-            number = next((number for number, key in queue if key not in own), None)
+            by_gap = rows.select(Query(sort="gap"), snapshot)
+            assert by_gap is not None
+            queue = _order_queue(rows, voter, order, by_gap, lambda: _disputed(rows, snapshot, votes))
+            number = _first_open(rows, snapshot, queue, _SIDES, own)
         counts = {"total": snapshot.num_rows, "own": len(own), "votes": len(votes)}
         if number is None:
             return {"pair": None, **counts}
         (pair,) = pairs_of_batch(rows.batch_at(number, snapshot))
         view = pair_view(pair)
-        is_swapped = is_blind and _is_swapped(voter, pair.id)
-        if is_blind:
-            # Data that would identify the sides is not sent.
-            hidden = ("chosen_reward", "rejected_reward", "gap", "chosen_uid", "rejected_uid", "info", "weight")
-            view = {name: value for name, value in view.items() if name not in hidden}
-        sides = [view.pop("chosen"), view.pop("rejected")]
-        rewards = [view.pop("chosen_reward", None), view.pop("rejected_reward", None)]
-        for name in ("chosen_uid", "rejected_uid"):
-            view.pop(name, None)
-        turn = slice(None, None, -1) if is_swapped else slice(None)
-        (a, b), (a_reward, b_reward) = sides[turn], rewards[turn]
-        shown = {**view, "a": a, "b": b, "a_reward": a_reward, "b_reward": b_reward}
+        # Data that would identify the sides is not sent.
+        hidden = ("gap", "info", "weight") if is_blind else ()
+        shown = {
+            name: view[name] for name in view if name not in hidden and not name.startswith(("chosen", "rejected"))
+        }
+        sides = [("chosen", "a"), ("rejected", "b")]
+        if is_blind and _is_swapped(voter, pair.id):
+            sides = [("rejected", "a"), ("chosen", "b")]
+        for side, letter in sides:
+            shown |= {letter: view[side], f"{letter}_reward": None if is_blind else view[f"{side}_reward"]}
         return {"pair": shown, **counts}
-
-    def _queue(
-        self, rows: RowQueries, snapshot: Snapshot, votes: list[Vote], voter: str, order: str
-    ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield row numbers of pairs in the order of a queue, each with the sorted ids of its sides."""
-        numbers: Numbers
-        if order == "random":
-            seed = _draw(voter, rows.name)
-            numbers = np.random.default_rng(seed).permutation(snapshot.num_rows)
-        else:
-            # Small gaps first: these rewards are the least certain.
-            by_gap = rows.select(Query(sort="gap"), snapshot)
-            assert by_gap is not None
-            numbers = by_gap
-        if order == "disagreement":
-            disputed = _disputed(rows, snapshot, votes)
-            numbers = np.concatenate([disputed, numbers[~np.isin(numbers, disputed)]])
-        for start in range(0, len(numbers), _CHUNK):
-            chunk = numbers[start : start + _CHUNK].tolist()
-            sides = rows.take_frame(chunk, ["chosen_uid", "rejected_uid"], snapshot)
-            for number, (one, other) in zip(chunk, sides.iter_rows(), strict=True):
-                yield number, ((one, other) if one < other else (other, one))
 
     def summarize(self, pairs: PairQueries, source: str) -> dict[str, Any]:
         """Return the number of votes by person, and the agreement with each other and with the reward."""
         file = self._vote_file(source)
         votes = file.votes()
-        sides = _pairs_between(pairs.rows, pairs.rows.snapshot(), votes)
+        uids = [uid for vote in votes for uid in vote.key]
         rewards: dict[str, float | None] = {}
         for side in ("chosen", "rejected"):
-            rewards |= dict(sides.select(f"{side}_uid", f"{side}_reward").iter_rows())
+            columns = [f"{side}_uid", f"{side}_reward"]
+            rows = _rows_of(pairs.rows, pairs.rows.snapshot(), _SIDES, uids, columns)
+            rewards |= dict(rows.select(columns).iter_rows())
         tables = self._library.tables_of_pairs(self._library.get(source, "pairs"))
         table = str(tables[0].path) if tables else "EXPERIENCE"
         summary: dict[str, Any] = plain(
@@ -203,55 +183,39 @@ class Decisions:
         self, table: ExperienceQueries, source: str, *, voter: str, order: str, is_blind: bool, identity: str = ""
     ) -> dict[str, Any]:
         """Return the next experience without a rating of this person, or the one with an id; and counts."""
-        _check_order(order)
         ratings = self._rating_file(source).ratings()
-        own = {rating.uid for rating in ratings if rating.voter == voter.strip()}
+        own = {(rating.uid,) for rating in ratings if rating.voter == voter.strip()}
         rows, snapshot = table.rows, table.rows.snapshot()
-        number: int | None = rows.find("uid", identity, snapshot) if identity else None
+
+        def first() -> Numbers:
+            # Runs that people disagree on, then those that `score --calibrate` proposes to label.
+            proposed = _rows_of(rows, snapshot, ["uid"], table.proposed, ["uid"])
+            places = {uid: place for place, uid in enumerate(table.proposed)}
+            proposed = proposed.sort(pl.col("uid").replace_strict(places, return_dtype=pl.Int64))
+            return np.concatenate([_disputed_ratings(rows, snapshot, ratings), proposed["row"].to_numpy()])
+
+        number: int | None
+        if identity:
+            number = rows.find("uid", identity, snapshot)
+        else:
+            queue = _order_queue(rows, voter, order, table.list_by_gap(snapshot), first)
+            number = _first_open(rows, snapshot, queue, ["uid"], own)
+        counts = {"total": snapshot.num_rows, "own": len(own), "ratings": len(ratings)}
         if number is None:
-            queue = self._record_queue(table, snapshot, ratings, voter, order)
-            for start in range(0, len(queue), _CHUNK):
-                chunk = queue[start : start + _CHUNK].tolist()
-                uids = rows.take_frame(chunk, ["uid"], snapshot)["uid"]
-                number = next((one for one, uid in zip(chunk, uids, strict=True) if uid not in own), None)
-                if number is not None:
-                    break
-        result = {"total": snapshot.num_rows, "own": len(own), "ratings": len(ratings)}
-        if number is None:
-            return {"record": None, **result}
+            return {"record": None, **counts}
         (exp,) = from_batch(rows.batch_at(number, snapshot))
         view = experience_view(exp)
         if is_blind:
             view |= {"reward": None, "components": {}, "metrics": {}, "info": {}, "model": None}
-        return {"record": {"row": number, **view, "siblings": [], "num_siblings": 0}, **result}
-
-    def _record_queue(
-        self, table: ExperienceQueries, snapshot: Snapshot, ratings: list[Rating], voter: str, order: str
-    ) -> Numbers:
-        """Return row numbers of experiences in the order of a queue."""
-        if order == "random":
-            return np.random.default_rng(_draw(voter, table.rows.name)).permutation(snapshot.num_rows)
-        # Small gaps first: these rewards are the least certain.
-        numbers = table.list_by_gap(snapshot)
-        if order == "disagreement":
-            # Runs that people disagree on, then those that `score --calibrate` proposes to label.
-            disputed = _disputed_ratings(table.rows, snapshot, ratings)
-            first = np.concatenate([disputed, _proposed(table.rows, snapshot, table.proposed)])
-            first = first[np.sort(np.unique(first, return_index=True)[1])]
-            numbers = np.concatenate([first, numbers[~np.isin(numbers, first)]])
-        return numbers
+        return {"record": {"row": number, **view, "siblings": [], "num_siblings": 0}, **counts}
 
     def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
         """Return the number of ratings by person, and the agreement."""
         file = self._rating_file(source)
         ratings = file.ratings()
-        uids = pl.Series([rating.uid for rating in ratings], dtype=pl.String).implode()
-        frames = table.rows.scan(
-            table.rows.snapshot(),
-            ["uid", "reward"],
-            lambda frame, _: frame.select("uid", "reward").filter(pl.col("uid").is_in(uids)),
-        )
-        rewards = dict(pl.concat(frames).iter_rows()) if frames else {}
+        uids = [rating.uid for rating in ratings]
+        rows = _rows_of(table.rows, table.rows.snapshot(), ["uid"], uids, ["uid", "reward"])
+        rewards = dict(rows.select("uid", "reward").iter_rows())
         summary: dict[str, Any] = plain(
             {
                 "file": str(file.path),
@@ -332,32 +296,50 @@ def _is_swapped(voter: str, identity: str) -> bool:
     return _draw(voter.strip(), identity) % 2 == 1
 
 
-def _pairs_between(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> pl.DataFrame:
-    """Return the pairs whose two sides were voted on: number, id, ids and rewards of the sides."""
-    columns = ["id", "chosen_uid", "rejected_uid", "chosen_reward", "rejected_reward"]
-    uids = pl.Series([uid for vote in votes for uid in vote.key], dtype=pl.String).unique().implode()
+def _order_queue(rows: RowQueries, voter: str, order: str, by_gap: Numbers, first: Callable[[], Numbers]) -> Numbers:
+    """Return row numbers in an order: random, by gap (small ones first: these rewards are the least certain), or first
+    the rows that people disagree on."""
+    if order not in ORDERS:
+        raise PairwrightError(f"order: got {order!r:.100}, expected {', '.join(ORDERS)}")
+    if order == "random":
+        return np.random.default_rng(_draw(voter, rows.name)).permutation(len(by_gap))
+    if order == "gap":
+        return by_gap
+    begin = first()
+    begin = begin[np.sort(np.unique(begin, return_index=True)[1])]  # each row once, in order
+    return np.concatenate([begin, by_gap[~np.isin(by_gap, begin)]])
 
-    def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
-        known = pl.col("chosen_uid").is_in(uids) & pl.col("rejected_uid").is_in(uids)
-        numbered = frame.select(*columns).with_columns(number=pl.int_range(pl.len(), dtype=pl.Int64) + start)
-        return numbered.filter(known)
 
-    frames = rows.scan(snapshot, columns, keep) if votes else []
-    empty = {name: pl.Float64 if name.endswith("reward") else pl.String for name in columns}
-    return pl.concat(frames) if frames else pl.DataFrame(schema={**empty, "number": pl.Int64})
+def _first_open(
+    rows: RowQueries, snapshot: Snapshot, queue: Numbers, ids: Iterable[str], own: Collection[tuple[str, ...]]
+) -> int | None:
+    """Return the first row of a queue whose ids, sorted, are not in `own`."""
+    for start in range(0, len(queue), _CHUNK):
+        chunk = queue[start : start + _CHUNK].tolist()
+        for number, key in zip(chunk, rows.take_frame(chunk, list(ids), snapshot).iter_rows(), strict=True):
+            if tuple(sorted(key)) not in own:
+                return int(number)
+    return None
+
+
+def _rows_of(
+    rows: RowQueries, snapshot: Snapshot, ids: Iterable[str], uids: Collection[str], columns: list[str]
+) -> pl.DataFrame:
+    """Return the rows whose columns `ids` all have one of `uids`: `row` and some columns."""
+    known = pl.Series(list(uids), dtype=pl.String).unique().implode()
+    return rows.collect(snapshot, columns, pl.all_horizontal(pl.col(name).is_in(known) for name in ids))
 
 
 def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Numbers:
     """Return row numbers of pairs on which people disagree with each other or the reward, most disputed first."""
-    by_key: dict[tuple[str, str], list[str | None]] = {}
+    by_key: dict[tuple[str, ...], list[str | None]] = {}
     for vote in votes:
         if not vote.is_skip:
             by_key.setdefault(vote.key, []).append(vote.winner)
     scores = []
-    for number, chosen, rejected in (
-        _pairs_between(rows, snapshot, votes).select("number", "chosen_uid", "rejected_uid").iter_rows()
-    ):
-        winners = by_key.get((chosen, rejected) if chosen < rejected else (rejected, chosen), [])
+    uids = [uid for vote in votes for uid in vote.key]
+    for number, chosen, rejected in _rows_of(rows, snapshot, _SIDES, uids, list(_SIDES)).iter_rows():
+        winners = by_key.get(tuple(sorted((chosen, rejected))), [])
         # Disagreement between people weighs more than disagreement with the reward.
         score = 2 * (len(set(winners)) - 1) + sum(winner != chosen for winner in winners) if winners else 0
         if score > 0:
@@ -365,55 +347,25 @@ def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Number
     return np.array([number for _, number in sorted(scores)], np.int64)
 
 
-def _proposed(rows: RowQueries, snapshot: Snapshot, uids: list[str]) -> Numbers:
-    """Return the row numbers of experiences, in the order of `uids`."""
-    if not uids:
-        return np.empty(0, np.int64)
-    wanted = pl.DataFrame({"uid": uids}).with_row_index("place")
-
-    def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
-        numbered = frame.select("uid").with_columns(number=pl.int_range(pl.len(), dtype=pl.Int64) + start)
-        return numbered.join(wanted, on="uid")
-
-    found = pl.concat(rows.scan(snapshot, ["uid"], keep)).sort("place")
-    return found["number"].to_numpy()
-
-
 def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating]) -> Numbers:
     """Return row numbers of experiences whose ratings differ from each other or the reward, most disputed first.
 
     Ratings and rewards have different scales, so ranks among the rated experiences are compared, from 0 to 1.
     """
-    by_uid: dict[str, list[float]] = {}
-    for rating in ratings:
-        if rating.rating is not None:
-            by_uid.setdefault(rating.uid, []).append(rating.rating)
-    if not by_uid:
-        return np.empty(0, np.int64)
-    uids = pl.Series(list(by_uid), dtype=pl.String).implode()
-
-    def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
-        numbered = frame.select("uid", "reward").with_columns(number=pl.int_range(pl.len(), dtype=pl.Int64) + start)
-        return numbered.filter(pl.col("uid").is_in(uids))
-
-    rated = pl.concat(rows.scan(snapshot, ["uid", "reward"], keep))
-    everything = [value for values in by_uid.values() for value in values]
-    scale = max(everything) - min(everything) or 1.0
-    own = [by_uid[uid] for uid in rated["uid"]]
-    rated = rated.with_columns(
-        mean=pl.Series([sum(values) / len(values) for values in own], dtype=pl.Float64),
-        spread=pl.Series([(max(values) - min(values)) / scale for values in own], dtype=pl.Float64),
+    given = pl.DataFrame(
+        [(rating.uid, rating.rating) for rating in ratings if rating.rating is not None],
+        schema={"uid": pl.String, "rating": pl.Float64},
+        orient="row",
     )
+    rating = pl.col("rating")
+    by_uid = given.group_by("uid").agg(mean=rating.mean(), spread=rating.max() - rating.min())
+    rated = _rows_of(rows, snapshot, ["uid"], given["uid"], ["uid", "reward"]).join(by_uid, on="uid")
+    scale = given.select(rating.max() - rating.min()).item() or 1.0
     last = max(1, rated.height - 1)
     distance = ((pl.col("mean").rank() - pl.col("reward").rank()).abs() / last).fill_null(0.0)
     # Disagreement between people weighs more than disagreement with the reward.
-    scored = rated.select("number", score=2 * pl.col("spread") + distance).filter(pl.col("score") > 0)
-    return np.asarray(scored.sort("score", "number", descending=[True, False])["number"].to_numpy(), np.int64)
-
-
-def _check_order(order: str) -> None:
-    if order not in ORDERS:
-        raise PairwrightError(f"order: got {order!r:.100}, expected {', '.join(ORDERS)}")
+    scored = rated.select("row", score=2 * pl.col("spread") / scale + distance).filter(pl.col("score") > 0)
+    return np.asarray(scored.sort("score", "row", descending=[True, False])["row"].to_numpy(), np.int64)
 
 
 def _where_of(uids: list[str]) -> str:

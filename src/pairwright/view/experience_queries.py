@@ -1,6 +1,6 @@
 """Queries of the page over experience tables: rows, facets, tasks, one record, its lineage to pairs."""
 
-import threading
+import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from pairwright.store.score_log import proposed_runs, stored_scores
 from pairwright.store.table import Table
 from pairwright.view.facets import FacetColumn, count_facets, quote
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import BATCH_ROWS, Derived, Numbers, Query, RowQueries, Snapshot
+from pairwright.view.row_queries import Derived, Numbers, Query, RowQueries, Snapshot
 from pairwright.view.uid_maps import UidMap, outcome_map, split_map
 
 LISTED = (
@@ -54,6 +54,14 @@ LISTED = (
 TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected", "prompt_text", "response_text")
 FACETS = (
     FacetColumn("reward", "reward", "number"),
+    # The column is JSON text: a word is the kind of an error with its key.
+    FacetColumn(
+        "errors",
+        "error kind",
+        "words",
+        word=r'"kind":"(?:[^"\\]|\\.)*"',
+        show=lambda text: str(json.loads(f"{{{text}}}")["kind"]),
+    ),
     FacetColumn("kind", "kind"),
     FacetColumn("source_format", "format"),
     FacetColumn("source", "source"),
@@ -67,13 +75,6 @@ FACETS = (
 _OF_PAIRS = (FacetColumn("outcome", "in pairs"), FacetColumn("split", "split"))
 MAX_PAIRS_OF_RECORD = 50
 MAX_BEGINNING = 120  # characters of a prompt or an answer in a list
-
-
-class _Kind(msgspec.Struct):
-    kind: str
-
-
-_kinds_of = msgspec.json.Decoder(list[_Kind]).decode
 
 
 class ExperienceQueries:
@@ -96,13 +97,13 @@ class ExperienceQueries:
                 "outcome": Derived(
                     pa.string(),
                     ("uid",),
-                    lambda frame, _: self._outcomes.look_up(frame["uid"]),
+                    lambda frame: self._outcomes.look_up(frame["uid"]),
                     prepare=lambda: self._outcomes,
                 ),
                 "split": Derived(
                     pa.string(),
                     ("uid",),
-                    lambda frame, _: self._splits.look_up(frame["uid"]),
+                    lambda frame: self._splits.look_up(frame["uid"]),
                     prepare=lambda: self._splits,
                 ),
             }
@@ -141,118 +142,56 @@ class ExperienceQueries:
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
         """Return facet counts over the matching rows."""
-        snapshot = self.rows.snapshot()
-        numbers = self.rows.select(Query(query.where, query.text), snapshot)
-        facets = [*FACETS[:1], *(_OF_PAIRS if self._pairs else ()), *FACETS[1:]]
-        result = count_facets(self.rows, snapshot, numbers, facets)
-        kinds = self._count_error_kinds(snapshot, numbers)
-        if kinds:
-            result.insert(1, {"name": "errors", "label": "error kind", "values": kinds[:8], "others": len(kinds[8:])})
-        return result
-
-    def _count_error_kinds(self, snapshot: Any, numbers: Any) -> list[dict[str, Any]]:
-        def count(frame: pl.DataFrame, _: int) -> dict[str, int]:
-            counts: dict[str, int] = {}
-            for text in frame["errors"].drop_nulls():
-                for kind in {site.kind for site in _kinds_of(text)}:
-                    counts[kind] = counts.get(kind, 0) + 1
-            return counts
-
-        ordered = None if numbers is None else pl.Series(numbers).sort().to_numpy()
-        totals: dict[str, int] = {}
-        for counts in self.rows.scan(snapshot, ["errors"], count, ordered):
-            for kind, number in counts.items():
-                totals[kind] = totals.get(kind, 0) + number
-        # The column is JSON text, so the kind is quoted as JSON.
-        return [
-            {"value": kind, "count": count, "where": f"STRPOS(errors, {quote(_kind_text(kind))}) > 0"}
-            for kind, count in sorted(totals.items(), key=lambda entry: (-entry[1], entry[0]))
-        ]
+        facets = [*FACETS[:2], *(_OF_PAIRS if self._pairs else ()), *FACETS[2:]]
+        return count_facets(self.rows, query, facets)
 
     def list_tasks(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
         """Return the tasks of the matching rows: runs, rewards, errors. Sorted by one of these, or in table order."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query(query.where, query.text), snapshot)
-        ordered = None if numbers is None else pl.Series(numbers).sort().to_numpy()
-        reward = pl.col("reward")
-        first = [
-            pl.len().alias("experiences"),
-            reward.count().alias("scored"),
-            reward.sum().alias("sum"),
-            reward.min().alias("min"),
-            reward.max().alias("max"),
-            pl.col("num_errors").sum().alias("errors"),
-        ]
-        again = [
-            pl.col("experiences", "scored", "sum", "errors").sum(),
-            pl.col("min").min(),
-            pl.col("max").max(),
-        ]
-        first.append(pl.col("row").min())
-        again.append(pl.col("row").min())
 
-        # Batch by batch, keyed by the hash of the task; texts are read only for the tasks of the page. Sums are merged
-        # incrementally, so that memory grows with the number of tasks; for runs only (task, run) is kept.
-        merged: list[pl.DataFrame] = []
-        lock = threading.Lock()
+        # A row is kept as numbers, its task as a hash: texts are read only for the tasks of the page.
+        def hash_tasks(frame: pl.DataFrame) -> pl.DataFrame:
+            return frame.with_columns(pl.col("tid").hash())
 
-        def aggregate(frame: pl.DataFrame, start: int) -> pl.DataFrame:
-            if ordered is None:
-                numbered = frame.with_row_index("row", start)
-            else:
-                low = int(np.searchsorted(ordered, start))
-                numbered = frame.with_columns(row=pl.Series(ordered[low : low + frame.height]))
-            keyed = numbered.with_columns(pl.col("row").cast(pl.Int64), key=pl.col("tid").hash())
-            part = keyed.group_by("key").agg(*first)
-            with lock:
-                merged.append(part)
-                # merge when the new parts exceed the merged one, so that each row is merged only a few times
-                if sum(new.height for new in merged[1:]) > max(8 * BATCH_ROWS, merged[0].height):
-                    merged[:] = [pl.concat(merged).group_by("key").agg(*again).select(part.columns)]
-            return keyed.select("key", "run").unique()
-
-        frames = self.rows.scan(snapshot, ["tid", "run", "reward", "num_errors"], aggregate, ordered)
+        frames = self.rows.scan(snapshot, ["tid", "run", "reward", "num_errors"], hash_tasks, numbers)
         if not frames:
             return {"total": snapshot.num_rows, "matches": 0, "offset": 0, "rows": []}
-        runs = _count_runs(pl.concat(frames))
-        del frames
-        tasks = pl.concat(merged).group_by("key").agg(*again).join(runs, on="key").sort("row")
-        tasks = tasks.with_columns(
-            mean=pl.when(pl.col("scored") > 0).then(pl.col("sum") / pl.col("scored")),
-            spread=pl.col("max") - pl.col("min"),
+        reward = pl.col("reward")
+        tasks = (
+            pl.concat(frames)
+            .group_by("tid")
+            .agg(
+                pl.col("row").min(),
+                runs=pl.col("run").n_unique(),
+                experiences=pl.len(),
+                mean=reward.mean(),
+                min=reward.min(),
+                max=reward.max(),
+                errors=pl.col("num_errors").sum(),
+            )
+            .with_columns(spread=pl.col("max") - pl.col("min"))
+            .sort("row")
         )
         name = query.sort.removeprefix("-")
         if name in ("runs", "experiences", "mean", "min", "max", "spread", "errors"):
             tasks = tasks.sort(name, descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
-        page = tasks.slice(offset, limit).drop("sum", "key")
+        page = tasks.slice(offset, limit).drop("tid")
+        names = self.rows.take(page["row"].to_list(), ["tid", "task"], snapshot)
         return {
             "total": snapshot.num_rows,
             "matches": tasks.height,
             "offset": offset,
-            "rows": [
-                plain({**name, **task})
-                for name, task in zip(
-                    self.rows.take(page["row"].to_list(), ["tid", "task"], snapshot), page.to_dicts(), strict=True
-                )
-            ],
+            "rows": [plain({**name, **task}) for name, task in zip(names, page.to_dicts(), strict=True)],
         }
 
     def list_by_gap(self, snapshot: Snapshot) -> Numbers:
         """Return all row numbers by the smallest reward gap to another run of the task; rows without one come last."""
         if self._by_gap is None or self._by_gap[0] != snapshot.signature:
-            frames = self.rows.scan(
-                snapshot,
-                ["tid", "reward"],
-                lambda frame, start: frame.select(
-                    pl.col("tid").hash().alias("key"),
-                    pl.col("reward").cast(pl.Float64),
-                    (pl.int_range(pl.len(), dtype=pl.Int64) + start).alias("row"),
-                ),
-            )
-            empty = pl.DataFrame(schema={"key": pl.UInt64, "reward": pl.Float64, "row": pl.Int64})
-            rows = pl.concat([empty, *frames]).sort("key", "reward", "row", nulls_last=True)
-            step = pl.col("reward").diff().over("key")
-            gap = pl.min_horizontal(step, step.shift(-1).over("key")).alias("gap")
+            rows = self.rows.collect(snapshot, ["tid", "reward"])
+            rows = rows.with_columns(pl.col("tid").hash()).sort("tid", "reward", "row", nulls_last=True)
+            step = pl.col("reward").diff().over("tid")
+            gap = pl.min_horizontal(step, step.shift(-1).over("tid")).alias("gap")
             rows = rows.select("row", gap).sort("gap", "row", nulls_last=True)
             self._by_gap = snapshot.signature, np.asarray(rows["row"].to_numpy(), np.int64)
         return self._by_gap[1]
@@ -324,21 +263,6 @@ class ExperienceQueries:
         if not records:
             raise TableError(f"{self._item.key}: {uid} cannot be read")
         return records[0], number
-
-
-def _count_runs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Count the distinct runs of each key, by sorting: a hash table of all (key, run) needs much more memory."""
-    keys, runs = rows["key"].to_numpy(), rows["run"].to_numpy()
-    order = np.lexsort((runs, keys))
-    keys, runs = keys[order], runs[order]
-    is_new = np.ones(len(keys), bool)
-    is_new[1:] = (keys[1:] != keys[:-1]) | (runs[1:] != runs[:-1])
-    distinct, counts = np.unique(keys[is_new], return_counts=True)
-    return pl.DataFrame({"key": distinct, "runs": counts})
-
-
-def _kind_text(kind: str) -> str:
-    return f'"kind":{encode(kind).decode()}'
 
 
 def experience_view(exp: Experience) -> dict[str, Any]:

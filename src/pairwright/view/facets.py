@@ -1,13 +1,13 @@
 """Facets of a selection: counts of values and histograms, each with the condition that narrows the list to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
-from pairwright.view.row_queries import Numbers, RowQueries, Snapshot
+from pairwright.view.row_queries import Query, RowQueries
 
 MAX_VALUES = 8
 MAX_DISTINCT = 10  # numbers with at most this many distinct values are listed, not binned
@@ -16,23 +16,24 @@ NUM_BINS = 20
 
 @dataclass(frozen=True)
 class FacetColumn:
-    """A column to count: by value, or as a number."""
+    """A column to count: by value, as a number, or by the words in a text: each match of the pattern `word`."""
 
     name: str
     label: str
-    kind: Literal["value", "number", "words"] = "value"  # "words": a text of several words, each counted
+    kind: Literal["value", "number", "words"] = "value"
+    word: str = r"\S+"
+    show: Callable[[str], str] = str  # a word as people read it
 
 
-def count_facets(
-    rows: RowQueries, snapshot: Snapshot, numbers: Numbers | None, facets: Sequence[FacetColumn]
-) -> list[dict[str, Any]]:
-    """Count the values of columns over a selection; columns without any value are left out."""
-    ordered = None if numbers is None else np.sort(numbers)
+def count_facets(rows: RowQueries, query: Query, facets: Sequence[FacetColumn]) -> list[dict[str, Any]]:
+    """Count the values of columns over the rows of a query; columns without any value are left out."""
+    snapshot = rows.snapshot()
 
-    def count(frame: pl.DataFrame, _: int) -> list[Any]:
+    def count(frame: pl.DataFrame) -> list[Any]:
         return [_count_batch(frame[facet.name], facet) for facet in facets]
 
-    batches = rows.scan(snapshot, [facet.name for facet in facets], count, ordered)
+    numbers = rows.select(Query(query.where, query.text), snapshot)  # in the order of the table
+    batches = rows.scan(snapshot, [facet.name for facet in facets], count, numbers)
     results = []
     for position, facet in enumerate(facets):
         parts = [batch[position] for batch in batches]
@@ -56,8 +57,7 @@ def _count_batch(column: pl.Series, facet: FacetColumn) -> Any:
         # Values with their counts: most number columns have few distinct values.
         return np.unique(column.drop_nulls().cast(pl.Float64).to_numpy(), return_counts=True)
     if facet.kind == "words":
-        column = column.drop_nulls().str.split(" ").explode()
-        column = column.filter(column != "")
+        column = column.str.extract_all(facet.word).list.unique().explode().drop_nulls()
     return column.alias("value").cast(pl.String).value_counts()
 
 
@@ -70,7 +70,11 @@ def _values(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
     if not counts.height or (counts.height == 1 and facet.kind != "words"):
         return None
     values = [
-        {"value": value, "count": count, "where": _condition(facet, value)}
+        {
+            "value": facet.show(value) if facet.kind == "words" else value,
+            "count": count,
+            "where": _condition(facet, value),
+        }
         for value, count in counts.head(MAX_VALUES).iter_rows()
     ]
     return {"name": facet.name, "label": facet.label, "values": values, "others": max(0, counts.height - MAX_VALUES)}

@@ -20,7 +20,7 @@ from pairwright.store.table import Table
 from pairwright.view.experience_queries import add_beginnings, messages_view, plain
 from pairwright.view.facets import FacetColumn, count_facets
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import Derived, Numbers, Query, RowQueries, Snapshot
+from pairwright.view.row_queries import Derived, Query, RowQueries, Snapshot
 from pairwright.view.uid_maps import UidMap
 
 LISTED = (
@@ -58,7 +58,7 @@ class PairQueries:
         self._library = library
         self._file = item.path / FILE_NAME
         self.rows = RowQueries(item.key, lambda: [self._file], PAIR_SCHEMA, text=_CONTENT)
-        self._lint: tuple[Any, list[str | None], np.ndarray[Any, Any]] | None = None
+        self._lint: tuple[Any, pl.Series] | None = None  # findings of each pair, and the snapshot that they are of
         lengths = ("num_chosen_characters", "num_rejected_characters")
         self.rows.derived = {
             "length_ratio": Derived(pa.float64(), lengths, _length_ratio),
@@ -68,7 +68,7 @@ class PairQueries:
             self.rows.derived["source"] = Derived(
                 pa.string(),
                 ("chosen_uid",),
-                lambda frame, _: self._sources.look_up(frame["chosen_uid"]),
+                lambda frame: self._sources.look_up(frame["chosen_uid"]),
                 prepare=lambda: self._sources,
             )
 
@@ -93,12 +93,10 @@ class PairQueries:
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
         """Return facet counts over the matching pairs."""
-        snapshot = self.rows.snapshot()
-        numbers = self.rows.select(Query(query.where, query.text), snapshot)
         facets = [*FACETS, FacetColumn("lint", "lint", "words")]
         if self._tables:
             facets.append(FacetColumn("source", "source"))
-        return count_facets(self.rows, snapshot, numbers, facets)
+        return count_facets(self.rows, query, facets)
 
     def read_pair(self, query: Query, *, position: int | None = None, identity: str = "") -> dict[str, Any]:
         """Return the pair at a position of the list, or the one with an id and its position in the list, if any."""
@@ -141,23 +139,21 @@ class PairQueries:
         flags = _narrow_flags(self._file, tie_tolerance(self._item.path))
         if snapshot.num_rows <= MAX_LINTED_TEXTS:
             flags |= _text_flags(self.rows, snapshot) << len(NARROW_FINDINGS)
-        # The distinct combinations of findings as text, and for each pair the index of its combination.
-        kinds, codes = np.unique(flags, return_inverse=True)
-        self._lint = (snapshot.signature, [_names_text(int(kind)) for kind in kinds], codes.astype(np.uint16))
+        names = [_names_text(int(kind)) for kind in flags]
+        self._lint = snapshot.signature, pl.Series(names, dtype=pl.Categorical)
 
-    def _lint_words(self, frame: pl.DataFrame, numbers: Numbers) -> pl.Series:
+    def _lint_words(self, frame: pl.DataFrame) -> pl.Series:
         assert self._lint is not None
-        _, texts, codes = self._lint
-        return pl.Series(texts, dtype=pl.String)[codes[numbers].astype(np.int64)]
+        return self._lint[1].gather(frame["row"]).cast(pl.String)
 
     def _lint_names(self, number: int, snapshot: Snapshot) -> list[str]:
         # A single pair does not wait for the lint of all pairs, which the facets trigger.
         if self._lint is None or self._lint[0] != snapshot.signature:
             return []
-        return (self._lint[1][self._lint[2][number]] or "").split()
+        return (self._lint[1][number] or "").split()
 
 
-def _length_ratio(frame: pl.DataFrame, _: Numbers) -> pl.Series:
+def _length_ratio(frame: pl.DataFrame) -> pl.Series:
     ratio = pl.col("num_chosen_characters") / pl.col("num_rejected_characters")
     return frame.select(pl.when(pl.col("num_rejected_characters") > 0).then(ratio)).to_series()
 
@@ -192,8 +188,8 @@ def _text_flags(rows: RowQueries, snapshot: Snapshot) -> np.ndarray[Any, Any]:
     preferences: list[tuple[str, str, str]] = [("", "", "")] * snapshot.num_rows
     signatures: list[Signature | None] = [None] * min(MAX_SIGNED, snapshot.num_rows)
 
-    def look(frame: pl.DataFrame, start: int) -> None:
-        for number, (prompt, chosen_text, rejected_text) in enumerate(frame.iter_rows(), start):
+    def look(frame: pl.DataFrame) -> None:
+        for prompt, chosen_text, rejected_text, number in frame.iter_rows():
             chosen, rejected = messages_of(chosen_text or "[]"), messages_of(rejected_text or "[]")
             forms = canonical_messages(chosen), canonical_messages(rejected)
             words = side_words(chosen), side_words(rejected)

@@ -1,8 +1,8 @@
 """Queries over rows in Parquet files and journals: filter, search, sort, and read rows by their number.
 
-A row number is the position of a row in the table. A query reads the columns that it names, one batch of a row group at
-a time, and returns row numbers (8 bytes per row); texts are read only for the rows of a page. So memory is bounded by a
-few batches and a few selections, regardless of the size of the table.
+A row number is the position of a row in the table; every frame has it as the column `row`. A query reads the columns
+that it names, one batch of a row group at a time, and returns row numbers (8 bytes per row); texts are read only for
+the rows of a page. So memory is bounded by a few batches and a few selections, regardless of the size of the table.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +29,7 @@ from pairwright.store.conditions import parse_where
 R = TypeVar("R")
 Numbers = npt.NDArray[np.int64]
 BATCH_ROWS = 8192
-NEIGHBOURS = 256  # complete rows that are read together
-MAX_RECENT_BYTES = 16 * 2**20
-_RECENT = 4  # cached batches of complete rows
+_BATCH_OF_FEW = 256  # rows that are read together to get single rows
 _READ_BYTES = 2**20  # of a compressed column at a time; the default is a whole column of a row group
 MAX_PAGE = 500
 MAX_TEXT = 1000  # characters of a search
@@ -52,15 +50,14 @@ class Abandoned(PairwrightError):
 
 @dataclass(frozen=True)
 class Derived:
-    """A column that is computed from others: its type, the columns it needs, and the function.
+    """A column that is computed from others: its type, the columns it needs, and the function of a frame with these.
 
-    The function gets a frame with these columns and its row numbers. `prepare` is called once before a scan, on the
-    thread of the query, to load data that the function needs.
+    `prepare` is called once before a scan, on the thread of the query, to load data that the function needs.
     """
 
     type: pa.DataType
     needs: tuple[str, ...]
-    compute: Callable[[pl.DataFrame, Numbers], pl.Series]
+    compute: Callable[[pl.DataFrame], pl.Series]
     prepare: Callable[[], object] = lambda: None
 
 
@@ -89,8 +86,7 @@ class Snapshot:
     """The pieces of a table at one moment; equal signatures have equal rows."""
 
     pieces: list[Piece]
-    signature: tuple[Any, ...]
-    starts: Numbers = field(repr=False)
+    signature: tuple[Any, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -106,6 +102,7 @@ class RowQueries:
         schema: Its columns.
         text: The columns that are searched, which contain JSON text.
         read_journal: Reads a file that is not Parquet.
+        always: Conditions on all queries.
     """
 
     def __init__(
@@ -116,6 +113,7 @@ class RowQueries:
         *,
         text: Sequence[str] = (),
         read_journal: Callable[[Path], pa.Table] | None = None,
+        always: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.schema = schema
@@ -123,10 +121,10 @@ class RowQueries:
         self._list_files = list_files
         self._text = tuple(text)
         self._read_journal = read_journal
+        self._always = always
         self._lock = threading.RLock()  # one scan at a time, to bound memory
-        self._footers: dict[tuple[str, int, int], Any] = {}
+        self._snapshot = Snapshot([])
         self._selections: OrderedDict[tuple[Any, ...], Numbers] = OrderedDict()
-        self._recent: OrderedDict[tuple[Path, int, int], pa.RecordBatch] = OrderedDict()
 
     @property
     def columns(self) -> pa.Schema:
@@ -134,46 +132,38 @@ class RowQueries:
         return pa.schema([*self.schema, *((name, column.type) for name, column in self.derived.items())])
 
     def snapshot(self) -> Snapshot:
-        """List the current row groups of the table; footers are read once per file."""
+        """List the current row groups of the table; footers and journals are read when a file has changed."""
         with self._lock:
-            pieces: list[Piece] = []
-            signature, footers, start = [], {}, 0
-            for path in self._list_files():
-                stat = path.stat()
-                key = (path.name, stat.st_mtime_ns, stat.st_size)
-                content = self._footers.get(key)
-                if content is None:
-                    content = self._read_sizes(path)
-                footers[key] = content
-                signature.append(key)
-                if isinstance(content, pa.Table):
-                    pieces.append(Piece(path, start, content.num_rows, rows=content))
-                    start += content.num_rows
-                    continue
-                for group, num_rows in enumerate(content):
-                    pieces.append(Piece(path, start, num_rows, group))
-                    start += num_rows
-            if footers.keys() != self._footers.keys():
-                self._recent.clear()
-            self._footers = footers  # files that are gone are forgotten
-            starts = np.array([piece.start for piece in pieces], np.int64)
-            return Snapshot([piece for piece in pieces if piece.num_rows], tuple(signature), starts)
+            files = [(path, path.stat()) for path in self._list_files()]
+            signature = tuple((path.name, stat.st_mtime_ns, stat.st_size) for path, stat in files)
+            if signature != self._snapshot.signature:
+                self._snapshot = Snapshot(self._list_pieces([path for path, _ in files]), signature)
+            return self._snapshot
 
-    def _read_sizes(self, path: Path) -> Any:
-        """Return the number of rows of each row group; for a journal, the rows themselves."""
-        if path.suffix != ".parquet" and self._read_journal is not None:
-            return self._read_journal(path)
-        try:
-            footer = pq.read_metadata(path)
-        except (OSError, pa.ArrowException) as error:
-            raise TableError(f"{path}: cannot be read: {error}") from error
-        return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+    def _list_pieces(self, paths: Sequence[Path]) -> list[Piece]:
+        pieces: list[Piece] = []
+        start = 0
+        for path in paths:
+            groups: list[tuple[int, pa.Table | None]]
+            if path.suffix != ".parquet" and self._read_journal is not None:
+                journal = self._read_journal(path)
+                groups = [(journal.num_rows, journal)]
+            else:
+                try:
+                    footer = pq.read_metadata(path)
+                except (OSError, pa.ArrowException) as error:
+                    raise TableError(f"{path}: cannot be read: {error}") from error
+                groups = [(footer.row_group(number).num_rows, None) for number in range(footer.num_row_groups)]
+            for group, (num_rows, rows) in enumerate(groups):
+                pieces.append(Piece(path, start, num_rows, group, rows))
+                start += num_rows
+        return [piece for piece in pieces if piece.num_rows]
 
     def scan(
         self,
         snapshot: Snapshot,
         columns: Sequence[str],
-        function: Callable[[pl.DataFrame, int], R],
+        function: Callable[[pl.DataFrame], R],
         numbers: Numbers | None = None,
     ) -> list[R]:
         """Apply a function to the rows, batch by batch on a few threads; returns results in row order.
@@ -181,34 +171,16 @@ class RowQueries:
         Args:
             snapshot: The table.
             columns: The columns to read, including derived ones.
-            function: Gets a frame and the number of its first row.
-            numbers: Read only these rows (ascending); the frame then has only them.
+            function: Gets a frame with these columns and `row`.
+            numbers: Read only these rows, in table order.
         """
-        wanted = self._needed(columns)
+        ordered = None if numbers is None else np.sort(numbers)
         is_abandoned = abandoned.get()  # read here: the threads below have their own context
-
-        def check() -> None:
-            if is_abandoned is not None and is_abandoned.is_set():
-                raise Abandoned("the client has gone: the search was ended")
+        self._prepare(columns)
 
         def read(piece: Piece) -> list[R]:
-            check()
-            results, first = [], piece.start
-            last = piece.start + piece.num_rows
-            if numbers is not None and not np.searchsorted(numbers, last) - np.searchsorted(numbers, first):
-                return []
-            for batch in self._batches(piece, wanted):
-                check()
-                frame, own = pl.DataFrame(batch), np.arange(first, first + batch.num_rows)
-                if numbers is not None:
-                    low, high = np.searchsorted(numbers, (first, first + batch.num_rows))
-                    own = numbers[low:high]
-                    frame = frame[own - first]
-                frame = self._with_derived(frame, columns, own)
-                if frame.height:
-                    results.append(function(frame, first))
-                first += batch.num_rows
-            return results
+            frames = self._frames(piece, columns, ordered, BATCH_ROWS, is_abandoned)
+            return [function(frame) for frame in frames]
 
         with self._lock, ThreadPoolExecutor(_THREADS) as threads:
             try:
@@ -216,58 +188,55 @@ class RowQueries:
             finally:
                 pa.default_memory_pool().release_unused()
 
+    def collect(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        where: pl.Expr | None = None,
+        numbers: Numbers | None = None,
+    ) -> pl.DataFrame:
+        """Return `row` and these columns of all rows, or of those that satisfy a condition, in table order."""
+        needed = list(dict.fromkeys([*columns, *([] if where is None else where.meta.root_names())]))
+
+        def keep(frame: pl.DataFrame) -> pl.DataFrame:
+            return (frame if where is None else frame.filter(where)).select("row", *columns)
+
+        fields = [("row", pa.int64()), *((name, self.columns.field(name).type) for name in columns)]
+        empty = pl.DataFrame(pa.Table.from_batches([], schema=pa.schema(fields)))
+        return pl.concat([empty, *self.scan(snapshot, needed, keep, numbers)], how="vertical_relaxed")
+
     def select(self, query: Query, snapshot: Snapshot) -> Numbers | None:
         """Return the row numbers of a query in its order; None means all rows in table order."""
-        if not (query.where or query.text or query.sort):
+        if not (self._always or query.where or query.text or query.sort):
             return None
         key = (snapshot.signature, query)
         with self._lock:
-            if key in self._selections:
-                self._selections.move_to_end(key)
-                return self._selections[key]
-            numbers = self._search(query, snapshot)
-            self._selections[key] = numbers
+            if key not in self._selections:
+                self._selections[key] = self._search(query, snapshot)
+            self._selections.move_to_end(key)
             if len(self._selections) > _SELECTIONS:
                 self._selections.popitem(last=False)
-            return numbers
+            return self._selections[key]
 
     def _search(self, query: Query, snapshot: Snapshot) -> Numbers:
-        conditions = [self._parse(clause) for clause in self._checked(query.where)]
+        if len(query.where) > MAX_CLAUSES or any(len(clause) > MAX_CLAUSE_CHARACTERS for clause in query.where):
+            raise ConfigError(f"where: at most {MAX_CLAUSES} conditions of {MAX_CLAUSE_CHARACTERS:,} characters")
+        conditions = [parse_where(clause, self.columns, option="where") for clause in (*self._always, *query.where)]
         name = query.sort.removeprefix("-")
         if name and name not in self.columns.names:
             raise ConfigError(f"sort: no column {name!r}; there are {', '.join(self.columns.names)}")
         if query.text:
             conditions.append(self._contains(query.text))
-        roots = dict.fromkeys(root for condition in conditions for root in condition.meta.root_names())
-        columns = [*roots, *([name] if name and name not in roots else [])]
-
-        def keep(frame: pl.DataFrame, start: int) -> pl.DataFrame:
-            rows = frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("\0row") + start)
-            rows = rows.filter(*conditions) if conditions else rows
-            # The row number and the sort key, under names that no column has.
-            return rows.select("\0row", *([pl.col(name).alias("\0key")] if name else []))
-
-        frames = self.scan(snapshot, columns, keep)
-        rows = pl.concat(frames) if frames else pl.DataFrame({"\0row": pl.Series([], dtype=pl.Int64)})
-        numbers = np.asarray(rows["\0row"].to_numpy(), np.int64)
-        if not name or not frames:
+        rows = self.collect(snapshot, [name] if name else [], pl.all_horizontal(conditions) if conditions else None)
+        numbers: Numbers = rows["row"].to_numpy()
+        if not name:
             return numbers
         # Only keys are sorted, not (number, key): half the memory. Equal keys stay in table order.
-        keys = rows["\0key"]
-        del frames, rows
-        order = pl.DataFrame({"key": keys}).select(
-            pl.arg_sort_by("key", descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
+        order = rows.select(
+            pl.arg_sort_by(name, descending=query.sort.startswith("-"), nulls_last=True, maintain_order=True)
         )
-        ordered: Numbers = numbers[order.to_series().to_numpy()]
-        return ordered
-
-    def _checked(self, where: tuple[str, ...]) -> tuple[str, ...]:
-        if len(where) > MAX_CLAUSES or any(len(clause) > MAX_CLAUSE_CHARACTERS for clause in where):
-            raise ConfigError(f"where: at most {MAX_CLAUSES} conditions of {MAX_CLAUSE_CHARACTERS:,} characters")
-        return where
-
-    def _parse(self, clause: str) -> pl.Expr:
-        return parse_where(clause, self.columns, option="where")
+        del rows
+        return np.asarray(numbers[order.to_series().to_numpy()], np.int64)
 
     def _contains(self, text: str) -> pl.Expr:
         """Return the condition that a text column contains a text, ignoring case."""
@@ -288,36 +257,33 @@ class RowQueries:
         ordered = np.unique(wanted)
         if len(ordered) and not 0 <= ordered[0] <= ordered[-1] < snapshot.num_rows:
             raise TableError(f"{self.name}: no row {ordered[-1]:,}; there are {snapshot.num_rows:,}")
-        needed = self._needed(columns)
-        frames = []
-        for piece in snapshot.pieces:
-            low, high = np.searchsorted(ordered, (piece.start, piece.start + piece.num_rows))
-            if low == high:
-                continue
-            first = piece.start
-            for batch in self._batches(piece, needed):
-                part = ordered[low:high]
-                here = part[(part >= first) & (part < first + batch.num_rows)] - first
-                if len(here):
-                    # Selected first, so that derived columns are computed for few rows.
-                    frames.append(self._with_derived(pl.DataFrame(batch)[here], columns, here + first).select(columns))
-                first += batch.num_rows
-                if first > part[-1]:
-                    break
+        self._prepare(columns)
+        frames = [
+            frame.select(columns)
+            for piece in snapshot.pieces
+            for frame in self._frames(piece, columns, ordered, _BATCH_OF_FEW)
+        ]
         if not frames:
             return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
         return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
+
+    def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
+        """Read one complete row as a record batch."""
+        row = self.take_frame([number], self.schema.names, snapshot).to_arrow().cast(self.schema)
+        (batch,) = row.to_batches()
+        return batch
 
     def read_page(self, query: Query, offset: int, limit: int, columns: Sequence[str]) -> dict[str, Any]:
         """Return a page of a list: rows with some columns, the number of matches, and of all rows."""
         snapshot = self.snapshot()
         numbers = self.select(query, snapshot)
+        whole = self.select(Query(), snapshot)
         num_matches = snapshot.num_rows if numbers is None else len(numbers)
         stop = min(offset + limit, num_matches)
         page = list(range(offset, stop)) if numbers is None else numbers[offset:stop].tolist()
         rows = self.take(page, columns, snapshot) if page else []
         return {
-            "total": snapshot.num_rows,
+            "total": snapshot.num_rows if whole is None else len(whole),
             "matches": num_matches,
             "offset": offset,
             "rows": [{"row": number, **row} for number, row in zip(page, rows, strict=True)],
@@ -330,57 +296,58 @@ class RowQueries:
         rows = self.take(numbers, self._text, snapshot)
         return [next(filter(None, (_snippet(value, name, text) for name, value in row.items())), None) for row in rows]
 
-    def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
-        """Read one complete row as a record batch."""
-        piece = next((piece for piece in snapshot.pieces if 0 <= number - piece.start < piece.num_rows), None)
-        if piece is None:
-            raise TableError(f"{self.name}: no row {number:,}; there are {snapshot.num_rows:,}")
-        # A user who steps through a list reads neighbours next: the last few batches are cached.
-        for (path, group, first), batch in list(self._recent.items()):
-            if (path, group) == (piece.path, piece.group) and first <= number < first + batch.num_rows:
-                return batch.slice(number - first, 1)
-        first = piece.start
-        for batch in self._batches(piece, self.schema.names, NEIGHBOURS):
-            if number < first + batch.num_rows:
-                if batch.nbytes <= MAX_RECENT_BYTES:
-                    self._recent[piece.path, piece.group, first] = batch
-                    while len(self._recent) > _RECENT:
-                        self._recent.popitem(last=False)
-                return batch.slice(number - first, 1)
-            first += batch.num_rows
-        raise TableError(f"{self.name}: row {number:,} is gone: open the list again")
-
     def find(self, column: str, value: str, snapshot: Snapshot, near: int | None = None) -> int:
         """Return the number of the row with this value in a column, trying `near` first; raises TableError if none."""
         if near is not None and 0 <= near < snapshot.num_rows:
             (row,) = self.take([near], [column], snapshot)
             if row[column] == value:
                 return near
-        hits = self.scan(snapshot, [column], lambda frame, start: _first(frame, column, value, start))
-        number = next((hit for hit in hits if hit is not None), None)
-        if number is None:
+        rows = self.collect(snapshot, [], pl.col(column) == value)
+        if not rows.height:
             raise TableError(f"{self.name}: no row with {column} {value!r:.200}; it may have been deleted since")
-        return number
+        return int(rows["row"][0])
 
-    def _needed(self, columns: Sequence[str]) -> list[str]:
-        """Return the file columns that are needed for these columns, and prepare derived ones."""
-        lists = [self.derived[name].needs if name in self.derived else (name,) for name in columns]
-        unknown = [name for names in lists for name in names if name not in self.schema.names]
-        if unknown:
-            raise TableError(f"{self.name}: no column {unknown[0]!r}")
+    def _prepare(self, columns: Sequence[str]) -> None:
         for name in columns:
             if name in self.derived:
                 self.derived[name].prepare()
+
+    def _frames(
+        self,
+        piece: Piece,
+        columns: Sequence[str],
+        numbers: Numbers | None,
+        num_rows: int,
+        is_abandoned: threading.Event | None = None,
+    ) -> Iterator[pl.DataFrame]:
+        """Yield frames of a piece with these columns and `row`; with `numbers` (ascending), only these rows."""
+        lists = [self.derived[name].needs if name in self.derived else (name,) for name in columns]
         # A query without columns still counts rows: use the first column, which is small.
-        return list(dict.fromkeys(name for names in lists for name in names)) or [self.schema.names[0]]
+        needed = list(dict.fromkeys(name for names in lists for name in names)) or [self.schema.names[0]]
+        if numbers is not None:
+            numbers = numbers[slice(*np.searchsorted(numbers, (piece.start, piece.start + piece.num_rows)))]
+            if not len(numbers):
+                return
+        first = piece.start
+        for batch in self._batches(piece, needed, num_rows):
+            if is_abandoned is not None and is_abandoned.is_set():
+                raise Abandoned("the client has gone: the search was ended")
+            own = np.arange(first, first + batch.num_rows)
+            if numbers is not None:
+                own = numbers[slice(*np.searchsorted(numbers, (first, first + batch.num_rows)))]
+            if len(own):
+                frame = pl.DataFrame(batch)
+                if len(own) < batch.num_rows:  # selected first, so that derived columns are computed for few rows
+                    frame = frame[own - first]
+                frame = frame.with_columns(row=pl.Series(own, dtype=pl.Int64))
+                extra = [self.derived[name].compute(frame).alias(name) for name in columns if name in self.derived]
+                yield frame.with_columns(extra)
+            first += batch.num_rows
+            if numbers is not None and first > numbers[-1]:
+                return
 
-    def _with_derived(self, frame: pl.DataFrame, columns: Sequence[str], numbers: Numbers) -> pl.DataFrame:
-        extra = [self.derived[name].compute(frame, numbers).alias(name) for name in columns if name in self.derived]
-        return frame.with_columns(extra) if extra else frame
-
-    def _batches(self, piece: Piece, columns: Sequence[str], num_rows: int | None = None) -> Iterator[pa.RecordBatch]:
+    def _batches(self, piece: Piece, columns: Sequence[str], num_rows: int) -> Iterator[pa.RecordBatch]:
         """Read a piece in batches. Columns that an older file lacks are null."""
-        num_rows = num_rows or BATCH_ROWS
         if piece.rows is not None:
             yield from piece.rows.select(columns).to_batches(max_chunksize=num_rows)
             return
@@ -428,8 +395,3 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _strings(item)
-
-
-def _first(frame: pl.DataFrame, column: str, value: str, start: int) -> int | None:
-    positions = (frame[column] == value).arg_true()
-    return start + int(positions[0]) if len(positions) else None

@@ -19,6 +19,8 @@ from pairwright.view.library import Item, Library
 
 MAX_TASKS = 100_000  # maximum listed tasks of an evaluation
 MAX_RUNS_OF_TASK = 20
+_TASK_COLUMNS = {"task": str, "runs": int, "before": float, "after": float, "difference": float, "outcome": str}
+_METRIC = ("name", "better", "tasks", "before", "after", "difference", "wins", "draws", "losses", "num_regressions")
 _OUTCOMES = {"loss": 0, "draw": 1, "win": 2}  # regressions first
 
 
@@ -65,7 +67,6 @@ class RunQueries:
         tables = [other for other in own if other.kind == "experiences" and "/evaluation/" not in other.key]
         pairs = [other for other in own if other.kind == "pairs"]
         evaluation = None if run is None or run.evaluation is None else read_evaluation(run.evaluation)
-        metric = (evaluation.get("metrics") or [None])[0] if evaluation else None
         statuses = (
             [read_status(stages.train.parent, strict=False) for stages in run.rounds if stages.train] if run else []
         )
@@ -77,12 +78,7 @@ class RunQueries:
                 "pairs": sum(_count_pairs(table.path) for table in pairs),
                 "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
                 "passed": None if not evaluation or not evaluation.get("gate") else evaluation["gate"]["passed"],
-                "metric": None
-                if metric is None
-                else {
-                    name: metric[name]
-                    for name in ("name", "before", "after", "difference", "wins", "draws", "losses", "better", "tasks")
-                },
+                "metric": next(iter(_metrics(evaluation)), None) if evaluation else None,
                 "modified": item.path.stat().st_mtime,
                 "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
             }
@@ -127,19 +123,12 @@ class RunQueries:
                 rows = list(itertools.islice(csv.DictReader(file), MAX_TASKS * max(1, len(names))))
         except OSError as error:
             raise PairwrightError(f"{item.path / TASKS_NAME}: {error.strerror or error}") from None
-        own = [
-            {
-                "task": row["task"],
-                "runs": int(row["runs"]),
-                "before": float(row["before"]),
-                "after": float(row["after"]),
-                "difference": float(row["difference"]),
-                "outcome": row["outcome"],
-            }
+        own: list[dict[str, Any]] = [
+            {name: kind(row[name]) for name, kind in _TASK_COLUMNS.items()}
             for row in rows
             if row["metric"] == wanted and text.lower() in row["task"].lower()
         ]
-        own.sort(key=lambda row: (_OUTCOMES.get(str(row["outcome"]), 1), -abs(float(row["difference"])), row["task"]))
+        own.sort(key=lambda row: (_OUTCOMES.get(row["outcome"], 1), -abs(row["difference"]), row["task"]))
         return {
             "matches": len(own),
             "offset": offset,
@@ -184,8 +173,7 @@ def _count_pairs(folder: Path) -> int:
 
 
 def _metrics(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
-    names = ("name", "better", "tasks", "before", "after", "difference", "wins", "draws", "losses", "num_regressions")
-    return [{name: metric.get(name) for name in names} for metric in evaluation.get("metrics") or []]
+    return [{name: metric.get(name) for name in _METRIC} for metric in evaluation.get("metrics") or []]
 
 
 def _curves(run: RunFolder) -> list[dict[str, Any]]:

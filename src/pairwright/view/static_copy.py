@@ -32,13 +32,6 @@ class Selection:
     limit: int = 200
 
 
-@dataclass
-class _Copy:
-    title: str
-    answers: dict[str, Any] = field(default_factory=dict)
-    lists: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Exported:
     """The written page, its size, and for each table the number of exported and of matching rows."""
@@ -61,83 +54,88 @@ def export_view(
         show: Called with the number of tables done and in total.
     """
     items = list(answers.library.items.values())
-    copy = _Copy(title=", ".join(path.name for path in answers.library.paths))
-    counts: dict[str, tuple[int, int]] = {}
-    whole: list[str] = []
-    _ask(answers, copy, "library")
-    _ask(answers, copy, "runs.list")
+    copy = _Copy(answers, selection)
+    copy.ask("library")
+    copy.ask("runs.list")
     for number, item in enumerate(items):
-        _add_item(answers, copy, item, selection, counts, whole)
+        copy.add(item)
         show(number + 1, len(items))
     tables = [item for item in items if item.kind in ("experiences", "pairs")]
-    if selection.where is not None and tables and len(whole) == len(tables):
+    if selection.where is not None and tables and len(copy.whole) == len(tables):
         raise ConfigError(f"--where {selection.where!r}: no table here has these columns")
     page = output / "index.html"
-    content = _page(copy)
+    title = ", ".join(path.name for path in answers.library.paths)
+    content = _page(title, {"title": title, "answers": copy.known, "lists": copy.lists})
     write_bytes(page, content)
-    return Exported(page, len(content), counts, whole)
+    return Exported(page, len(content), copy.counts, copy.whole)
 
 
-def _add_item(
-    answers: Answers,
-    copy: _Copy,
-    item: Item,
-    selection: Selection,
-    counts: dict[str, tuple[int, int]],
-    whole: list[str],
-) -> None:
-    """Precompute all answers about one table that the page may request."""
-    source = item.key
-    if item.kind == "run":
-        _ask(answers, copy, "runs.run", source=source)
-        return
-    if item.kind == "evaluation":
-        rows = _list(answers, copy, "evaluation.tasks", selection.limit, counts, source=source)
-        for row in rows:
-            _ask(answers, copy, "evaluation.task", source=source, task=row["task"])
-        return
-    narrowed: dict[str, Any] = {"source": source}
-    if item.kind != "tokens":
-        narrowed |= {"q": selection.text} if selection.text else {}
-        if selection.where is not None:
-            try:
-                answers.answer(f"{item.kind}.rows", {"source": [source], "w": [selection.where], "limit": ["1"]})
-                narrowed["w"] = selection.where
-            except ConfigError as error:
-                if "no column" not in str(error):
-                    raise
-                whole.append(source)  # the condition is for another kind of table
-    rows = _list(answers, copy, f"{item.kind}.rows", selection.limit, counts, **narrowed)
-    for row in rows:
-        if item.kind == "experiences":
-            _ask(answers, copy, "experiences.record", source=source, uid=row["uid"])
-            _ask(answers, copy, "experiences.lineage", source=source, uid=row["uid"])
-        elif item.kind == "pairs":
-            _ask(answers, copy, "pairs.pair", source=source, id=row["id"])
-        else:
-            _ask(answers, copy, "tokens.sequence", source=source, row=str(row["row"]))
+@dataclass
+class _Copy:
+    """The answers that the page may request, by question and parameters, and the first rows of its lists."""
 
+    answers: Answers
+    selection: Selection
+    known: dict[str, Any] = field(default_factory=dict)
+    lists: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    whole: list[str] = field(default_factory=list)
 
-def _ask(answers: Answers, copy: _Copy, question: str, **asked: str) -> None:
-    key = f"{question}?{_query_text(asked)}"
-    copy.answers[key] = answers.answer(question, {name: [value] for name, value in asked.items()})
+    def add(self, item: Item) -> None:
+        """Add all answers about one item."""
+        source = item.key
+        if item.kind == "run":
+            self.ask("runs.run", source=source)
+            return
+        if item.kind == "evaluation":
+            for row in self._list("evaluation.tasks", source=source):
+                self.ask("evaluation.task", source=source, task=row["task"])
+            return
+        narrowed = {"source": source}
+        if item.kind != "tokens":
+            narrowed |= {"q": self.selection.text} if self.selection.text else {}
+            narrowed |= self._condition(item)
+        for row in self._list(f"{item.kind}.rows", **narrowed):
+            if item.kind == "experiences":
+                self.ask("experiences.record", source=source, uid=row["uid"])
+                self.ask("experiences.lineage", source=source, uid=row["uid"])
+            elif item.kind == "pairs":
+                self.ask("pairs.pair", source=source, id=row["id"])
+            else:
+                self.ask("tokens.sequence", source=source, row=str(row["row"]))
 
+    def ask(self, question: str, **asked: str) -> None:
+        answer = self.answers.answer(question, {name: [value] for name, value in asked.items()})
+        self.known[f"{question}?{_query_text(asked)}"] = answer
 
-def _list(
-    answers: Answers, copy: _Copy, question: str, limit: int, counts: dict[str, tuple[int, int]], **asked: str
-) -> list[dict[str, Any]]:
-    """Read the first rows of a list, page by page, and store them under the name of the list."""
-    parameters = {name: [value] for name, value in asked.items()}
-    rows: list[dict[str, Any]] = []
-    while True:
-        page = {"offset": [str(len(rows))], "limit": [str(min(MAX_PAGE, limit - len(rows)))]}
-        answer = answers.answer(question, {**parameters, **page})
-        rows += answer["rows"]
-        if len(rows) >= min(limit, answer["matches"]) or not answer["rows"]:
-            break
-    counts[asked["source"]] = (len(rows), answer["matches"])
-    copy.lists[f"{question}?source={asked['source']}"] = {**answer, "rows": rows, "matches": len(rows)}
-    return rows
+    def _condition(self, item: Item) -> dict[str, str]:
+        """Return the condition of the selection as a parameter, unless it is for another kind of table."""
+        where = self.selection.where
+        if where is None:
+            return {}
+        try:
+            self.answers.answer(f"{item.kind}.rows", {"source": [item.key], "w": [where], "limit": ["1"]})
+        except ConfigError as error:
+            if "no column" not in str(error):
+                raise
+            self.whole.append(item.key)
+            return {}
+        return {"w": where}
+
+    def _list(self, question: str, **asked: str) -> list[dict[str, Any]]:
+        """Read the first rows of a list, page by page, and store them under the name of the list."""
+        parameters = {name: [value] for name, value in asked.items()}
+        limit = self.selection.limit
+        rows: list[dict[str, Any]] = []
+        while True:
+            page = {"offset": [str(len(rows))], "limit": [str(min(MAX_PAGE, limit - len(rows)))]}
+            answer = self.answers.answer(question, {**parameters, **page})
+            rows += answer["rows"]
+            if len(rows) >= min(limit, answer["matches"]) or not answer["rows"]:
+                break
+        self.counts[asked["source"]] = (len(rows), answer["matches"])
+        self.lists[f"{question}?source={asked['source']}"] = {**answer, "rows": rows, "matches": len(rows)}
+        return rows
 
 
 def _query_text(asked: dict[str, str]) -> str:
@@ -149,7 +147,7 @@ def _escape(text: str) -> str:
     return quote_plus(text, safe="*").replace("~", "%7E")
 
 
-def _page(copy: _Copy) -> bytes:
+def _page(title: str, content: dict[str, Any]) -> bytes:
     script, style = ((BUILT / name).read_text(encoding="utf-8") for name in ("view.js", "view.css"))
     assert "</script" not in script.lower(), "the script ends where it should not"
     assert "</style" not in style.lower(), "the style ends where it should not"
@@ -158,14 +156,13 @@ def _page(copy: _Copy) -> bytes:
         "base-uri 'none'; form-action 'none'"
     )
     # "<" is escaped in JSON strings, so that no record text can end the element.
-    data = msgspec.json.encode({"title": copy.title, "answers": copy.answers, "lists": copy.lists})
-    text = data.decode().replace("<", "\\u003c")
+    text = msgspec.json.encode(content).decode().replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f'<title>{html.escape(copy.title)} · pairwright</title>\n<link rel="icon" href="data:,">\n'
+        f'<title>{html.escape(title)} · pairwright</title>\n<link rel="icon" href="data:,">\n'
         f"<style>{style}</style>\n</head>\n<body>\n"
         f'<div id="app"></div>\n<script type="application/json" id="copy">{text}</script>\n'
         f"<script>{script}</script>\n</body>\n</html>\n"

@@ -4,7 +4,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -20,7 +19,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.view.experience_queries import plain
 from pairwright.view.facets import FacetColumn, count_facets
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import Derived, Query, RowQueries, Snapshot
+from pairwright.view.row_queries import Derived, Query, RowQueries
 
 LISTED = ("id", "side", "number", "prompt_length", "num_tokens", "num_trained", "refusal")
 MAX_TOKENS = 50_000  # maximum tokens of a sequence that are sent
@@ -39,10 +38,10 @@ class TokenQueries:
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
-        self.rows = RowQueries(item.key, self._list_files, SCHEMA)
+        self.rows = RowQueries(item.key, self._list_files, SCHEMA, always=(f"{_OWN} = true",))
         self.rows.derived = {
             _OWN: Derived(
-                pa.bool_(), ("key",), lambda frame, _: frame["key"].is_in(self._keys), prepare=lambda: self._keys
+                pa.bool_(), ("key",), lambda frame: frame["key"].is_in(self._keys), prepare=lambda: self._keys
             )
         }
 
@@ -53,26 +52,13 @@ class TokenQueries:
     def _keys(self) -> pl.Series:
         return pl.read_parquet(self._item.path / ITEMS)["key"].unique().implode()
 
-    def _select(self, query: Query, snapshot: Snapshot) -> np.ndarray[Any, Any]:
-        numbers = self.rows.select(Query((*query.where, f"{_OWN} = true"), "", query.sort), snapshot)
-        assert numbers is not None
-        return numbers
-
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
         """Return a page of the list: sequences and refusals of the last run, and the counts of the manifest."""
-        snapshot = self.rows.snapshot()
-        numbers = self._select(query, snapshot)
-        total = len(self._select(Query(), snapshot)) if query.where else len(numbers)
-        page = numbers[offset : offset + limit].tolist()
-        rows = self.rows.take(page, LISTED, snapshot) if page else []
+        page = self.rows.read_page(Query(query.where, "", query.sort), offset, limit, LISTED)
         manifest = self._manifest
         return {
-            "total": total,
-            "matches": len(numbers),
-            "offset": offset,
-            "rows": [
-                {"row": number, **row, "task": self._task(row["id"])} for number, row in zip(page, rows, strict=True)
-            ],
+            **page,
+            "rows": [{**row, "task": self._task(row["id"])} for row in page["rows"]],
             "columns": list(SCHEMA.names),
             "losses": describe_losses(manifest) if "items" in manifest else [],
             "counts": {
@@ -83,8 +69,7 @@ class TokenQueries:
         }
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        snapshot = self.rows.snapshot()
-        return count_facets(self.rows, snapshot, self._select(Query(query.where), snapshot), FACETS)
+        return count_facets(self.rows, Query(query.where), FACETS)
 
     def read_sequence(self, row: int) -> dict[str, Any]:
         """Return the tokens of one sequence: ids, texts (if the tokenizer is found), paint, mask, log-probabilities."""

@@ -9,13 +9,12 @@ last feedback on a response or session counts.
 
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 import polars as pl
 
 from pairwright.errors import ConfigError
-from pairwright.paths import append_synced, write_bytes
+from pairwright.paths import append_synced, whole_lines, write_bytes
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.store.table import Table
@@ -52,7 +51,7 @@ class FeedbackLog:
     def __init__(self, table: Table) -> None:
         self._table, self._path = table, table.folder / FILE
         self._lock = threading.Lock()
-        self._lines = _read(self._path)
+        self._lines = [msgspec.json.decode(line, type=Feedback) for line in whole_lines(self._path)]
         self._by_response: dict[str, list[Feedback]] = {}
         for item in self._lines:
             self._index(item)
@@ -84,40 +83,52 @@ class FeedbackLog:
             lines = list(self._lines)
         if not lines:
             return 0
-        wanted = self._match_rows(lines)
-        changed = 0
+        wanted, unknown = self._match_rows(lines)
         uids = list(wanted)
-        for start in range(0, len(uids), _ROWS):
-            changed += self._replace({uid: wanted[uid] for uid in uids[start : start + _ROWS]})
+        changed = sum(
+            self._replace({uid: wanted[uid] for uid in uids[start : start + _ROWS]})
+            for start in range(0, len(uids), _ROWS)
+        )
         with self._lock:
-            self._forget(lines)
+            # kept: feedback on responses that are not recorded yet, and what arrived meanwhile
+            self._lines = unknown + self._lines[len(lines) :]
+            write_bytes(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in self._lines))
+            self._by_response = {}
+            for item in self._lines:
+                self._index(item)
         return changed
 
-    def _match_rows(self, lines: list[Feedback]) -> dict[str, Feedback]:
-        """Return the feedback for each row by uid; feedback by response id overrides feedback by session."""
-        # a uid is the JSON array [batch, task, run, step, suffix]; the suffix is "<response id>#<choice>"
-        frame = self._table.lazy().select(
-            "uid", "reward", "task", pl.col("uid").str.json_path_match("$[4]").alias("suffix")
+    def _match_rows(self, lines: list[Feedback]) -> tuple[dict[str, Feedback], list[Feedback]]:
+        """Return the feedback for each row by uid, and feedback on responses that the table does not have.
+
+        Feedback by response id overrides feedback by session, and later feedback overrides earlier.
+        """
+        given = pl.LazyFrame(
+            [(number, item.response_id, item.choice, item.session) for number, item in enumerate(lines)],
+            schema={"number": pl.Int64, "response": pl.String, "choice": pl.Int64, "session": pl.String},
+            orient="row",
         )
-        responses = {item.response_id for item in lines if item.response_id is not None}
-        named = frame.with_columns(response=pl.col("suffix").str.replace(r"#\d+$", ""))
-        matches = named.filter(pl.col("response").is_in(list(responses))).collect()
-        wanted: dict[str, Feedback] = {}
-        for item in lines:  # in order of arrival: later feedback overwrites earlier
-            if item.response_id is None:
-                continue
-            rows = matches.filter(pl.col("response") == item.response_id)
-            for uid, suffix in zip(rows["uid"], rows["suffix"], strict=True):
-                if item.choice is None or suffix.endswith(f"#{item.choice}"):
-                    wanted[uid] = item
-        sessions = {item.session: item for item in lines if item.session is not None}
-        if sessions:
-            for batch in self._table.scan(where=pl.col("reward").is_null(), columns=["uid", "info"]):
-                for uid, info in zip(batch["uid"].to_pylist(), batch["info"].to_pylist(), strict=True):
-                    session = msgspec.json.decode(info or b"{}", type=dict[str, object]).get("session")
-                    if isinstance(session, str) and session in sessions and uid not in wanted:
-                        wanted[uid] = sessions[session]
-        return wanted
+        # a uid is the JSON array [batch, task, run, step, suffix]; the suffix is "<response id>#<choice>"
+        suffix = pl.col("uid").str.json_path_match("$[4]")
+        rows = self._table.lazy().select(
+            "uid",
+            "reward",
+            response=suffix.str.replace(r"#\d+$", ""),
+            own_choice=suffix.str.extract(r"#(\d+)$").cast(pl.Int64),
+            session=pl.col("info").str.json_path_match("$.session"),
+        )
+        is_choice = pl.col("choice").is_null() | (pl.col("choice") == pl.col("own_choice"))
+        matches = (
+            rows.filter(pl.col("reward").is_null()).join(given, on="session"),
+            rows.join(given, on="response").filter(is_choice),
+        )
+        wanted = {
+            uid: lines[number]
+            for part in matches
+            for uid, number in part.select("uid", "number").sort("number").collect().iter_rows()
+        }
+        unknown = given.drop_nulls("response").join(rows, on="response", how="anti").sort("number").collect()
+        return wanted, [lines[number] for number in unknown["number"]]
 
     def _replace(self, wanted: dict[str, Feedback]) -> int:
         rewards = {uid: item.reward for uid, item in wanted.items()}
@@ -141,19 +152,6 @@ class FeedbackLog:
             self._table.delete(is_selected & (pl.col("reward").is_null() | (pl.col("reward") != new_reward)))
         return len(missing)
 
-    def _forget(self, applied: list[Feedback]) -> None:
-        """Drop applied feedback; keeps feedback on responses that are not recorded yet."""
-        present = self._table.lazy().select(
-            response=pl.col("uid").str.json_path_match("$[4]").str.replace(r"#\d+$", "")
-        )
-        known = set(present.collect()["response"])
-        remaining = [item for item in applied if item.response_id is not None and item.response_id not in known]
-        remaining += self._lines[len(applied) :]  # arrived while `apply` ran
-        write_bytes(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in remaining))
-        self._lines, self._by_response = remaining, {}
-        for item in remaining:
-            self._index(item)
-
     def _index(self, item: Feedback) -> None:
         if item.response_id is not None:
             self._by_response.setdefault(item.response_id, []).append(item)
@@ -175,14 +173,3 @@ def parse_feedback(data: bytes) -> list[Feedback]:
 def _with(experience: Experience, item: Feedback) -> Experience:
     components = {**experience.reward_components, **item.components}
     return msgspec.structs.replace(experience, reward=item.reward, reward_components=components)
-
-
-def _read(path: Path) -> list[Feedback]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):  # an incomplete last line, cut by a crash, was never acknowledged
-        path.write_bytes(whole)
-    return [msgspec.json.decode(line, type=Feedback) for line in whole.splitlines()]

@@ -229,16 +229,7 @@ class Proxy:
         return JSONResponse({"accepted": len(items)})
 
     async def _status(self, request: Request) -> Response:
-        counts = self.counts
-        return JSONResponse(
-            {
-                "requests": counts.requests,
-                "experiences": counts.experiences,
-                "feedback": counts.feedback,
-                "upstream_errors": {str(code): count for code, count in counts.upstream_errors.items()},
-                "not_recorded": dict(counts.not_recorded),
-            }
-        )
+        return JSONResponse(vars(self.counts))
 
     async def _apply_now_and_then(self) -> None:
         while True:
