@@ -1,9 +1,8 @@
 """Routes of namespaces, projects and datasets: create, read, list, update, delete."""
 
-from urllib.parse import parse_qs
+from typing import Annotated
 
-from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Form
 from starlette.responses import Response
 
 from pairwright.service.access import CallerIs, Readable, ValidName, Writable
@@ -73,21 +72,16 @@ def delete_namespace(namespace: Writable, context: ContextIs) -> Document:
 
 
 @router.post("/datastore/namespaces", status_code=201)
-async def create_store_namespace(request: Request, caller: CallerIs, context: ContextIs) -> Document:
+def create_store_namespace(
+    caller: CallerIs, context: ContextIs, namespace: Annotated[list[str] | None, Form()] = None
+) -> Document:
     """Create a namespace for files; form-encoded `namespace=NAME`."""
-    # Parsed by hand: FastAPI's forms would need python-multipart.
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=100)
-    names = fields.get("namespace", [])
-    if len(names) != 1:
+    if namespace is None or len(namespace) != 1:
         raise Refusal(422, "no_namespace", "expected the form field namespace=NAME, once")
-    name = check_name(names[0], "namespace")
+    name = check_name(namespace[0], "namespace")
     caller.check(name, write=True)
-
-    def insert() -> Document:
-        with context.database.writing() as connection:
-            return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
-
-    return await run_in_threadpool(insert)
+    with context.database.writing() as connection:
+        return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
 
 
 @router.get("/datastore/namespaces/{namespace}")

@@ -8,7 +8,6 @@ send them before it (large_files.py).
 
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -259,9 +258,9 @@ def tree_below(
 async def paths_information(request: Request, commit: CommitIs) -> list[dict[str, Any]]:
     """Entries of some paths; missing paths are left out, as on the hub."""
     # Hub clients send a form with one field `paths` per path.
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
+    form = await request.form(max_fields=10_000)
     everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}
-    return [everything[path] for path in fields.get("paths", []) if path in everything]
+    return [everything[path] for path in map(str, form.getlist("paths")) if path in everything]
 
 
 @router.get("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
