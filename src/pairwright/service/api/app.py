@@ -24,7 +24,7 @@ from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
 from pairwright.service.context import Context
-from pairwright.service.hub import hub_routes, large_files, model_repository_routes
+from pairwright.service.hub import hub_routes, large_files, model_repositories
 from pairwright.service.hub.spooling import storage_refusal
 from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
@@ -196,7 +196,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
         fine_tuning_routes,
         # Last: hub_routes has a catch-all route.
         large_files,
-        model_repository_routes,
+        model_repositories,
         hub_routes,
     )
     for module in routes:
