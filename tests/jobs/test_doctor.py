@@ -71,7 +71,7 @@ def test_a_run_that_has_what_it_needs_is_fine(tmp_path, model):
         ({}, ("--model", "nothing"), "model", "no such folder"),
         ({"policy": {"model": "nothing"}}, (), "policy", "no such folder"),
         ({"backend": {"name": "trl", "trl": {"command": ["no-such-trl"]}}}, (), "programs", "no-such-trl"),
-        ({"backend": {"name": "nemo-rl", "nemo_rl": {"launcher": "slurm"}}}, (), "programs", "sbatch"),
+        ({"backend": {"name": "nemo-rl"}}, (), "programs", "uv"),
         ({"backend": {"name": "nemo-customizer"}}, (), "service", "entity_host: not set"),
     ],
 )  # fmt: skip

@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 
 from generate.tiny_models import save_model
 from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
-from pairwright.config import Config
+from pairwright.config import Config, load_config
 from pairwright.errors import ConfigError
-from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, Unreachable, read_job
+from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, read_job
 from pairwright.jobs.job import silent
 
 backend = BACKENDS["nemo-rl"]
@@ -173,62 +173,34 @@ def test_an_adapter_and_a_model_without_its_template_are_refused(tmp_path, model
         prepared(tmp_path, tmp_path / "bare", config_of())
 
 
-def test_the_launch_file_has_all_three_ways_and_runs_the_chosen_one(tmp_path, model):
-    job, _ = prepared(tmp_path, model, config_of({"batch_size": 16}, gpus_per_node=8, num_nodes=2, launcher="slurm",
-                                                 slurm={"account": "me", "partition": "gpu", "container": "c.sqsh", "mounts": ["/a:/b"]}),
-                      [pair(n) for n in range(60)])  # fmt: skip
+def test_the_launch_file_runs_the_configuration_on_the_nodes_of_the_section(tmp_path, model):
+    config = config_of({"batch_size": 16}, gpus_per_node=8, num_nodes=2)
+    job, _ = prepared(tmp_path, model, config, [pair(n) for n in range(60)])
     script = Path(job.details["script"]).read_text()
-    active = [line for line in script.splitlines() if line and not line.startswith("#")]
-    assert active[0] == "set -euo pipefail"
-    (command,) = active[1:]
-    assert command.startswith("COMMAND='uv run examples/run_dpo.py --config ")
-    assert "cluster.gpus_per_node=8 cluster.num_nodes=2' CONTAINER=c.sqsh MOUNTS=" in command
-    mounts = f"{tmp_path / 'run'}:{tmp_path / 'run'},{model.resolve()}:{model.resolve()},/a:/b"
-    assert f'MOUNTS="$PWD:$PWD,"{mounts} ' in command
-    assert (
-        "sbatch --nodes=2 --account=me --partition=gpu --job-name=pairwright-run --time=4:00:00 --gres=gpu:8 ray.sub"
-        in command
-    )
-    assert "# one GPU" in script
-    subprocess.run(["bash", "-n", job.details["script"]], check=True)
+    flags, command = [line for line in script.splitlines() if line and not line.startswith("#")]
+    assert flags == "set -euo pipefail"
+    path = tmp_path / "run" / "nemo-rl-dpo.yaml"
+    assert command == f"uv run examples/run_dpo.py --config {path} cluster.gpus_per_node=8 cluster.num_nodes=2"
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm"])
-def test_the_shell_runs_nothing_that_comes_from_the_configuration(tmp_path, model, checkout, launcher):
-    """Every value that reaches the script asks the shell to make a file, in each of the ways that a shell knows."""
-    bait = [f"$(touch${{IFS}}{tmp_path}/ran-1)", f"`touch\t{tmp_path}/ran-2`", f"x\ntouch {tmp_path}/ran-3\n#"]
-    slurm = {"account": bait[1], "partition": f"';touch {tmp_path}/ran-4;'", "time": bait[2], "container": bait[0],
-             "mounts": ["/a:$(touch${IFS}ran-5)"]}  # fmt: skip
+def test_the_shell_runs_nothing_that_comes_from_the_configuration(tmp_path, model, checkout):
+    """The folder of the run asks the shell to make a file."""
     _program(tmp_path / "bin" / "uv", 'printf "%s\\n" "$@"')
-    _program(tmp_path / "bin" / "sbatch", 'printf "%s\\n" "$COMMAND" "$CONTAINER" "$MOUNTS" "$@"')
-    folder = tmp_path / ("run" if launcher == "slurm" else f"{bait[1].replace('/', '_')} $(touch ran-6)")
+    folder = tmp_path / f"`touch\t{str(tmp_path).replace('/', '_')}_ran-2` $(touch ran-6)"
     pairs = pairs_table(tmp_path / "pairs", None)
-    config = config_of({"batch_size": 4}, launcher=launcher, slurm=slurm)
-    job = backend.submit(folder, JobRequest(model=str(model), pairs=pairs, launch=False), config, silent)
+    request = JobRequest(model=str(model), pairs=pairs, launch=False)
+    job = backend.submit(folder, request, config_of({"batch_size": 4}), silent)
     done = subprocess.run(["bash", job.details["script"]], cwd=checkout, capture_output=True, text=True, check=True)
-    assert not [path for place in (tmp_path, checkout) for path in place.glob("ran-*")]
-    if launcher == "slurm":
-        command, container, mounts, *options = done.stdout.split("\n", 3)
-        assert f"--config {folder}/nemo-rl-dpo.yaml" in command
-        assert container == bait[0]
-        assert mounts.startswith(f"{checkout}:{checkout},{folder}:")
-        assert mounts.endswith(",/a:$(touch${IFS}ran-5)")
-        assert f"--account={bait[1]}\n--partition=';touch {tmp_path}/ran-4;'\n" in options[0]
-    else:
-        assert f"{folder.resolve()}/nemo-rl-dpo.yaml\n" in done.stdout
+    assert not [path for place in (tmp_path, checkout) for path in place.glob("*ran-*") if path != folder]
+    assert f"{folder.resolve()}/nemo-rl-dpo.yaml\n" in done.stdout
 
 
-@pytest.mark.parametrize("section", [{"container": "a b"}, {"mounts": ["/a"]}, {"mounts": ["/a:/b --x"]}])
-def test_what_srun_would_take_for_other_words_is_refused(section):
-    with pytest.raises(ValueError, match="slurm"):
-        config_of(slurm=section)
-
-
-def test_a_folder_that_slurm_cannot_mount_is_refused(tmp_path, model):
-    config = config_of({"batch_size": 4}, launcher="slurm", slurm={"container": "c"})
-    request = JobRequest(model=str(model), pairs=pairs_table(tmp_path / "pairs", None), launch=False)
-    with pytest.raises(ConfigError, match="cannot be mounted by Slurm"):
-        backend.submit(tmp_path / "my run", request, config, silent)
+@pytest.mark.parametrize(
+    ("key", "value", "words"), [("launcher", "slurm", "to sbatch"), ("slurm.account", "me", "those of sbatch")]
+)
+def test_keys_of_a_launch_on_slurm_are_refused_with_what_replaces_them(key, value, words):
+    with pytest.raises(ConfigError, match=words):
+        load_config(overrides=[(f"backend.nemo_rl.{key}", value)], environment={})
 
 
 def test_pairs_that_an_epoch_leaves_out_are_counted(tmp_path, model):
@@ -241,23 +213,15 @@ def test_pairs_that_an_epoch_leaves_out_are_counted(tmp_path, model):
     assert f"{rest} of {job.details['files']['num_training']} pairs are not trained in each epoch" in " ".join(said)
 
 
-def test_more_nodes_than_one_need_slurm():
-    with pytest.raises(ValueError, match="launcher: slurm"):
-        config_of(num_nodes=2)
-
-
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder that looks like NeMo RL, and stand-ins of the programs that would start it; there is no GPU here."""
+    """A folder that looks like NeMo RL, and a stand-in of the program that would start it; there is no GPU here."""
     (tmp_path / "nemo" / "examples").mkdir(parents=True)
     (tmp_path / "nemo" / "examples" / "run_dpo.py").write_text("")
     programs = tmp_path / "bin"
     programs.mkdir()
     checkpoint = tmp_path / "run" / "nemo-rl" / "checkpoints" / "step_4"
     _program(programs / "uv", f"echo ran $PWD $@; [ -e {tmp_path}/fail ] && exit 7; mkdir -p {checkpoint}")
-    _program(programs / "sbatch", "echo Submitted batch job 4711")
-    _program(programs / "sacct", f"cat {tmp_path}/state 2>/dev/null || true")
-    _program(programs / "scancel", f"echo 'CANCELLED by 0' > {tmp_path}/state")
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     return tmp_path / "nemo"
 
@@ -286,26 +250,13 @@ def test_a_launch_that_fails_is_a_failed_job(tmp_path, model, checkout):
         backend.wait(tmp_path / "run", config, lambda _: None)
 
 
-def test_a_slurm_job_is_handed_in_followed_and_cancelled(tmp_path, model, checkout):
-    config = config_of({"batch_size": 4}, directory=str(checkout), launcher="slurm", slurm={"container": "c"})
-    job, _ = prepared(tmp_path, model, config, launch=True)
-    assert job.details["slurm_id"] == "4711"
-    assert backend.status(tmp_path / "run", job, config).state is JobState.PENDING, "not in the accounting yet"
-    (tmp_path / "state").write_text("RUNNING\n")
-    assert backend.status(tmp_path / "run", job, config).state is JobState.RUNNING
-    (tmp_path / "state").write_text("WEIRD\n")
-    with pytest.raises(Unreachable, match="WEIRD"):
-        backend.status(tmp_path / "run", job, config)
-    backend.cancel(tmp_path / "run", job, config)
-    with pytest.raises(JobFailed, match="CANCELLED"):
-        backend.wait(tmp_path / "run", config, lambda _: None)
-
-
 def test_a_launch_without_a_checkout_or_its_program_is_refused(tmp_path, model, checkout, monkeypatch):
     with pytest.raises(ConfigError, match="directory: not set"):
         prepared(tmp_path, model, config_of({"batch_size": 4}), launch=True)
     with pytest.raises(ConfigError, match="not a checkout"):
         prepared(tmp_path, model, config_of({"batch_size": 4}, directory=str(tmp_path)), launch=True)
+    with pytest.raises(ConfigError, match="only one node"):
+        prepared(tmp_path, model, config_of({"batch_size": 4}, directory=str(checkout), num_nodes=2), launch=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackendError, match="uv: no such program"):
         prepared(tmp_path, model, config_of({"batch_size": 4}, directory=str(checkout)), launch=True)

@@ -1,8 +1,8 @@
 """`backend`: where a job trains, and the options of each place."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pairwright.config.customizer_config import NemoCustomizerConfig
 from pairwright.config.platform_config import NemoPlatformConfig
@@ -32,28 +32,6 @@ class TrlConfig(Section):
     """More arguments of TRL's trainer (DPOConfig, SFTConfig, KTOConfig), passed unchanged."""
 
 
-# ray.sub of NeMo RL passes both to srun unquoted: white space or a glob would split into other arguments.
-_SrunValue = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\]+$")]
-_Mount = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\,:]+(:[^\s*?\[\]'\"\\,:]+){1,2}$")]
-
-
-class SlurmConfig(Section):
-    """Options of a launch on Slurm."""
-
-    account: str | None = None
-    """--account."""
-    partition: str | None = None
-    """--partition."""
-    time: str = "4:00:00"
-    """--time."""
-    container: _SrunValue | None = None
-    """Container image that NeMo RL runs in."""
-    mounts: tuple[_Mount, ...] = ()
-    """More mounts, as HOST:CONTAINER."""
-    gres: bool = True
-    """Request GPUs with --gres; turn off for clusters that refuse it."""
-
-
 class NemoRlConfig(Section):
     """NeMo RL as the trainer; its options come from the section train."""
 
@@ -62,10 +40,7 @@ class NemoRlConfig(Section):
     gpus_per_node: int = Field(default=1, ge=1)
     """GPUs per node."""
     num_nodes: int = Field(default=1, ge=1)
-    """Nodes."""
-    launcher: Literal["local", "slurm"] = "local"
-    """Run on this machine, or submit to Slurm."""
-    slurm: SlurmConfig = SlurmConfig()
+    """Nodes; more than one are not launched from here."""
     dataset: Literal["preference", "binary"] = "preference"
     """PreferenceDataset (messages) or BinaryPreferenceDataset (text answers)."""
     max_total_sequence_length: int = Field(default=4096, ge=8)
@@ -76,12 +51,6 @@ class NemoRlConfig(Section):
     """Continue although NeMo RL would train only a part of what the model generated, or render it without tools."""
     overrides: dict[str, Any] = Field(default={})
     """More keys of NeMo RL's configuration, dotted; data, model and tokenizer cannot be overridden."""
-
-    @model_validator(mode="after")
-    def _nodes_need_slurm(self) -> "NemoRlConfig":
-        if self.num_nodes > 1 and self.launcher == "local":
-            raise ValueError("num_nodes: more than one node needs launcher: slurm")
-        return self
 
 
 BACKEND_NAMES = ("local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl")  # same names as jobs.BACKENDS

@@ -123,6 +123,8 @@ _REMOVED = {
     "backend.nemo_platform.request_timeout_seconds": "a request may take 60 s, an upload 600",
     "backend.nemo_platform.max_status_failures": "10 status calls in a row may fail",
     "backend.nemo_platform.output_name": "models are named after dataset_name",
+    "backend.nemo_rl.launcher": "give the script nemo-rl-launch.sh to sbatch",
+    "backend.nemo_rl.slurm": "options of Slurm are those of sbatch, which gets the script nemo-rl-launch.sh",
     "backend.local.deployment_timeout_seconds": "a model server may take 300 s to answer",
 }
 

@@ -37,11 +37,20 @@ def _finite(value: float) -> float:
     return value
 
 
+def _model_name(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    name, namespace = value.get("name"), value.get("namespace")
+    return f"{namespace}/{name}" if namespace and name else str(name or value.get("id") or "")
+
+
 # Lengths are bounded, since these values are stored and displayed.
 Text = Annotated[str, Field(max_length=10_000)]
 Name = Annotated[str, Field(max_length=300)]
 ModelName = Annotated[str, Field(max_length=500)]
 Json = Annotated[dict[str, Any], AfterValidator(_plain)]
+# A model given by name, or as an object with its name.
+ModelReference = Annotated[ModelName, BeforeValidator(_model_name, json_schema_input_type=ModelName | Json)]
 Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
 
@@ -204,7 +213,7 @@ class ExternalEndpoint(Body):
 class Served(Body):
     """What a deployment serves: a model of this service, or an external endpoint."""
 
-    model: ModelName | Json | None = None
+    model: ModelReference | None = None
     nim_deployment: NimDeployment | None = None
     external_endpoint: ExternalEndpoint | None = None
 

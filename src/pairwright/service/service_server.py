@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None
     os.umask(0o077)
     # Held for the life of the process; the kernel releases it even after a crash.
     lock = lock_data(settings.data)
+    # Uploads are received in temporary files: in the data folder, since /tmp may be in memory.
+    settings.incoming.mkdir(exist_ok=True, mode=0o700)
+    tempfile.tempdir = str(settings.incoming)
     try:
         _serve(settings, host, port, say)
     finally:

@@ -244,7 +244,7 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
     if status is not None:
         rows += [("progress", _line(status))]
     # each backend sets some of these details
-    for key in ("job_id", "output_model", "revision", "pid", "script", "slurm_id"):
+    for key in ("job_id", "output_model", "revision", "pid", "script"):
         if job.details.get(key) is not None:
             rows.append((key, str(job.details[key])))
     if job.deployment:

@@ -255,8 +255,7 @@ def check_packages(patient: Patient) -> Iterator[Finding]:
 def check_programs(patient: Patient) -> Iterator[Finding]:
     """Check that the programs of the backend are installed."""
     backend = patient.config.backend
-    launcher = ("sbatch", "sacct", "scancel") if backend.nemo_rl.launcher == "slurm" else ("uv",)
-    wanted = {"trl": backend.trl.command[:1], "nemo-rl": launcher}
+    wanted = {"trl": backend.trl.command[:1], "nemo-rl": ("uv",)}
     for program in wanted.get(backend.name, ()):
         if shutil.which(program) is None:
             yield wrong(

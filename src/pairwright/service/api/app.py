@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +24,7 @@ from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
 from pairwright.service.context import Context
-from pairwright.service.hub import hub_routes, large_files, model_repository_routes
+from pairwright.service.hub import hub_routes, large_files, model_repositories
 from pairwright.service.hub.spooling import storage_refusal
 from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
@@ -196,7 +196,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
         fine_tuning_routes,
         # Last: hub_routes has a catch-all route.
         large_files,
-        model_repository_routes,
+        model_repositories,
         hub_routes,
     )
     for module in routes:
@@ -204,6 +204,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
     app.add_exception_handler(sa.exc.IntegrityError, _conflict)
     app.add_exception_handler(sa.exc.OperationalError, _database_error)
     app.add_exception_handler(OSError, _storage_error)
@@ -303,6 +304,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = _CODES.get(error.status_code, "refused")
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response(request.url.path)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    message = "the connection ended before the body did; nothing was kept"
+    return Refusal(400, "client_left", message).response(request.url.path)
 
 
 async def _conflict(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from pairwright.jobs import process
 from pairwright.service.access import CallerIs, Readable, ValidName, Writable
-from pairwright.service.api.entity_crud import add_entity_routes, deletion_document, fields_by_name
+from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, deletion_document, fields_by_name
 from pairwright.service.api.model_routes import check_endpoint
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
@@ -28,31 +28,6 @@ from pairwright.service.run import deployments
 from pairwright.service.run.model_names import check_known, model_folder
 
 router = APIRouter(tags=["deployments"])
-
-
-@router.post("/v1/deployment/configs")
-def create_config(body: DeploymentConfigBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Create a named deployment config: the model to serve."""
-    check_name(body.namespace, "namespace")
-    name = new_id("config") if body.name is None else check_name(body.name, "name")
-    caller.check(body.namespace, write=True)
-    with context.database.writing() as connection:
-        _check_config(connection, body, caller, context)
-        document = {**body.model_dump(), "name": name, "model": _model_name(body.model)}
-        return _config_document(entities.insert(connection, entities.DEPLOYMENT_CONFIG, body.namespace, name, document))
-
-
-@router.patch("/v1/deployment/configs/{namespace}/{name}")
-def update_config(
-    namespace: Writable, name: ValidName, body: DeploymentConfigUpdate, caller: CallerIs, context: ContextIs
-) -> Document:
-    """Change a deployment config; existing deployments are not changed."""
-    with context.database.writing() as connection:
-        _check_config(connection, body, caller, context, is_update=True)
-        changes = body.model_dump(exclude_unset=True)
-        if body.model is not None:
-            changes["model"] = _model_name(body.model)
-        return _config_document(entities.update(connection, entities.DEPLOYMENT_CONFIG, namespace, name, changes))
 
 
 @router.post("/v1/deployment/model-deployments")
@@ -147,25 +122,17 @@ def delete_deployment(namespace: Writable, name: ValidName, context: ContextIs) 
     return deletion_document(row["id"])
 
 
-def _check_config(
-    connection: sa.Connection,
-    body: Served,
-    caller: Caller,
-    context: Context,
-    *,
-    is_update: bool = False,
-) -> None:
+def _check_config(connection: sa.Connection, body: Served, caller: Caller, context: Context) -> None:
     """Raise a 422 refusal unless a config has a known model or an allowed endpoint."""
+    is_update = isinstance(body, DeploymentConfigUpdate)
     if body.external_endpoint is not None:
         check_endpoint(body.external_endpoint.host_url, context.settings)
         if not is_update and body.model is None and not body.external_endpoint.enabled_models:
             raise Refusal(422, "no_model", "external_endpoint.enabled_models: expected the name of a model")
-        return
-    if body.model is None:
-        if is_update:
-            return
+    elif body.model is not None:
+        check_known(connection, check_model_name(body.model, "model"), caller)
+    elif not is_update:
         raise Refusal(422, "no_model", "model: expected the name of a model, or an external_endpoint")
-    check_known(connection, check_model_name(_model_name(body.model) or "", "model"), caller)
 
 
 def _served(
@@ -178,7 +145,7 @@ def _served(
         document = entities.get(connection, entities.DEPLOYMENT_CONFIG, namespace, name)
     else:
         _check_config(connection, config, caller, context)
-        document = {**config.model_dump(exclude_none=True), "model": _model_name(config.model)}
+        document = {"model": None, **config.model_dump(exclude_none=True)}
     public_config = config if isinstance(config, str) else _config_document(document)
     endpoint = document.get("external_endpoint")
     if endpoint is not None:
@@ -191,14 +158,6 @@ def _served(
     return document["model"], {"config": public_config, "models": [document["model"]], "work": work}
 
 
-def _model_name(model: str | Document | None) -> str | None:
-    """Return the name of a model given as text or as an object."""
-    if not isinstance(model, dict):
-        return model
-    name, namespace = model.get("name"), model.get("namespace")
-    return f"{namespace}/{name}" if namespace and name else str(name or model.get("id") or "")
-
-
 def _config_document(document: Document) -> Document:
     """Return the document of a config for clients, with the endpoint's key masked."""
     endpoint = document.get("external_endpoint")
@@ -207,5 +166,12 @@ def _config_document(document: Document) -> Document:
     return {**document, "external_endpoint": {**endpoint, "api_key": "***" if endpoint.get("api_key") else None}}
 
 
-_FILTERS = ("namespace", "name", "model", "project")
-add_entity_routes(router, "/v1/deployment/configs", entities.DEPLOYMENT_CONFIG, _FILTERS, show=_config_document)
+CONFIG = EntityKind(
+    entities.DEPLOYMENT_CONFIG,
+    DeploymentConfigBody,
+    DeploymentConfigUpdate,
+    ("namespace", "name", "model", "project"),
+    _check_config,
+    _config_document,
+)
+add_entity_routes(router, "/v1/deployment/configs", CONFIG)

@@ -1,18 +1,20 @@
-"""List, read and delete routes, shared by all kinds of entities that have a namespace and a name.
-
-Routes with a body are in the module of their kind.
-"""
+"""Create, list, read, update and delete routes, shared by all kinds of entities that have a namespace and a name."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
+from sqlalchemy.engine import Connection
 from starlette.responses import Response
 
 from pairwright.service.access import CallerIs, Readable, ValidName, Writable
 from pairwright.service.api.paging import FILTERED, Getter, PagingIs, page_of
-from pairwright.service.context import ContextIs, Document
+from pairwright.service.context import Context, ContextIs, Document
+from pairwright.service.request_models import Body
 from pairwright.service.rows import entities
-from pairwright.service.rows.names import now
+from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.names import check_name, new_id, now
 
 
 def fields_by_name(*names: str) -> dict[str, Getter]:
@@ -25,33 +27,67 @@ def deletion_document(identity: str) -> Document:
     return {"id": identity, "deleted_at": now(), "message": "deleted"}
 
 
-def add_entity_routes(
-    router: APIRouter,
-    path: str,
-    kind: str,
-    filters: tuple[str, ...],
-    show: Callable[[Document], Document] = lambda document: document,
-) -> None:
-    """Add the routes without a body for one kind below `path`.
+@dataclass(frozen=True)
+class EntityKind:
+    """A kind of entities: its name in the database, and what differs between kinds."""
 
-    `filters` are the fields that a list can be filtered by; `show` returns the document that clients see.
-    """
+    name: str
+    # Bodies of create and update requests; the former has `namespace` and `name`.
+    new: type[Body]
+    changed: type[Body]
+    # Fields that a list can be filtered by.
+    filters: tuple[str, ...]
+    # Raises a refusal for a body that refers to something missing or forbidden.
+    check: Callable[[Connection, Any, Caller, Context], None] = lambda connection, body, caller, context: None
+    # Returns the document that clients see.
+    show: Callable[[Document], Document] = lambda document: document
+
+
+def add_entity_routes(router: APIRouter, path: str, kind: EntityKind) -> None:
+    """Add the routes of a kind below `path`."""
+
+    def create(body: kind.new, caller: CallerIs, context: ContextIs) -> Document:  # type: ignore[name-defined]
+        namespace = check_name(body.namespace, "namespace")
+        name = new_id("config") if body.name is None else check_name(body.name, "name")
+        caller.check(namespace, write=True)
+        with context.database.writing() as connection:
+            kind.check(connection, body, caller, context)
+            document = {**body.model_dump(), "name": name}
+            return kind.show(entities.insert(connection, kind.name, namespace, name, document))
 
     def list_all(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
         with context.database.reading() as connection:
-            documents = entities.every(connection, kind)
-        mine = [show(document) for document in documents if caller.may(document["namespace"], write=False)]
-        return page_of(mine, asked, fields_by_name(*filters))
+            documents = entities.every(connection, kind.name)
+        mine = [kind.show(document) for document in documents if caller.may(document["namespace"], write=False)]
+        return page_of(mine, asked, fields_by_name(*kind.filters))
 
     def read_one(namespace: Readable, name: ValidName, context: ContextIs) -> Document:
         with context.database.reading() as connection:
-            return show(entities.get(connection, kind, namespace, name))
+            return kind.show(entities.get(connection, kind.name, namespace, name))
+
+    def update(
+        namespace: Writable,
+        name: ValidName,
+        body: kind.changed,  # type: ignore[name-defined]
+        caller: CallerIs,
+        context: ContextIs,
+    ) -> Document:
+        with context.database.writing() as connection:
+            kind.check(connection, body, caller, context)
+            changes = body.model_dump(exclude_unset=True)
+            return kind.show(entities.update(connection, kind.name, namespace, name, changes))
 
     def delete_one(namespace: Writable, name: ValidName, context: ContextIs) -> Document:
         with context.database.writing() as connection:
-            return deletion_document(entities.delete(connection, kind, namespace, name)["id"])
+            return deletion_document(entities.delete(connection, kind.name, namespace, name)["id"])
 
-    one, words, noun = path + "/{namespace}/{name}", f"{kind}s that the caller may read.", kind.replace(" ", "_")
+    one, words, noun = (
+        path + "/{namespace}/{name}",
+        f"{kind.name}s that the caller may read.",
+        kind.name.replace(" ", "_"),
+    )
+    router.post(path, name=f"create_{noun}", description=f"Create a {kind.name}.")(create)
     router.get(path, name=f"list_{noun}s", description=words.capitalize(), openapi_extra=FILTERED)(list_all)
-    router.get(one, name=f"read_{noun}", description=f"One {kind}.")(read_one)
-    router.delete(one, name=f"delete_{noun}", description=f"Delete the entry of a {kind}.")(delete_one)
+    router.get(one, name=f"read_{noun}", description=f"One {kind.name}.")(read_one)
+    router.patch(one, name=f"update_{noun}", description=f"Change the entry of a {kind.name}.")(update)
+    router.delete(one, name=f"delete_{noun}", description=f"Delete the entry of a {kind.name}.")(delete_one)

@@ -1,16 +1,16 @@
 """Routes of namespaces, projects and datasets: create, read, list, update, delete."""
 
-from urllib.parse import parse_qs
+from typing import Annotated
 
-from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Form
+from sqlalchemy.engine import Connection
 from starlette.responses import Response
 
-from pairwright.service.access import CallerIs, Readable, ValidName, Writable
-from pairwright.service.api.entity_crud import add_entity_routes, deletion_document, fields_by_name
+from pairwright.service.access import CallerIs, Readable, Writable
+from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, deletion_document, fields_by_name
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import ContextIs, Document
+from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import (
     DatasetBody,
     DatasetUpdate,
@@ -19,12 +19,11 @@ from pairwright.service.request_models import (
     ProjectBody,
 )
 from pairwright.service.rows import entities
+from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import check_name
 from pairwright.service.run.submitting import check_files_url
 
 router = APIRouter(prefix="/v1", tags=["namespaces and datasets"])
-add_entity_routes(router, "/datasets", entities.DATASET, ("namespace", "project", "name"))
-add_entity_routes(router, "/projects", entities.PROJECT, ("namespace", "name", "project"))
 
 
 @router.post("/namespaces")
@@ -73,21 +72,16 @@ def delete_namespace(namespace: Writable, context: ContextIs) -> Document:
 
 
 @router.post("/datastore/namespaces", status_code=201)
-async def create_store_namespace(request: Request, caller: CallerIs, context: ContextIs) -> Document:
+def create_store_namespace(
+    caller: CallerIs, context: ContextIs, namespace: Annotated[list[str] | None, Form()] = None
+) -> Document:
     """Create a namespace for files; form-encoded `namespace=NAME`."""
-    # Parsed by hand: FastAPI's forms would need python-multipart.
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=100)
-    names = fields.get("namespace", [])
-    if len(names) != 1:
+    if namespace is None or len(namespace) != 1:
         raise Refusal(422, "no_namespace", "expected the form field namespace=NAME, once")
-    name = check_name(names[0], "namespace")
+    name = check_name(namespace[0], "namespace")
     caller.check(name, write=True)
-
-    def insert() -> Document:
-        with context.database.writing() as connection:
-            return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
-
-    return await run_in_threadpool(insert)
+    with context.database.writing() as connection:
+        return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
 
 
 @router.get("/datastore/namespaces/{namespace}")
@@ -97,47 +91,20 @@ def read_store_namespace(namespace: Readable, context: ContextIs) -> Document:
         return entities.get(connection, entities.STORE_NAMESPACE, "", namespace)
 
 
-@router.post("/datasets")
-def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Register a dataset, whose files are in a repository of the hub endpoint."""
-    check_name(body.name, "name")
-    check_name(body.namespace, "namespace")
-    caller.check(body.namespace, write=True)
-    # The files may be in another namespace, which the caller must be allowed to read.
-    source, _, _ = check_files_url(body.files_url, "files_url")
-    caller.check(source, write=False)
-    with context.database.writing() as connection:
-        if entities.find(connection, entities.NAMESPACE, "", body.namespace) is None:
-            raise Refusal(
-                422, "namespace_not_found", f"no namespace {body.namespace!r}: create it with POST /v1/namespaces"
-            )
-        return entities.insert(connection, entities.DATASET, body.namespace, body.name, body.model_dump())
-
-
-@router.patch("/datasets/{namespace}/{name}")
-def update_dataset(
-    namespace: Writable, name: ValidName, body: DatasetUpdate, caller: CallerIs, context: ContextIs
-) -> Document:
-    """Change the entry of a dataset."""
+def _check_dataset(connection: Connection, body: DatasetBody | DatasetUpdate, caller: Caller, context: Context) -> None:
+    """Raise a refusal unless the caller may read the files of a dataset, and the namespace of a new one exists."""
     if body.files_url is not None:
+        # The files may be in another namespace.
         source, _, _ = check_files_url(body.files_url, "files_url")
         caller.check(source, write=False)
-    with context.database.writing() as connection:
-        return entities.update(connection, entities.DATASET, namespace, name, body.model_dump(exclude_unset=True))
+    if isinstance(body, DatasetBody) and entities.find(connection, entities.NAMESPACE, "", body.namespace) is None:
+        message = f"no namespace {body.namespace!r}: create it with POST /v1/namespaces"
+        raise Refusal(422, "namespace_not_found", message)
 
 
-@router.post("/projects")
-def create_project(body: ProjectBody, caller: CallerIs, context: ContextIs) -> Document:
-    """Create a project: a name that other entities refer to."""
-    check_name(body.namespace, "namespace")
-    check_name(body.name, "name")
-    caller.check(body.namespace, write=True)
-    with context.database.writing() as connection:
-        return entities.insert(connection, entities.PROJECT, body.namespace, body.name, body.model_dump())
-
-
-@router.patch("/projects/{namespace}/{name}")
-def update_project(namespace: Writable, name: ValidName, body: NamespaceUpdate, context: ContextIs) -> Document:
-    """Change a project."""
-    with context.database.writing() as connection:
-        return entities.update(connection, entities.PROJECT, namespace, name, body.model_dump(exclude_unset=True))
+_NAMES = ("namespace", "name", "project")
+# The files of a dataset are in a repository of the hub endpoint. A project is only a name that entities refer to.
+DATASET = EntityKind(entities.DATASET, DatasetBody, DatasetUpdate, _NAMES, _check_dataset)
+PROJECT = EntityKind(entities.PROJECT, ProjectBody, NamespaceUpdate, _NAMES)
+add_entity_routes(router, "/datasets", DATASET)
+add_entity_routes(router, "/projects", PROJECT)

@@ -1,4 +1,4 @@
-"""Hugging Face Hub endpoint at `/v1/hf`: the dataset routes used by `huggingface_hub` and `datasets`.
+"""Hugging Face Hub endpoint at `/v1/hf`: datasets are created, written and read by `huggingface_hub` and `datasets`.
 
     HfApi(endpoint="http://127.0.0.1:8000/v1/hf", token=...)
 
@@ -6,36 +6,30 @@ Files of any size up to the limit are sent in the commit request (upload mode "r
 send them before it (large_files.py).
 """
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
-from urllib.parse import parse_qs
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from pairwright.service.access import CallerIs, Readable, ValidName, Writable
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, ContextIs
 from pairwright.service.hub.commit_body import read_change
 from pairwright.service.hub.large_files import needs_large_file, was_sent
+from pairwright.service.hub.repository_reads import RepositoryKind, add_read_routes
 from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
-from pairwright.service.rows.blob_store import Blob
 from pairwright.service.rows.names import check_name, check_path
 from pairwright.service.rows.repositories import Commit, Tree
 from pairwright.service.run.usage import check_quota, free_blobs
+from pairwright.service.settings import Settings
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
-
-
-def _commit_at(namespace: Readable, name: ValidName, revision: str, context: ContextIs) -> Commit:
-    with context.database.reading() as connection:
-        return repositories.commit_at(connection, namespace, name, revision)
-
-
-CommitIs = Annotated[Commit, Depends(_commit_at)]  # of the revision in the path
 
 
 class RepositoryBody(BaseModel):
@@ -96,7 +90,8 @@ def preupload(
     namespace: Writable, name: ValidName, revision: str, body: PreuploadBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
     """How to send files: in the commit, if the client can. Existing files have their id, and are not sent again."""
-    tree = _commit_at(namespace, name, revision, context).tree
+    with context.database.reading() as connection:
+        tree = repositories.commit_at(connection, namespace, name, revision).tree
     files = []
     for file in body.files:
         there = tree.get(check_path(file.path))
@@ -121,37 +116,6 @@ async def commit(
         oid = await run_in_threadpool(_commit_body, context, namespace, name, body, branch)
     url = f"datasets/{namespace}/{name}/commit/{oid}"
     return {"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""}
-
-
-@router.get("/api/datasets/{namespace}/{name}")
-def repository_information(namespace: Readable, name: ValidName, context: ContextIs) -> dict[str, Any]:
-    """The head of a repository."""
-    return repository_document(namespace, name, _commit_at(namespace, name, repositories.MAIN, context))
-
-
-@router.get("/api/datasets/{namespace}/{name}/revision/{revision:path}")
-def revision_information(namespace: Readable, name: ValidName, commit: CommitIs) -> dict[str, Any]:
-    """A revision of a repository: its commit and the names of its files."""
-    return repository_document(namespace, name, commit)
-
-
-@router.get("/api/datasets/{namespace}/{name}/refs")
-def read_references(namespace: Readable, name: ValidName, context: ContextIs) -> dict[str, Any]:
-    """Branches and tags."""
-    with context.database.reading() as connection:
-        newest = repositories.head(connection, namespace, name)
-        branches = repositories.list_references(connection, namespace, name, repositories.BRANCH)
-        tags = repositories.list_references(connection, namespace, name, repositories.TAG)
-    heads = {repositories.MAIN: newest.oid} | {row["reference"]: row["oid"] for row in branches}
-    return {
-        "branches": [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": oid} for name, oid in heads.items()],
-        "tags": [
-            {"name": row["reference"], "ref": f"refs/tags/{row['reference']}", "targetCommit": row["oid"]}
-            for row in tags
-        ],
-        "converts": [],
-        "pullRequests": [],
-    }
 
 
 class BranchBody(BaseModel):
@@ -207,84 +171,14 @@ def delete_tag(namespace: Writable, name: ValidName, tag: str, context: ContextI
 
 
 @router.get("/api/datasets/{namespace}/{name}/commits/{revision}")
-def commit_list(namespace: Readable, name: ValidName, start: CommitIs, context: ContextIs) -> list[dict[str, Any]]:
+def commit_list(namespace: Readable, name: ValidName, revision: str, context: ContextIs) -> list[dict[str, Any]]:
     """The commits that lead to a revision, newest first."""
     with context.database.reading() as connection:
+        start = repositories.commit_at(connection, namespace, name, revision)
         commits = repositories.history(connection, namespace, name, start=start.oid)
     return [
         {"id": item.oid, "title": item.title, "message": "", "date": item.created_at, "authors": []} for item in commits
     ]
-
-
-@router.get("/api/datasets")
-def list_repositories(
-    caller: CallerIs,
-    context: ContextIs,
-    author: Annotated[str | None, Query(max_length=200)] = None,
-    search: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> list[dict[str, Any]]:
-    """The dataset repositories that the caller may read."""
-    with context.database.reading() as connection:
-        everything = entities.every(connection, entities.REPOSITORY)
-        mine = [
-            item
-            for item in everything
-            if caller.may(item["namespace"], write=False)
-            and author in (None, item["namespace"])
-            and (search or "").lower() in f"{item['namespace']}/{item['name']}".lower()
-        ][:limit]
-        places = [(item["namespace"], item["name"]) for item in mine]
-        return [repository_document(*place, repositories.head(connection, *place)) for place in places]
-
-
-@router.get("/api/datasets/{namespace}/{name}/tree/{revision}")
-def tree_at_top(commit: CommitIs, recursive: bool = False) -> list[dict[str, Any]]:
-    """Files and folders at the top."""
-    return list_entries(commit, "", recursive=recursive)
-
-
-@router.get("/api/datasets/{namespace}/{name}/tree/{revision}/{path:path}")
-def tree_below(
-    namespace: Readable, name: ValidName, path: str, commit: CommitIs, recursive: bool = False
-) -> list[dict[str, Any]]:
-    """Files and folders below a folder."""
-    folder = check_path(path.rstrip("/")) + "/"
-    if not any(file.startswith(folder) for file in commit.tree):
-        raise no_entry(namespace, name, path)
-    return list_entries(commit, folder, recursive=recursive)
-
-
-@router.post("/api/datasets/{namespace}/{name}/paths-info/{revision}")
-async def paths_information(request: Request, commit: CommitIs) -> list[dict[str, Any]]:
-    """Entries of some paths; missing paths are left out, as on the hub."""
-    # Hub clients send a form with one field `paths` per path.
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
-    everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}
-    return [everything[path] for path in fields.get("paths", []) if path in everything]
-
-
-@router.get("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
-@router.head("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
-def resolve(namespace: Readable, name: ValidName, path: str, commit: CommitIs, context: ContextIs) -> Response:
-    """A file of a revision; ranges are served."""
-    blob = commit.tree.get(check_path(path))
-    if blob is None:
-        raise no_entry(namespace, name, path)
-    return file_answer(context.blobs.path(blob.sha256), blob, commit.oid)
-
-
-def file_answer(path: Path, blob: Blob, oid: str) -> Response:
-    """Build the response with a file of a commit."""
-    # Clients cache by etag. Browsers must not run an uploaded HTML file as a page of this service.
-    headers = {
-        "etag": f'"{blob.git}"',
-        "x-repo-commit": oid,
-        "accept-ranges": "bytes",
-        "x-content-type-options": "nosniff",
-        "content-disposition": "attachment",
-    }
-    return FileResponse(path, headers=headers, media_type="application/octet-stream")
 
 
 def _repository(body: RepositoryBody) -> tuple[str, str]:
@@ -341,50 +235,27 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
             )
 
 
-def repository_document(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
-    """Build the repository info of the Hub API."""
-    moment = commit.created_at[:23] + "Z"  # milliseconds, as the hub writes times
-    return {
-        "_id": commit.oid[:24],
-        "id": f"{namespace}/{name}",
-        "author": namespace,
-        "sha": commit.oid,
-        "lastModified": moment,
-        "createdAt": moment,
-        "private": True,  # visible only with a token of the namespace
-        "gated": False,
-        "disabled": False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in commit.tree.items()],
-    }
+def _list_all(connection: Connection) -> Iterator[tuple[str, str, Commit]]:
+    for item in entities.every(connection, entities.REPOSITORY):
+        namespace, name = item["namespace"], item["name"]
+        yield namespace, name, repositories.head(connection, namespace, name)
 
 
-def list_entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
-    """List the files and folders below `folder`, which is empty or ends with a slash."""
-    entries: dict[str, dict[str, Any]] = {}
-    for path, blob in commit.tree.items():
-        if not path.startswith(folder):
-            continue
-        parts = path[len(folder) :].split("/")
-        # Parent folders of the file; without `recursive` only the first level.
-        for depth in range(1, len(parts) if recursive else min(2, len(parts))):
-            name = folder + "/".join(parts[:depth])
-            entries.setdefault(name, {"type": "directory", "oid": commit.oid, "size": 0, "path": name})
-        if recursive or len(parts) == 1:
-            entries[path] = {"type": "file", "oid": blob.git, "size": blob.size, "path": path}
-    return [entries[path] for path in sorted(entries)]
+def _find(connection: Connection, settings: Settings, namespace: str, name: str, revision: str) -> Commit:
+    return repositories.commit_at(connection, namespace, name, revision)
 
 
-def no_entry(namespace: str, name: str, path: str) -> Refusal:
-    return Refusal(
-        # Clients raise the exception that this header names.
-        404,
-        "file_not_found",
-        f"{namespace}/{name} has no {path[:200]!r}",
-        headers={"x-error-code": "EntryNotFound"},
+def _references(connection: Connection, namespace: str, name: str) -> tuple[dict[str, str], dict[str, str]]:
+    main = {repositories.MAIN: repositories.head(connection, namespace, name).oid}
+    branches, tags = (
+        {row["reference"]: row["oid"] for row in repositories.list_references(connection, namespace, name, kind)}
+        for kind in (repositories.BRANCH, repositories.TAG)
     )
+    return main | branches, tags
+
+
+DATASETS = RepositoryKind("datasets", "/datasets", _list_all, _find, _references)
+add_read_routes(router, DATASETS)
 
 
 # Has to stay last: routes match in the order in which they were added.

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.blob_store import Blobs
@@ -27,8 +27,6 @@ async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
                 else:
                     file.write(piece)
         yield path
-    except ClientDisconnect:
-        raise Refusal(400, "client_left", "the connection ended before the body did; nothing was kept") from None
     finally:
         path.unlink(missing_ok=True)
 

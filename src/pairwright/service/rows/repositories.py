@@ -7,7 +7,8 @@ is written, so every commit is complete.
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
@@ -32,6 +33,8 @@ class Commit:
     title: str
     created_at: str
     tree: Tree
+    # Files that are elsewhere than in the blob store: those of models.
+    locations: dict[str, Path] = field(default_factory=dict)
 
 
 def create_repository(connection: Connection, namespace: str, name: str) -> None:
