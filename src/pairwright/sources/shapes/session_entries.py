@@ -11,7 +11,7 @@ the initial prompt and tools, run = a hash of session id and branch, step = numb
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from pairwright.sources.shapes.anthropic import assistant_from_blocks, system_fr
 from pairwright.sources.shapes.any_messages import tools_in
 from pairwright.sources.shapes.chat_messages import as_context
 
+_Node = TypeVar("_Node")
 MAX_BRANCHES = 256  # each repeats the shared messages, so this bounds the size of the result
 MAX_STEPS = 256  # likewise: each repeats the kept messages
 
@@ -199,14 +200,19 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
         yield entries
         return
     children, roots = _children(entries)
-    # (entry, depth): the path to an entry is the previous path, cut to its depth, plus the entry.
+    yield from paths_from(roots, lambda entry: children[entry])
+
+
+def paths_from(roots: Sequence[_Node], children_of: Callable[[_Node], Sequence[_Node]]) -> Iterator[list[_Node]]:
+    """Yield every path from a root to a leaf, depth first."""
+    # (node, depth): the path to a node is the previous path, cut to its depth, plus the node.
     stack = [(root, 0) for root in reversed(roots)]
-    path: list[Entry] = []
+    path: list[_Node] = []
     while stack:
-        entry, depth = stack.pop()
+        node, depth = stack.pop()
         del path[depth:]
-        path.append(entry)
-        below = children[entry]
+        path.append(node)
+        below = children_of(node)
         stack += [(child, depth + 1) for child in reversed(below)]
         if not below:
             yield list(path)
