@@ -22,9 +22,8 @@ from pairwright.sources.fields import BadRecord, identifier, index, items, mappi
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
 from pairwright.sources.sessions.claude_session import Line, Turn, branches_of, messages_of, roots_of
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, text_block, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, content_from_chat
-from pairwright.sources.shapes.session_entries import text_block
 
 NAME = "claude-code"
 MAX_BRANCHES = 256  # per root; each repeats the shared turns, so this bounds the size of the result

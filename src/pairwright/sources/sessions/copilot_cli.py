@@ -24,6 +24,7 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.format import Origin
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -31,7 +32,6 @@ from pairwright.sources.shapes.session_entries import (
     call_block,
     result_block,
     summary_message,
-    text_block,
     thought_block,
     turn_messages,
     user_messages,

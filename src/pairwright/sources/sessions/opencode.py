@@ -23,13 +23,13 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, filled_text, items, mapping, optional_text, text, value_at
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
     SessionFormat,
     call_block,
     result_block,
-    text_block,
     turn_messages,
     user_messages,
 )

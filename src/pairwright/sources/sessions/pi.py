@@ -21,6 +21,7 @@ from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -30,7 +31,6 @@ from pairwright.sources.shapes.session_entries import (
     read_entries,
     result_block,
     summary_message,
-    text_block,
     turn_messages,
     user_messages,
 )

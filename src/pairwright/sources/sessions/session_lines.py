@@ -11,12 +11,12 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import identifier, items, json_value, mapping, optional_text, text
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Session,
     SessionFormat,
     call_block,
     result_block,
-    text_block,
     user_messages,
 )
 

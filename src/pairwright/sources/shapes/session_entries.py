@@ -24,13 +24,18 @@ from pairwright.sources.fields import (
     items,
     json_text,
     mapping,
-    optional_items,
+    optional_objects,
     optional_text,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import label_of, session_run, session_task
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, system_from_anthropic, user_from_blocks
+from pairwright.sources.shapes.anthropic import (
+    assistant_from_blocks,
+    system_from_anthropic,
+    text_block,
+    user_from_blocks,
+)
 from pairwright.sources.shapes.any_messages import tools_in
 from pairwright.sources.shapes.chat_messages import as_context
 
@@ -106,7 +111,7 @@ class SessionFormat:
             session.id = identifier(parts.get("id")) or session.id
             session.model = optional_text(parts.get("model"), "model") or session.model
             session.system += system_from_anthropic(parts.get("system"), "system")
-            session.tools += tools_in([mapping(tool, "tools") for tool in optional_items(parts.get("tools"), "tools")])
+            session.tools += tools_in([tool for _, tool in optional_objects(parts.get("tools"), "tools")])
             session.note(found, *self.info)
             found, where = parts.get("lines"), self.paths.get("lines", where)
         for number, item in self.lines(items(found, where)):
@@ -243,10 +248,6 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
 
 
 # Most assistants' blocks resemble Anthropic's content blocks, so they are converted with shapes/anthropic.py.
-
-
-def text_block(text: Any) -> Json:
-    return {"type": "text", "text": text}
 
 
 def thought_block(text: Any) -> Json:
