@@ -42,6 +42,7 @@ from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Re
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
 from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.tool_calls import read_call
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of
 
@@ -123,7 +124,8 @@ def _messages(step: Json, where: str) -> list[Message]:
     if source not in _ROLES:
         raise BadRecord(f"{where}.source: expected system, user or agent, got {source!r}")
     listed = list(optional_objects(step.get("tool_calls"), f"{where}.tool_calls"))
-    calls = [_call(call, place) for place, call in listed]
+    names = {"name": "function_name", "call_id": "tool_call_id"}
+    calls = [read_call(call, place, **names) for place, call in listed]
     # Not generated: turns copied from another context, and steps of the agent's program without a model call.
     is_copied = step.get("is_copied_context") is True or (source == "agent" and step.get("llm_call_count") == 0)
     message = Message(
@@ -140,15 +142,6 @@ def _messages(step: Json, where: str) -> list[Message]:
     found = optional_objects(observation.get("results"), f"{where}.observation.results")
     entries = [_result(result, calls, failed, place) for place, result in found]
     return [message, *entries]
-
-
-def _call(call: Json, where: str) -> ToolCall:
-    arguments = call.get("arguments")
-    return ToolCall(
-        name=text(call.get("function_name"), f"{where}.function_name"),
-        arguments="" if arguments is None else json_text(arguments),
-        id=optional_text(call.get("tool_call_id"), f"{where}.tool_call_id"),
-    )
 
 
 def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:

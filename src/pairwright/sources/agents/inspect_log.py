@@ -24,7 +24,7 @@ import msgspec
 import zstandard
 
 from pairwright.errors import SourceError
-from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
@@ -32,7 +32,6 @@ from pairwright.sources.fields import (
     identifier,
     index,
     items,
-    json_text,
     list_or_empty,
     mapping,
     object_or_empty,
@@ -49,6 +48,7 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.read_each import read_each
+from pairwright.sources.shapes.tool_calls import read_call
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
@@ -74,7 +74,7 @@ def message_from_inspect(turn: Json, where: str) -> Message:
     calls = []
     parse_errors: Json = {}
     for number, (here, call) in enumerate(optional_objects(turn.get("tool_calls"), f"{where}.tool_calls")):
-        calls.append(_call(call, here))
+        calls.append(read_call(call, here, name="function"))
         if isinstance(call.get("parse_error"), str):
             parse_errors[calls[-1].id or str(number)] = call["parse_error"]
     if parse_errors:
@@ -134,15 +134,6 @@ def tools_of_events(sample: Json, stored: Json) -> list[Json]:
 def _answer_id(event: Json) -> str | None:
     choices = objects_in(value_at(event, "output.choices"))
     return text_at(choices[0], "message.id") if choices else None
-
-
-def _call(call: Json, where: str) -> ToolCall:
-    arguments = call.get("arguments")
-    return ToolCall(
-        name=text(call.get("function"), f"{where}.function"),
-        arguments="" if arguments is None else json_text(arguments),
-        id=optional_text(call.get("id"), f"{where}.id"),
-    )
 
 
 def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list[str]]:

@@ -13,17 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import (
-    BadRecord,
-    json_text,
-    kind_of,
-    mapping,
-    objects,
-    optional_objects,
-    optional_text,
-    text,
-)
+from pairwright.sources.fields import BadRecord, kind_of, mapping, objects, optional_objects, optional_text, text
 from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.tool_calls import read_call
 
 # Block types specific to Anthropic.
 BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})
@@ -94,14 +86,7 @@ def assistant_from_blocks(
         elif kind == "tool_use":
             # A call without an id cannot be matched to a known one, so it is added.
             if not isinstance(block.get("id"), str) or block["id"] not in known_ids:
-                at = f"{where}[{number}]"
-                tool_calls.append(
-                    ToolCall(
-                        name=text(block.get("name"), f"{at}.name"),
-                        arguments=json_text(block.get("input", {})),
-                        id=optional_text(block.get("id"), f"{at}.id"),
-                    )
-                )
+                tool_calls.append(read_call(block, f"{where}[{number}]", arguments="input", missing="{}"))
         else:
             parts.append(block)
     return Message(

@@ -6,16 +6,9 @@ Each toolResult becomes a tool message; its status "error" is kept as `is_error`
 """
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import (
-    BadRecord,
-    json_text,
-    mapping,
-    objects,
-    optional_objects,
-    optional_text,
-    text,
-)
+from pairwright.sources.fields import BadRecord, json_text, mapping, objects, optional_objects, optional_text, text
 from pairwright.sources.shapes.anthropic import plain_content, text_block
+from pairwright.sources.shapes.tool_calls import read_call
 
 _BLOCK_KEYS = frozenset({"toolUse", "toolResult", "reasoningContent", "guardContent", "cachePoint"})
 
@@ -30,7 +23,8 @@ def turn_from_bedrock(message: Json, where: str) -> list[Message]:
     extra: Json = {}
     for at, block in objects(message.get("content"), f"{where}.content"):
         if "toolUse" in block:
-            calls.append(_call(mapping(block["toolUse"], at), at))
+            use = mapping(block["toolUse"], at)
+            calls.append(read_call(use, f"{at}.toolUse", arguments="input", call_id="toolUseId", missing="{}"))
         elif "toolResult" in block:
             results.append(_result(mapping(block["toolResult"], at), at))
         elif "reasoningContent" in block:
@@ -79,14 +73,6 @@ def is_bedrock_response(value: Json) -> bool:
 
 def _is_own(block: Json) -> bool:
     return not _BLOCK_KEYS.isdisjoint(block) or block.keys() <= {"image", "document", "video"}
-
-
-def _call(use: Json, where: str) -> ToolCall:
-    return ToolCall(
-        name=text(use.get("name"), f"{where}.toolUse.name"),
-        arguments=json_text(use.get("input", {})),
-        id=optional_text(use.get("toolUseId"), f"{where}.toolUse.toolUseId"),
-    )
 
 
 def _result(result: Json, where: str) -> Message:

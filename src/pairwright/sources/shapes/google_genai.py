@@ -14,7 +14,8 @@ documented by the API. Thought signatures are dropped.
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_objects, optional_text, text
+from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_objects, optional_text
+from pairwright.sources.shapes.tool_calls import read_call
 
 _ROLES = {"model": "assistant", "assistant": "assistant", "function": "tool", "tool": "tool", "user": "user"}
 # Keys of a part that hold its data, in snake case.
@@ -151,7 +152,9 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
     for at, part in optional_objects(content.get("parts"), f"{where}.parts"):
         call, response = field(part, "function_call"), field(part, "function_response")
         if call is not None:
-            calls.append(_call(mapping(call, at), at))
+            fields = mapping(call, at)
+            fields = {**fields, "id": None if fields.get("id") == "" else fields.get("id")}
+            calls.append(read_call(fields, f"{at}.function_call", arguments="args", missing="{}"))
         elif response is not None:
             results.append(_result(mapping(response, at), at))
         elif isinstance(part.get("text"), str):
@@ -173,15 +176,6 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
         extra=extra or {},
     )
     return [*results, message]
-
-
-def _call(call: Json, where: str) -> ToolCall:
-    arguments = call.get("args")
-    return ToolCall(
-        name=text(call.get("name"), f"{where}.function_call.name"),
-        arguments="{}" if arguments is None else json_text(arguments),
-        id=optional_text(call.get("id"), f"{where}.function_call.id") or None,
-    )
 
 
 def _result(response: Json, where: str) -> Message:

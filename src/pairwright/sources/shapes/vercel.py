@@ -23,6 +23,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
+from pairwright.sources.shapes.tool_calls import read_call
 
 _PART_TYPES = frozenset({"tool-call", "tool-result", "redacted-reasoning"})
 _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_providerMetadata", "state"})
@@ -155,12 +156,8 @@ def _is_ui_part(part: Any) -> bool:
 
 
 def _call(part: Json, where: str) -> ToolCall:
-    arguments = part.get("input", part.get("args"))
-    return ToolCall(
-        name=text(part.get("toolName"), f"{where}.toolName"),
-        arguments="" if arguments is None else json_text(arguments),
-        id=optional_text(part.get("toolCallId"), f"{where}.toolCallId"),
-    )
+    key = "input" if "input" in part else "args"
+    return read_call(part, where, name="toolName", arguments=key, call_id="toolCallId")
 
 
 def _result(part: Json, where: str) -> Message:
