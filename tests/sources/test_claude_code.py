@@ -1,12 +1,10 @@
 """Claude Code sessions: the tree becomes conversations, each generated turn exactly once."""
 
-import contextlib
 import json
 import random
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pairwright.records.experience import EID, Experience, Kind
@@ -15,17 +13,6 @@ from pairwright.sources import claude_code
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.identity import session_run, task_hash
-from pairwright.sources.sessions.claude_session import (
-    Line,
-    MessageLine,
-    Turn,
-    _join_by_level,
-    _join_in_file_order,
-    _OutOfOrder,
-    _parents,
-    decode_line,
-    roots_of,
-)
 
 ORIGIN = Origin("s.jsonl", 1)
 FIXTURE = Path(__file__).parent / "fixtures" / "claude_code.jsonl"
@@ -314,27 +301,15 @@ def random_session(draw: random.Random) -> list[dict[str, Any]]:
     return lines
 
 
-def test_lines_joined_in_file_order_give_the_turns_that_they_give_level_by_level() -> None:
-    def outline(turn: Turn) -> Any:
-        children = sorted(turn.children, key=lambda child: child.first.number)  # as `branches_of` takes them
-        return [item.number for item in turn.lines], [outline(child) for child in children]
-
-    def link(item: dict[str, Any]) -> Line:
-        return Line(uuid=item["uuid"], parent=item["parentUuid"], session=item["sessionId"])
-
-    num_alike = 0
-    for seed in range(500):
+def test_every_call_of_a_shuffled_session_is_generated_at_most_once() -> None:
+    for seed in range(300):
         session = random_session(random.Random(seed))
-        lines = [decode_line(json.dumps(item).encode()) if "message" in item else link(item) for item in session]
-        for number, item in enumerate(lines):
-            item.number = number
-        places = {str(item.uuid): item.number for item in lines}
-        levels = _join_by_level(lines, _parents(lines, places), [None] * len(lines))
-        assert list(map(outline, roots_of(lines, places))) == list(map(outline, levels))
-        with contextlib.suppress(_OutOfOrder):
-            _join_in_file_order(lines, places, [])
-            num_alike += 1
-    assert 200 < num_alike < 450, "both ways are taken"
+        experiences, rejected = read(session)
+        assert experiences or rejected
+        calls = [
+            call.id for exp in experiences for turn in exp.messages if turn.is_generated for call in turn.tool_calls
+        ]
+        assert len(calls) == len(set(calls))
 
 
 def test_a_link_in_a_session_without_parents_follows_the_line_before() -> None:
@@ -342,43 +317,3 @@ def test_a_link_in_a_session_without_parents_follows_the_line_before() -> None:
     answer = line("assistant", "a1", "l1", "Yes.") | {"sessionId": "another"}
     experiences, _ = read([line("user", "u1", None, "Go."), link, answer])
     assert [exp.prompt for exp in experiences] == [(Message("user", "Go."),)]
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {" raw": "AAAA", " number": 99},  # names of fields that are not of the JSON text
-        {"version": 2, "cwd": None, "slug": ["x"]},
-        {
-            "message": {
-                "role": "user",
-                "content": [{"type": "tool_result", "content": [{"text": "a", "type": "text"}] * 2}],
-            }
-        },
-        {"message": {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}},
-        {"message": {"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}},
-        {"type": "assistant", "message": {"content": [{"type": "tool_result", "content": "a"}], "usage": {"a": 1}}},
-        {"uuid": "a1"},  # that of another line
-        {"parentUuid": "a1"},  # a line that comes later
-    ],
-)
-def test_odd_lines_are_read_alike_whether_decoded_by_type_or_not(odd: dict[str, Any]) -> None:
-    answer = {"id": "m", "model": "x", "usage": {"input_tokens": 3, "output_tokens": "4"}}
-    session = [
-        line("user", "u1", None, "Go.", cwd="/srv"),
-        {**line("user", "u2", "u1", "More."), **odd},
-        line("assistant", "a1", "u2", [{"type": "text", "text": "Yes."}], message=answer),
-        line(
-            "assistant", "a2", "a1", [{"type": "text", "text": "Yes."}, {"type": "text", "text": "No."}], message=answer
-        ),
-    ]
-    typed = [by_type(json.dumps(item).encode()) for item in session]
-    assert type(typed[0]) is MessageLine
-    assert read(typed) == read([msgspec.json.decode(json.dumps(item)) for item in session])
-
-
-def by_type(text: bytes) -> Any:
-    try:
-        return decode_line(text)
-    except msgspec.ValidationError:
-        return msgspec.json.decode(text)

@@ -17,12 +17,12 @@ from pairwright.sources.agents import (
     inspect_log,
     openhands,
     openhands_legacy,
+    openhands_rows,
     swe_agent,
     tau2_bench,
     tau_bench,
     terminal_bench,
 )
-from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets import (

@@ -6,6 +6,7 @@ for JSON stored as text and for the remaining small fields of a row.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -47,6 +48,18 @@ def optional_items(value: Any, where: str) -> list[Any]:
     return [] if value is None else items(value, where)
 
 
+def objects(value: Any, where: str) -> Iterator[tuple[str, Json]]:
+    """Yield the path and the value of each object of a list."""
+    for number, item in enumerate(items(value, where)):
+        place = f"{where}[{number}]"
+        yield place, mapping(item, place)
+
+
+def optional_objects(value: Any, where: str) -> Iterator[tuple[str, Json]]:
+    """Yield the path and the value of each object of a list, which may be null or absent."""
+    return objects([] if value is None else value, where)
+
+
 def optional_text(value: Any, where: str) -> str | None:
     return None if value is None else text(value, where)
 
@@ -64,6 +77,16 @@ def object_or_empty(value: Any) -> Json:
 def list_or_empty(value: Any) -> list[Any]:
     """Return a list, or [] for any other value."""
     return value if isinstance(value, list) else []
+
+
+def objects_in(value: Any) -> list[Json]:
+    """Return the objects of a list, without its other items; [] for any other value."""
+    return [item for item in list_or_empty(value) if isinstance(item, dict)]
+
+
+def filled(fields: Json) -> Json:
+    """Return the fields that are not null."""
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def plain_numbers(value: Any) -> Json:

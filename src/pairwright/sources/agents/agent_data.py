@@ -18,13 +18,13 @@ from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
-    items,
     json_text,
-    mapping,
+    objects,
     optional_mapping,
     optional_text,
     small_fields,
     text,
+    text_at,
 )
 from pairwright.sources.shapes.row_fields import reward_of, tools_of
 
@@ -43,9 +43,8 @@ def matches(value: Any) -> bool:
 
 def _take(row: Json) -> Iterator[Json]:
     messages: list[Message] = []
-    for number, item in enumerate(items(row.get("content"), "content")):
-        step = mapping(item, f"content[{number}]")
-        messages.append(_message(step, f"content[{number}]", number, messages[-1] if messages else None))
+    for number, (where, step) in enumerate(objects(row.get("content"), "content")):
+        messages.append(_message(step, where, number, messages[-1] if messages else None))
     details = optional_mapping(row.get("details"), "details")
     tools = details.get("tools", row.get("available_tools"))
     reward, components = reward_of({**details, **row})
@@ -58,7 +57,7 @@ def _take(row: Json) -> Iterator[Json]:
         "row": details,
         "read_fields": frozenset(row),
         "info": small_fields(details, frozenset({"tools"})),
-        "model_version": details["model_name"] if isinstance(details.get("model_name"), str) else None,
+        "model_version": text_at(details, "model_name"),
     }
 
 
@@ -68,13 +67,13 @@ def _message(step: Json, where: str, number: int, before: Message | None) -> Mes
     note = optional_text(step.get("description"), f"{where}.description") or None
     if kind == "message_action":
         return Message("assistant", text(step.get("content"), f"{where}.content"), reasoning=note)
-    if kind == "api_action":
-        name, arguments = text(step.get("function"), f"{where}.function"), json_text(step.get("kwargs") or {})
-        return Message("assistant", note, tool_calls=(ToolCall(name, arguments, f"call_{number}"),))
-    if kind == "code_action":
-        code = {"code": text(step.get("content"), f"{where}.content")}
-        name = text(step.get("language"), f"{where}.language")
-        return Message("assistant", note, tool_calls=(ToolCall(name, json_text(code), f"call_{number}"),))
+    if kind in ("api_action", "code_action"):
+        if kind == "api_action":
+            name, arguments = text(step.get("function"), f"{where}.function"), step.get("kwargs") or {}
+        else:
+            arguments = {"code": text(step.get("content"), f"{where}.content")}
+            name = text(step.get("language"), f"{where}.language")
+        return Message("assistant", note, tool_calls=(ToolCall(name, json_text(arguments), f"call_{number}"),))
     if kind not in _CLASSES:
         raise BadRecord(f"{where}.class_: {kind!r} is not a class of the protocol")
     content = step.get("content") if kind == "text_observation" else None

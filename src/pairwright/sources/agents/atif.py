@@ -24,19 +24,25 @@ from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
     identifier,
     index,
-    items,
     json_text,
     mapping,
+    object_or_empty,
+    objects,
     optional_items,
     optional_mapping,
+    optional_objects,
     optional_text,
     text,
+    text_at,
 )
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.tool_calls import read_call
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of
 
@@ -62,14 +68,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     # A continued run: the file holds the steps after a restart.
     step = index(optional_mapping(agent.get("extra"), "agent.extra").get("continuation_index")) or 0
     yield _experience(trajectory, result, note, origin, step)
-    listed = optional_items(trajectory.get("subagent_trajectories"), "subagent_trajectories")
-    for number, inner in enumerate(listed):
-        try:
-            subagent = mapping(inner, f"subagent_trajectories[{number}]")
-            yield _experience(subagent, result, note, origin, step + 1 + number, parent=trajectory)
-        except ValueError as error:  # BadRecord or RecordError: refuse this trajectory only
-            reason = f"subagent_trajectories[{number}]: {error}"
-            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
+    yield from read_each(
+        NAME,
+        origin,
+        optional_items(trajectory.get("subagent_trajectories"), "subagent_trajectories"),
+        "subagent_trajectories",
+        lambda subagent, number: [_experience(subagent, result, note, origin, step + 1 + number, parent=trajectory)],
+    )
 
 
 def _experience(
@@ -82,17 +87,17 @@ def _experience(
 ) -> Parts:
     """Build the experience of one trajectory; `parent` is the enclosing trajectory of a subagent."""
     agent = optional_mapping(trajectory.get("agent"), "agent")
-    steps = [mapping(item, f"steps[{n}]") for n, item in enumerate(items(trajectory.get("steps"), "steps"))]
+    steps = list(objects(trajectory.get("steps"), "steps"))
     tools = tools_from_chat(agent.get("tool_definitions"), "agent.tool_definitions")
-    messages = [message for n, item in enumerate(steps) for message in _messages(item, f"steps[{n}]")]
-    arrays, dropped = _tokens(steps)
+    messages = [message for where, item in steps for message in _messages(item, where)]
+    arrays, dropped = _tokens([item for _, item in steps])
     info = _info(trajectory, agent, result, parent)
     if dropped is not None:
         info["tokens_dropped"] = dropped
     if note is not None:
         info["result_json"] = note
     components = _components(result)
-    models = [agent.get("model_name"), *(item.get("model_name") for item in steps)]
+    models = [agent.get("model_name"), *(item.get("model_name") for _, item in steps)]
     # A subagent has the run of its parent, so that both can be found together.
     trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
     return Parts(
@@ -118,10 +123,9 @@ def _messages(step: Json, where: str) -> list[Message]:
     source = text(step.get("source"), f"{where}.source")
     if source not in _ROLES:
         raise BadRecord(f"{where}.source: expected system, user or agent, got {source!r}")
-    listed = optional_items(step.get("tool_calls"), f"{where}.tool_calls")
-    calls = [
-        _call(mapping(call, f"{where}.tool_calls[{n}]"), f"{where}.tool_calls[{n}]") for n, call in enumerate(listed)
-    ]
+    listed = list(optional_objects(step.get("tool_calls"), f"{where}.tool_calls"))
+    names = {"name": "function_name", "call_id": "tool_call_id"}
+    calls = [read_call(call, place, **names) for place, call in listed]
     # Not generated: turns copied from another context, and steps of the agent's program without a model call.
     is_copied = step.get("is_copied_context") is True or (source == "agent" and step.get("llm_call_count") == 0)
     message = Message(
@@ -133,25 +137,15 @@ def _messages(step: Json, where: str) -> list[Message]:
         extra={"is_copied_context": True} if step.get("is_copied_context") is True else {},
     )
     observation = optional_mapping(step.get("observation"), f"{where}.observation")
-    results = optional_items(observation.get("results"), f"{where}.observation.results")
     # Ids of failed calls; results only have text.
-    failed = {call.id for call, result in zip(calls, listed, strict=True) if _status(result) in _FAILED}
-    entries = [_result(result, calls, failed, f"{where}.observation.results[{n}]") for n, result in enumerate(results)]
+    failed = {call.id for call, (_, one) in zip(calls, listed, strict=True) if _status(one) in _FAILED}
+    found = optional_objects(observation.get("results"), f"{where}.observation.results")
+    entries = [_result(result, calls, failed, place) for place, result in found]
     return [message, *entries]
 
 
-def _call(call: Json, where: str) -> ToolCall:
-    arguments = call.get("arguments")
-    return ToolCall(
-        name=text(call.get("function_name"), f"{where}.function_name"),
-        arguments="" if arguments is None else json_text(arguments),
-        id=optional_text(call.get("tool_call_id"), f"{where}.tool_call_id"),
-    )
-
-
-def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:
+def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:
     """Convert an observation result to a tool message, or to a user message if the step has no calls."""
-    result = mapping(value, where)
     extra = dict(optional_mapping(result.get("extra"), f"{where}.extra"))
     references = result.get("subagent_trajectory_ref")
     if references is not None:
@@ -172,12 +166,9 @@ def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: s
     return Message("tool", content, tool_call_id=call_id, extra=extra)
 
 
-def _status(call: Json) -> str:
-    """Return the status of a call, if logged by NAT's exporter, else ""."""
-    extra = call.get("extra")
-    invocation = extra.get("invocation") if isinstance(extra, dict) else None
-    status = invocation.get("status") if isinstance(invocation, dict) else None
-    return status if isinstance(status, str) else ""
+def _status(call: Json) -> str | None:
+    """Return the status of a call, if logged by NAT's exporter."""
+    return text_at(call, "extra.invocation.status")
 
 
 def _error_kind(position: int, message: Message) -> str | None:
@@ -210,8 +201,7 @@ def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
         # Only generated steps have a recorded request.
         if step.get("source") != "agent" or step.get("is_copied_context") is True or step.get("llm_call_count") == 0:
             continue
-        metrics = step.get("metrics")
-        metrics = metrics if isinstance(metrics, dict) else {}
+        metrics = object_or_empty(step.get("metrics"))
         recorded = recorded or bool(metrics.get("completion_token_ids"))
         ids = metrics.get("prompt_token_ids"), metrics.get("completion_token_ids")
         turns.append(turn_tokens(*ids, metrics.get("logprobs")))
@@ -225,14 +215,14 @@ def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
 
 def _info(trajectory: Json, agent: Json, result: Json, parent: Json | None) -> Json:
     info: Json = {
-        "agent": {key: agent[key] for key in ("name", "version") if agent.get(key) is not None},
+        "agent": filled({key: agent.get(key) for key in ("name", "version")}),
         "trial_name": result.get("trial_name"),
         "source": result.get("source"),
         "parent_session_id": parent.get("session_id") if parent else None,
     }
     for key in ("session_id", "trajectory_id", "notes", "continued_trajectory_ref", "extra"):
         info[key] = trajectory.get(key)
-    return {key: value for key, value in info.items() if value is not None}
+    return filled(info)
 
 
 def _task(result: Json) -> int | str | None:

@@ -23,32 +23,39 @@ from typing import IO, Any
 import msgspec
 import zstandard
 
-from pairwright.errors import RecordError, SourceError
-from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.errors import SourceError
+from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
     identifier,
     index,
     items,
-    json_text,
+    list_or_empty,
     mapping,
-    optional_items,
+    object_or_empty,
+    objects,
+    objects_in,
     optional_mapping,
+    optional_objects,
     optional_text,
     score,
     text,
+    text_at,
+    value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.read_each import read_each
+from pairwright.sources.shapes.tool_calls import read_call
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
 
 
-def message_from_inspect(value: Any, where: str) -> Message:
+def message_from_inspect(turn: Json, where: str) -> Message:
     """Convert a message of an Inspect sample; errors of tool results and of call parsing go to `extra`."""
-    turn = mapping(value, where)
     role = text(turn.get("role"), f"{where}.role")
     content = content_from_chat(turn.get("content"), f"{where}.content")
     extra: Json = {}
@@ -66,9 +73,8 @@ def message_from_inspect(value: Any, where: str) -> Message:
             content = error["message"]
     calls = []
     parse_errors: Json = {}
-    for number, call in enumerate(optional_items(turn.get("tool_calls"), f"{where}.tool_calls")):
-        here = f"{where}.tool_calls[{number}]"
-        calls.append(_call(mapping(call, here), here))
+    for number, (here, call) in enumerate(optional_objects(turn.get("tool_calls"), f"{where}.tool_calls")):
+        calls.append(read_call(call, here, name="function"))
         if isinstance(call.get("parse_error"), str):
             parse_errors[calls[-1].id or str(number)] = call["parse_error"]
     if parse_errors:
@@ -110,36 +116,24 @@ def resolve_references(value: Any, stored: Json) -> Any:
 
 def tools_of_events(sample: Json, stored: Json) -> list[Json]:
     """Return the tools, unique by name, offered in the model events whose answers are in the conversation."""
-    ids = {turn.get("id") for turn in _dicts(sample.get("messages")) if isinstance(turn.get("id"), str)}
+    ids = {turn.get("id") for turn in objects_in(sample.get("messages")) if isinstance(turn.get("id"), str)}
     events = sample.get("events")
-    if events is None and isinstance(sample.get("transcript"), dict):
-        events = sample["transcript"].get("events")
+    if events is None:
+        events = value_at(sample, "transcript.events")
     tools: dict[str, Json] = {}
-    for event in _dicts(events):
+    for event in objects_in(events):
         # Skip requests of subagents and scorers, whose answers are not in the conversation.
         if event.get("event") != "model" or (ids and _answer_id(event) not in ids):
             continue
-        for tool in _dicts(event.get("tools")):
+        for tool in objects_in(event.get("tools")):
             if isinstance(tool.get("name"), str) and tool["name"] not in tools:
                 tools[tool["name"]] = resolve_references(tool, stored)
     return list(tools.values())
 
 
 def _answer_id(event: Json) -> str | None:
-    output = event.get("output")
-    choices = _dicts(output.get("choices")) if isinstance(output, dict) else []
-    message = choices[0].get("message") if choices else None
-    answer_id = message.get("id") if isinstance(message, dict) else None
-    return answer_id if isinstance(answer_id, str) else None
-
-
-def _call(call: Json, where: str) -> ToolCall:
-    arguments = call.get("arguments")
-    return ToolCall(
-        name=text(call.get("function"), f"{where}.function"),
-        arguments="" if arguments is None else json_text(arguments),
-        id=optional_text(call.get("id"), f"{where}.id"),
-    )
+    choices = objects_in(value_at(event, "output.choices"))
+    return text_at(choices[0], "message.id") if choices else None
 
 
 def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list[str]]:
@@ -156,10 +150,6 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
     if len(others) == 1 and others[0].get("type") == "text" and isinstance(others[0].get("text"), str):
         return str(others[0]["text"]), thoughts
     return others or None, thoughts
-
-
-def _dicts(value: Any) -> list[Json]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 NAME = "inspect"
@@ -184,35 +174,29 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         return
     if log.get("samples") is None:
         raise BadRecord("samples: the log has none (it is only a header, or the run did not finish)")
-    for number, sample in enumerate(items(log["samples"], "samples")):
-        where = f"samples[{number}]"
-        try:
-            yield _experience(mapping(sample, where), header, origin, where)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"{where}: {error}", format=NAME)
+    yield from read_each(
+        NAME, origin, log["samples"], "samples", lambda sample, _: [_experience(sample, header, origin)]
+    )
 
 
-def _experience(sample: Json, header: Json, origin: Origin, where: str | None = None) -> Parts:
+def _experience(sample: Json, header: Json, origin: Origin) -> Parts:
     """Build the experience of one sample."""
     stored = _stored_texts(sample)
     output = optional_mapping(sample.get("output"), "output")
-    messages = _messages(sample, output, stored)
-    tools = tools_of_events(sample, stored)
     reward, components = _reward(_scores(sample))
     return Parts(
         NAME,
         origin,
-        where,
         task=identifier(sample.get("id")),
         run=index(sample.get("epoch")),
-        messages=messages,
-        tools=tools,
+        messages=_messages(sample, output, stored),
+        tools=tools_of_events(sample, stored),
         reward=reward,
         reward_components=components,
         error_kind=error_kind,
         info=_info(sample, header),
         metrics=_metrics(sample),
-        model_version=_model(output, header),
+        model_version=text_at(header, "model") or text_at(output, "model"),
         truncate_status="response_truncated" if _stop_reason(output) in _CUT_SHORT else None,
     )
 
@@ -220,11 +204,10 @@ def _experience(sample: Json, header: Json, origin: Origin, where: str | None = 
 def _stored_texts(sample: Json) -> Json:
     """Return deduplicated texts of the sample, keyed by reference."""
     stored: Json = {}
-    transcript = sample.get("transcript")
-    old = transcript.get("content") if isinstance(transcript, dict) else None
+    old = value_at(sample, "transcript.content")
     for prefix, texts in (("tc://", old), ("attachment://", sample.get("attachments"))):
-        if isinstance(texts, dict):
-            stored.update({prefix + key: item for key, item in texts.items() if isinstance(item, str)})
+        kept = object_or_empty(texts).items()
+        stored |= {prefix + key: item for key, item in kept if isinstance(item, str)}
     return stored
 
 
@@ -232,16 +215,12 @@ def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
     """Return the messages of a sample, or its input and first output if it has none."""
     turns = resolve_references(sample.get("messages"), stored)
     if not turns:  # some logs keep only input and output
-        input_messages = resolve_references(sample.get("input"), stored)
-        turns = (
-            [{"role": "user", "content": input_messages}]
-            if isinstance(input_messages, str)
-            else list(items(input_messages, "input"))
-        )
-        choices = output.get("choices")
-        if isinstance(choices, list) and choices:
+        given = resolve_references(sample.get("input"), stored)
+        turns = [{"role": "user", "content": given}] if isinstance(given, str) else list(items(given, "input"))
+        choices = list_or_empty(output.get("choices"))
+        if choices:
             turns.append(resolve_references(mapping(choices[0], "output.choices[0]").get("message"), stored))
-    return [message_from_inspect(turn, f"messages[{number}]") for number, turn in enumerate(items(turns, "messages"))]
+    return [message_from_inspect(turn, where) for where, turn in objects(turns, "messages")]
 
 
 def _scores(sample: Json) -> Json:
@@ -292,12 +271,9 @@ def _info(sample: Json, header: Json) -> Json:
     if error is not None:
         info["error"] = error.get("message") if isinstance(error, dict) else error
     scores = _scores(sample)
-    for key, facts in (
-        ("answers", {name: entry.get("answer") for name, entry in scores.items() if isinstance(entry, dict)}),
-        ("other_scores", {name: value for name, value in _values(scores).items() if _grade(value) is None}),
-    ):
-        if facts := {name: value for name, value in facts.items() if value is not None}:
-            info[key] = facts
+    answers = filled({name: entry.get("answer") for name, entry in scores.items() if isinstance(entry, dict)})
+    others = filled({name: value for name, value in _values(scores).items() if _grade(value) is None})
+    info |= {key: facts for key, facts in (("answers", answers), ("other_scores", others)) if facts}
     return info
 
 
@@ -305,29 +281,17 @@ def _metrics(sample: Json) -> Json:
     metrics: Json = {
         key: sample[key] for key in ("total_time", "working_time") if isinstance(sample.get(key), int | float)
     }
-    usage = sample.get("model_usage")
-    entries = list(usage.values()) if isinstance(usage, dict) else []
+    entries = list(object_or_empty(sample.get("model_usage")).values())
     for key in ("input_tokens", "output_tokens"):
-        counts = [index(entry.get(key)) for entry in entries if isinstance(entry, dict)]
+        counts = [index(object_or_empty(entry).get(key)) or 0 for entry in entries]
         if any(counts):
-            metrics[key] = sum(count or 0 for count in counts)
+            metrics[key] = sum(counts)
     return metrics
 
 
-def _model(output: Json, header: Json) -> str | None:
-    for value in (header.get("model"), output.get("model")):
-        if isinstance(value, str) and value:
-            return value
-    return None
-
-
 def _stop_reason(output: Json) -> Any:
-    choices = output.get("choices")
-    return (
-        choices[0].get("stop_reason")
-        if isinstance(choices, list) and choices and isinstance(choices[0], dict)
-        else None
-    )
+    choices = list_or_empty(output.get("choices"))
+    return value_at(choices[0], "stop_reason") if choices else None
 
 
 FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")

@@ -1,4 +1,4 @@
-"""OpenHands conversations as events (JSON Lines); sources/agents/openhands_events.py reads rows and request logs.
+"""OpenHands conversations as events (JSON Lines); sources/agents/openhands_rows.py reads rows and request logs.
 
     SystemPromptEvent   system message, tools                 MessageEvent   a user or agent message
     ActionEvent         thought, reasoning and a call; events with the same llm_response_id form one assistant message
@@ -21,11 +21,24 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.agents import openhands_events as openhands_rows
-from pairwright.sources.agents.openhands_events import KINDS, Entry, entry_of_event
+from pairwright.sources.agents import openhands_rows
+from pairwright.sources.agents.openhands_events import KINDS, Entry, condensed, entry_of_event
 from pairwright.sources.assemble import Parts, raw_text, split_at_first_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, optional_items, score
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    items,
+    list_or_empty,
+    mapping,
+    object_or_empty,
+    optional_items,
+    optional_objects,
+    score,
+    text_at,
+    value_at,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 
 NAME = openhands_rows.NAME
@@ -59,23 +72,19 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experiences of a file of events, or of one or more rows."""
-    if isinstance(value, list) and any(_is_event(item) for item in value):
-        yield from _experiences(value, {}, origin)
-        return
     rows = value if isinstance(value, list) else [value]
-    if not rows:
+    if any(map(_is_event, rows)):
+        yield from _experiences(rows, {}, origin)
+    elif len(rows) == 1:
+        yield from _row(rows[0], origin, options)
+    elif rows:
+
+        def read_row(row: Json, number: int) -> Iterator[Parts | Rejected]:
+            return _row(row, origin.at(origin.line, origin.ordinal + number), options)
+
+        yield from read_each(NAME, origin, rows, "", read_row)
+    else:
         raise BadRecord("file: an empty list")
-    for number, row in enumerate(rows):
-        ordinal = origin.ordinal + number
-        try:
-            for found in _row(row, origin.at(origin.line, ordinal), options):
-                if isinstance(found, Parts) and len(rows) > 1:
-                    found.where = f"[{number}]"
-                yield found
-        except (BadRecord, RecordError) as error:
-            if len(rows) == 1:
-                raise
-            yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 
 
 def _row(row: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -116,10 +125,10 @@ def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts
 
 def _take(talk: Conversation, event: Json) -> None:
     """Process one event: add it to the conversation, its tokens or the event counts."""
-    entry = entry_of_event(event)
+    entry, kind = entry_of_event(event), event.get("kind")
     if entry is not None:
-        if event.get("kind") == "SystemPromptEvent":
-            talk.tools = [mapping(tool, "tools") for tool in optional_items(event.get("tools"), "tools")]
+        if kind == "SystemPromptEvent":
+            talk.tools = [tool for _, tool in optional_objects(event.get("tools"), "tools")]
         # Parallel calls of one answer are separate events: merge them into one message.
         if talk.last is not None and entry.response is not None and talk.last.response == entry.response:
             talk.last.add(entry)
@@ -127,85 +136,61 @@ def _take(talk: Conversation, event: Json) -> None:
             talk.entries.append(entry)
             talk.num_new += 1
             talk.last = talk.last if entry.message.role == "tool" else entry
-        critic = event.get("critic_result")
-        if isinstance(critic, dict) and (value := score(critic.get("score"))) is not None:
-            talk.critic = value
-    elif event.get("kind") == "TokenEvent":
+        critic = score(value_at(event, "critic_result.score"))
+        talk.critic = talk.critic if critic is None else critic
+    elif kind == "TokenEvent":
         ids = (event.get("prompt_token_ids"), event.get("response_token_ids"), event.get("logprobs"))
         talk.turns.append(turn_tokens(*ids))
     else:
-        kind = event.get("kind")
         talk.others[kind if isinstance(kind, str) else "no kind"] += 1
-        _take_state(talk, event)
-
-
-def _take_state(talk: Conversation, event: Json) -> None:
-    """Update the conversation id and model from a state update event."""
-    state = event.get("value")
-    if event.get("kind") != "ConversationStateUpdateEvent" or not isinstance(state, dict):
-        return
-    if event.get("key") == "full_state" and talk.task is None:
-        talk.task = identifier(state.get("id"))
-    usage = state.get("usage_to_metrics")
-    default = usage.get("default") if isinstance(usage, dict) else None
-    model = default.get("model_name") if isinstance(default, dict) else None
-    talk.model = model if isinstance(model, str) else talk.model
+        if kind == "ConversationStateUpdateEvent":
+            if event.get("key") == "full_state" and talk.task is None:
+                talk.task = identifier(value_at(event, "value.id"))
+            talk.model = text_at(event, "value.usage_to_metrics.default.model_name") or talk.model
 
 
 def _condense(talk: Conversation, event: Json) -> list[Entry]:
     """Return the context entries after a condensation."""
-    forgotten = {
-        event_id
-        for event_id in optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
-        if isinstance(event_id, str)
-    }
-    # A merged message is forgotten if any of its events is.
-    remaining = [entry.as_context() for entry in talk.entries if entry.ids.isdisjoint(forgotten)]
-    summary = event.get("summary")
-    if isinstance(summary, str):
-        offset = index(event.get("summary_offset"))
-        message = Message("user", summary, generated=False, extra={"is_summary": True})
-        remaining.insert(len(remaining) if offset is None else offset, Entry(message, set()))
-    return remaining
+    listed = optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
+    forgotten = {event_id for event_id in listed if isinstance(event_id, str)}
+    text = event.get("summary")
+    is_summarized = isinstance(text, str)
+    summary = Message("user", text, generated=False, extra={"is_summary": True}) if is_summarized else None
+    return condensed(talk.entries, forgotten, summary, event.get("summary_offset"))
 
 
 def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield the experience of the current step, if it has new entries."""
     if talk.num_new == 0:
         return
-    messages = [entry.message for entry in talk.entries]
     try:
-        prompt, completion = split_at_first_answer(messages)
+        prompt, completion = split_at_first_answer([entry.message for entry in talk.entries])
         if not completion:
             raise BadRecord("events: no answer of the agent, so there is no completion")
         # Token ids only if each generated message has exactly one recorded request.
-        arrays = tokens_of_turns(talk.turns) if len(talk.turns) == sum(m.is_generated for m in messages) else None
-        info: Json = {
-            **openhands_rows.info_of(talk.row),
-            **({"other_events": dict(talk.others)} if talk.others else {}),
-        }
+        num_answers = sum(message.is_generated for message in completion)
+        arrays = tokens_of_turns(talk.turns) if len(talk.turns) == num_answers else None
+        fields = openhands_rows.fields_of_row(talk.row)
+        info = fields["info"]
+        if talk.others:
+            info["other_events"] = dict(talk.others)
         if talk.turns and arrays is None:
             info["tokens_dropped"] = "the recorded turns are not one for each answer, or do not continue one another"
         if not prompt:
             info["prompt_missing"] = True
-        reward, components, fields = openhands_rows.scores_of(talk.row)
         if talk.critic is not None:
-            components["critic"] = talk.critic
+            fields["reward_components"]["critic"] = talk.critic
         # By identity: equal messages may be results of different calls.
         failed = {id(entry.message): entry.error for entry in talk.entries}
         yield Parts(
             NAME,
             origin,
-            task=talk.task,
+            **{**fields, "task": talk.task},
             step=talk.step,
             prompt=prompt,
             completion=completion,
             tools=talk.tools,
-            reward=reward,
-            reward_components=components,
-            row=fields,
             error_kind=lambda _, message: failed.get(id(message)),
-            info=info,
             model_version=talk.model,
             task_metadata=None if prompt else sorted(talk.entries[0].ids),  # not comparable without a prompt
             arrays=arrays,
@@ -216,17 +201,16 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
 
 
 def _is_event(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-        return False
-    return value["kind"] in KINDS and value.get("source") in ("user", "agent", "environment")
+    event = object_or_empty(value)
+    kind = event.get("kind")
+    return isinstance(kind, str) and kind in KINDS and event.get("source") in ("user", "agent", "environment")
 
 
 def _is_row(value: Any) -> bool:
-    if openhands_rows.matches(value):
-        return True
-    if not isinstance(value, dict) or "instance_id" not in value or not isinstance(value.get("history"), list):
-        return False
-    return any(_is_event(event) for event in value["history"])
+    is_row = (
+        isinstance(value, dict) and "instance_id" in value and any(map(_is_event, list_or_empty(value.get("history"))))
+    )
+    return is_row or openhands_rows.matches(value)
 
 
 FORMAT = Format(NAME, "file", matches, read, "OpenHands events, rows and request logs")

@@ -1,201 +1,23 @@
-"""OpenHands rows and request logs in the OpenAI chat shape, and the conversion of single events to messages.
+"""Events of OpenHands' SDK as messages, and the context that a condensation leaves."""
 
-sources/agents/openhands.py reads files of events.
-"""
-
-import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.assemble import Parts
+from pairwright.sources.agents.openhands_rows import error_kind_of_text
 from pairwright.sources.fields import (
-    BadRecord,
-    identifier,
-    items,
+    index,
     json_text,
     mapping,
+    object_or_empty,
+    objects_in,
     optional_items,
-    optional_mapping,
     optional_text,
-    score,
     text,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.chat_messages import (
-    call_from_chat,
-    content_from_chat,
-    message_from_chat,
-    messages_from_chat,
-    tools_from_chat,
-)
-from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
 from pairwright.sources.shapes.session_entries import as_past
-
-NAME = "openhands"
-# Footer of a shell result; with several commands, the last footer counts.
-_EXIT_CODE = re.compile(r"\[(?:Command finished|The command completed) with exit code (-?\d{1,12})\.?\]")
-# Start of failed results; the first match wins, and the last pattern is the broadest.
-_FAILURES = (
-    ("file_not_found", re.compile(r"Ran into \[Errno 2\]|(ERROR:\s*)?The path .{1,500} does not exist")),
-    ("invalid_arguments", re.compile(r"(ERROR:\s*)?(Invalid `|Error validating|Parameter `)")),
-    ("unknown_tool", re.compile(r"(ERROR:\s*)?Tool .{1,200} not found")),
-    ("tool_error", re.compile(r"ERROR:|Error: |Cannot execute multiple commands")),
-)
-
-
-def is_row(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
-        return False
-    return "instance_id" in value and ("resolved" in value or "test_result" in value)
-
-
-def is_log(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
-        return False
-    response = value.get("response")
-    has_choices = isinstance(response, dict) and isinstance(response.get("choices"), list)
-    return has_choices and ("latency_sec" in value or "cost" in value)
-
-
-def matches(value: Any) -> bool:
-    return is_row(value) or is_log(value)
-
-
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    value = mapping(value, "row")
-    if is_log(value):
-        yield from _choices(value, origin)
-    else:
-        yield _row(value, origin)
-
-
-def scores_of(row: Json) -> tuple[float | None, Json, Json]:
-    """Return the reward of a row, the scores it was selected from, and fields that may hold other scores."""
-    result = row.get("test_result")
-    report = result.get("report") if isinstance(result, dict) else None
-    # Places of scores; the first one with the number wins.
-    fields: Json = {}
-    for place in (result, report, row):
-        fields |= {key: item for key, item in place.items() if item is not None} if isinstance(place, dict) else {}
-    resolved = score(fields.get("resolved"))
-    return resolved, {} if resolved is None else {"resolved": resolved}, fields
-
-
-def info_of(row: Json) -> Json:
-    """Return the metadata of a row, without its test logs."""
-    info: Json = {key: row[key] for key in ("run_id", "error", "attempt") if row.get(key) is not None}
-    result = row.get("test_result")
-    if isinstance(result, dict):
-        info["test_result"] = {
-            key: item for key, item in result.items() if key not in ("test_output", "apply_patch_output")
-        }
-    return info
-
-
-def error_kind_of_text(text: str) -> str | None:
-    """Return the failure kind indicated by the text of a tool result, or None."""
-    text = text.removeprefix("OBSERVATION:\n").lstrip()
-    for kind, start in _FAILURES:
-        if start.match(text):
-            return kind
-    # Only the end of the text: a command may print such a line, and outputs may be long.
-    codes = _EXIT_CODE.findall(text[-2000:])
-    if not codes or int(codes[-1]) == 0:
-        return None
-    return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: still running at the timeout
-
-
-def _row(row: Json, origin: Origin) -> Parts:
-    """Build the experience of a row."""
-    messages = messages_from_chat(row.get("messages"), "messages")
-    tools = tools_from_chat(row.get("tools"), "tools")
-    reward, components, fields = scores_of(row)
-    return Parts(
-        NAME,
-        origin,
-        task=identifier(row.get("instance_id")),
-        messages=messages,
-        tools=tools,
-        reward=reward,
-        reward_components=components,
-        row=fields,
-        error_kind=_error_kind,
-        info=info_of(row),
-    )
-
-
-def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
-    """Yield one experience per choice of a request log."""
-    prompt = messages_from_chat(log.get("messages"), "messages")
-    schemas_in_log = log.get("tools")
-    tools = tools_from_chat(
-        # Older logs have the tools in the keyword arguments of the request.
-        optional_mapping(log.get("kwargs"), "kwargs").get("tools") if schemas_in_log is None else schemas_in_log,
-        "tools",
-    )
-    response = mapping(log.get("response"), "response")
-    choices = items(response.get("choices"), "response.choices")
-    if not choices:
-        raise BadRecord("response.choices: empty, so there is no completion")
-    model = response.get("model")
-    for number, value in enumerate(choices):
-        where = f"response.choices[{number}]"
-        try:
-            choice = mapping(value, where)
-            answer = message_from_chat(choice.get("message"), f"{where}.message")
-            arrays, dropped = _tokens(response, choice)
-            info: Json = {"timestamp": log["timestamp"]} if "timestamp" in log else {}
-            yield Parts(
-                NAME,
-                origin,
-                task=None,
-                # Choices of one request are runs of one task; a single choice has its position in the file as run.
-                run=number if len(choices) > 1 else None,
-                prompt=prompt,
-                completion=[answer],
-                tools=tools,
-                error_kind=_error_kind,
-                info={**info, **dropped},
-                metrics=_metrics(log, response),
-                model_version=model if isinstance(model, str) else None,
-                truncate_status="response_truncated" if choice.get("finish_reason") == "length" else None,
-                arrays=arrays,
-            )
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, str(error), format=NAME)
-
-
-def _tokens(response: Json, choice: Json) -> tuple[Json | None, Json]:
-    """Return the recorded token fields of a request, and the reason if they are dropped."""
-    fields = choice.get("provider_specific_fields")
-    ids = choice.get("token_ids") or (fields.get("token_ids") if isinstance(fields, dict) else None)
-    if not ids:
-        return None, {}
-    logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    values = [item.get("logprob") if isinstance(item, dict) else None for item in content or []] if content else None
-    arrays = tokens_of_turns([turn_tokens(response.get("prompt_token_ids"), ids, values)])
-    return arrays, {} if arrays else {"tokens_dropped": "the ids of the prompt or of the answer are not usable"}
-
-
-def _metrics(log: Json, response: Json) -> Json:
-    metrics: Json = {key: log[key] for key in ("cost", "latency_sec") if isinstance(log.get(key), int | float)}
-    usage = response.get("usage")
-    for key in ("prompt_tokens", "completion_tokens"):
-        if isinstance(usage, dict) and isinstance(usage.get(key), int):
-            metrics[key] = usage[key]
-    return metrics
-
-
-def _error_kind(position: int, message: Message) -> str | None:
-    return error_kind_of_text(message.text)
-
-
-FORMAT = Format("openhands-rows", "record", matches, read, "OpenHands rows and request logs")
-
 
 _ENTRIES = (
     "SystemPromptEvent",
@@ -213,7 +35,7 @@ class Entry:
     """A message with the ids of its events, the id of its model response, and its failure kind."""
 
     message: Message
-    ids: set[str]
+    ids: set[Any]
     response: str | None = None
     error: str | None = None
 
@@ -235,6 +57,16 @@ class Entry:
 
     def as_context(self) -> "Entry":
         return Entry(as_past(self.message), self.ids, self.response, self.error)
+
+
+def condensed(entries: list[Entry], forgotten: Collection[Any], summary: Message | None, offset: Any) -> list[Entry]:
+    """Return the context after a condensation: the entries without the forgotten events, and the summary."""
+    # A merged message is forgotten if any of its events is.
+    remaining = [entry.as_context() for entry in entries if entry.ids.isdisjoint(forgotten)]
+    if summary is not None:
+        place = index(offset)
+        remaining.insert(len(remaining) if place is None else place, Entry(summary, set()))
+    return remaining
 
 
 def entry_of_event(event: Json) -> Entry | None:
@@ -342,11 +174,8 @@ def _parts(content: str | list[Json] | None) -> list[Json]:
 
 
 def _thinking(value: Any) -> str | None:
-    blocks = value.get("thinking_blocks") if isinstance(value, dict) else None
-    if not isinstance(blocks, list):
-        return None
-    thoughts = [block.get("thinking") for block in blocks if isinstance(block, dict)]
-    return "\n\n".join(thought for thought in thoughts if isinstance(thought, str)) or None
+    blocks = objects_in(object_or_empty(value).get("thinking_blocks"))
+    return "\n\n".join(thought for block in blocks if isinstance(thought := block.get("thinking"), str)) or None
 
 
 def _join_texts(left: str | None, right: str | None) -> str | None:

@@ -17,25 +17,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.agents.openhands_events import error_kind_of_text, info_of, scores_of
+from pairwright.sources.agents.openhands_events import Entry, condensed
+from pairwright.sources.agents.openhands_rows import NAME, error_kind_of_text, fields_of_row
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
-    identifier,
+    filled_text,
     items,
     json_text,
+    list_or_empty,
     mapping,
+    object_or_empty,
+    objects,
     optional_items,
     optional_mapping,
     score,
     text,
+    text_at,
+    value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
-from pairwright.sources.shapes.session_entries import as_past
 from pairwright.sources.shapes.tool_errors import result_error_kind
 
-NAME = "openhands"
 # Actions and observations that are not part of the conversation.
 _SILENT = frozenset({"change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "noop"})
 # Fields of an action that are not arguments of its call: fields of the event, and the thought.
@@ -49,16 +53,24 @@ _NO_ARGUMENTS = frozenset(
 class Talk:
     """Parser state: the messages, each with the id of its event, and other data from the events."""
 
-    messages: list[tuple[Any, Message]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
     model: str | None = None
     response_ids: set[str] = field(default_factory=set)
     others: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def has_answer(self) -> bool:
+        return any(entry.message.is_generated for entry in self.entries)
+
+    def add(self, event: Json, message: Message) -> None:
+        event_id = event.get("id")
+        self.entries.append(Entry(message, {event_id} if isinstance(event_id, int | str) else set()))
+
 
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
-        return isinstance(value.get("history"), list) and any(map(_is_event, _flat(value["history"])))
+        return any(map(_is_event, _flat(list_or_empty(value.get("history")))))
     return isinstance(value, list) and any(map(_is_event, value[:100]))
 
 
@@ -79,50 +91,44 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     """Yield the experience of one conversation, and one more for each condensation in it."""
     talk, step = Talk(), 0
-    for number, item in enumerate(_flat(items(row.get("history"), "history"))):
-        event = mapping(item, f"history[{number}]")
+    for where, event in objects(_flat(items(row.get("history"), "history")), "history"):
         if event.get("action") == "condensation":
             # Without an answer since the last condensation there is nothing to train on.
-            if any(message.is_generated for _, message in talk.messages):
+            if talk.has_answer:
                 yield _experience(talk, row, origin, step)
             _condense(talk, event)
             step += 1
         else:
-            _take(talk, event, f"history[{number}]")
+            _take(talk, event, where)
     # Step 0 is also read without an answer, so that its refusal gives the reason.
-    if step == 0 or any(message.is_generated for _, message in talk.messages):
+    if step == 0 or talk.has_answer:
         yield _experience(talk, row, origin, step)
 
 
 def _experience(talk: Talk, row: Json, origin: Origin, step: int) -> Parts:
-    messages = [message for _, message in talk.messages]
-    prompt, completion = split_at_first_answer(messages)
+    prompt, completion = split_at_first_answer([entry.message for entry in talk.entries])
     if not completion:
         raise BadRecord("history: no action of the agent, so there is no completion")
-    reward, components, fields = scores_of(row)
-    if reward is None and (success := score(row.get("success"))) is not None:
-        reward, components = success, {**components, "success": success}
-    info = {**info_of(row), "other_events": dict(talk.others), "prompt_missing": None if prompt else True}
+    fields = fields_of_row(row)
+    if fields["reward"] is None and (success := score(row.get("success"))) is not None:
+        fields |= {"reward": success, "reward_components": {**fields["reward_components"], "success": success}}
+    info = {**fields["info"], "other_events": dict(talk.others), "prompt_missing": None if prompt else True}
     return Parts(
         NAME,
         origin,
-        task=identifier(row.get("instance_id")),
+        **{**fields, "info": {key: item for key, item in info.items() if item}},
         step=step,
         prompt=prompt,
         completion=completion,
         tools=talk.tools,
-        reward=reward,
-        reward_components=components,
-        row=fields,
         error_kind=_error_kind,
-        info={key: item for key, item in info.items() if item},
         metrics=optional_mapping(row.get("metrics"), "metrics"),
         model_version=talk.model,
     )
 
 
 def _take(talk: Talk, event: Json, where: str) -> None:
-    """Add the messages of one event."""
+    """Add the message of one event."""
     action, observation = event.get("action"), event.get("observation")
     # Fields in `args` or `extras` override those of the event.
     fields = {**event, **optional_mapping(event.get("args", event.get("extras")), f"{where}.args")}
@@ -130,68 +136,64 @@ def _take(talk: Talk, event: Json, where: str) -> None:
     if not isinstance(kind, str) or kind in _SILENT:
         talk.others[kind if isinstance(kind, str) else "no kind"] += 1
     elif isinstance(action, str):
-        for message in _action(talk, action, event, fields, where):
-            talk.messages.append((event.get("id"), message))
+        message = _action(talk, action, event, fields, where)
+        if message is not None:
+            talk.add(event, message)
     else:
         content = fields.get("content")
         content = content if isinstance(content, str) else json_text(content)
         call_id, extra = _answered(talk, event), _outcome(kind, fields)
         # An observation without a call, made by the controller, is a user turn for the model.
-        role = "user" if call_id is None else "tool"
-        talk.messages.append((event.get("id"), Message(role, content, tool_call_id=call_id, extra=extra)))
+        talk.add(event, Message("user" if call_id is None else "tool", content, tool_call_id=call_id, extra=extra))
 
 
-def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> list[Message]:
-    """Return the message of an action; [] if its answer was already added with another call."""
+def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> Message | None:
+    """Return the message of an action; None if its answer was already added with another call."""
     if action == "system":
         talk.tools = tools_from_chat(fields.get("tools"), f"{where}.tools")
-        return [Message("system", text(fields.get("content"), f"{where}.content"))]
+        return Message("system", text(fields.get("content"), f"{where}.content"))
     # In files without sources, the first message is the user's task.
-    is_first = not any(message.role == "user" for _, message in talk.messages)
+    is_first = not any(entry.message.role == "user" for entry in talk.entries)
     if event.get("source") == "user" or (action == "message" and "source" not in event and is_first):
-        return [Message("user", text(fields.get("content"), f"{where}.content"))]
-    metadata = event.get("tool_call_metadata")
-    response = metadata.get("model_response") if isinstance(metadata, dict) else None
-    if isinstance(response, dict) and optional_items(response.get("choices"), f"{where}.choices"):
-        talk.model = response["model"] if isinstance(response.get("model"), str) else talk.model
+        return Message("user", text(fields.get("content"), f"{where}.content"))
+    response = object_or_empty(value_at(event, "tool_call_metadata.model_response"))
+    if choices := optional_items(response.get("choices"), f"{where}.choices"):
+        talk.model = text_at(response, "model") or talk.model
         response_id = response.get("id")
         # An answer with several calls is logged as several actions, each with the whole answer.
         if isinstance(response_id, str) and response_id in talk.response_ids:
-            return []
+            return None
         talk.response_ids.add(str(response_id))
-        choice = mapping(response["choices"][0], f"{where}.choices[0]")
-        chat = mapping(choice.get("message"), f"{where}.choices[0].message")
+        chat = mapping(mapping(choices[0], f"{where}.choices[0]").get("message"), f"{where}.choices[0].message")
         known = {key: chat[key] for key in ("content", "tool_calls", "reasoning_content") if key in chat}
-        return [message_from_chat({"role": "assistant", **known}, f"{where}.message")]
-    thought = fields.get("thought")
+        return message_from_chat({"role": "assistant", **known}, f"{where}.message")
     if action == "message":
-        return [Message("assistant", text(fields.get("content"), f"{where}.content"))]
+        return Message("assistant", text(fields.get("content"), f"{where}.content"))
     arguments = {key: item for key, item in fields.items() if key not in _NO_ARGUMENTS and item is not None}
     # The id is derived from the position, so that `_answered` can link the observation.
-    call = ToolCall(action, json_text(arguments), f"call_{len(talk.messages)}")
-    return [Message("assistant", thought if isinstance(thought, str) and thought else None, tool_calls=(call,))]
+    call = ToolCall(action, json_text(arguments), f"call_{len(talk.entries)}")
+    return Message("assistant", filled_text(fields.get("thought")), tool_calls=(call,))
 
 
 def _answered(talk: Talk, event: Json) -> str | None:
     """Return the id of the call that an observation answers, or None."""
-    metadata = event.get("tool_call_metadata")
-    if isinstance(metadata, dict) and isinstance(metadata.get("tool_call_id"), str):
-        return str(metadata["tool_call_id"])
+    call_id = value_at(event, "tool_call_metadata.tool_call_id")
+    if isinstance(call_id, str):
+        return call_id
     cause = event.get("cause")
-    answered = {message.tool_call_id for _, message in talk.messages[-50:]}
-    for event_id, message in reversed(talk.messages):
+    answered = {entry.message.tool_call_id for entry in talk.entries[-50:]}
+    for entry in reversed(talk.entries):
+        calls = entry.message.tool_calls
         # An observation never answers a call before the last answered one.
-        if message.tool_calls and message.tool_calls[0].id in answered:
+        if calls and calls[0].id in answered:
             break
-        if message.tool_calls and (cause is None or event_id == cause):
-            call: ToolCall = message.tool_calls[0]
-            return call.id
+        if calls and (cause is None or cause in list(entry.ids)):
+            return calls[0].id
     return None
 
 
 def _outcome(kind: str, fields: Json) -> Json:
-    metadata = fields.get("metadata")
-    code = metadata.get("exit_code", fields.get("exit_code")) if isinstance(metadata, dict) else fields.get("exit_code")
+    code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
     extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}
     return {**extra, "is_error": True} if kind == "error" else extra
 
@@ -199,17 +201,16 @@ def _outcome(kind: str, fields: Json) -> Json:
 def _condense(talk: Talk, event: Json) -> None:
     """Replace the forgotten events by the summary; the remaining messages become context."""
     fields = {**event, **optional_mapping(event.get("args"), "args")}
-    gone = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
+    listed = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
+    forgotten = {event_id for event_id in listed if isinstance(event_id, int | str)}
     first, last = fields.get("forgotten_events_start_id"), fields.get("forgotten_events_end_id")
     # Either a list of ids or an inclusive range.
     if isinstance(first, int) and isinstance(last, int):
-        gone = [event_id for event_id, _ in talk.messages if isinstance(event_id, int) and first <= event_id <= last]
-    remaining = [(event_id, as_past(message)) for event_id, message in talk.messages if event_id not in gone]
-    if isinstance(fields.get("summary"), str):
-        at = fields.get("summary_offset")
-        summary = Message("user", fields["summary"], extra={"is_summary": True})
-        remaining.insert(at if isinstance(at, int) and 0 <= at <= len(remaining) else len(remaining), (None, summary))
-    talk.messages = remaining
+        ids = {event_id for entry in talk.entries for event_id in entry.ids}
+        forgotten = {event_id for event_id in ids if isinstance(event_id, int) and first <= event_id <= last}
+    text = fields.get("summary")
+    summary = Message("user", text, extra={"is_summary": True}) if isinstance(text, str) else None
+    talk.entries = condensed(talk.entries, forgotten, summary, fields.get("summary_offset"))
 
 
 def _error_kind(position: int, message: Message) -> str | None:

@@ -18,12 +18,27 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, canonical_arguments
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_mapping, score
+from pairwright.sources.fields import (
+    BadRecord,
+    filled,
+    filled_text,
+    identifier,
+    items,
+    mapping,
+    object_or_empty,
+    objects,
+    objects_in,
+    optional_mapping,
+    optional_objects,
+    score,
+    text_at,
+    value_at,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.responses import messages_from_items
 
 # mini-SWE-agent: message shapes of all versions.
@@ -59,25 +74,22 @@ def is_plain_list(value: Any) -> bool:
 def messages_of_mini(value: Any, where: str) -> list[Message]:
     """Convert messages of any version of mini-SWE-agent."""
     messages: list[Message] = []
-    for number, turn in enumerate(items(value, where)):
-        turn, here = mapping(turn, f"{where}[{number}]"), f"{where}[{number}]"
+    for here, turn in objects(value, where):
         # Records how the run ended; never shown to the model.
         if turn.get("role") == "exit":
             continue
-        extra = turn.get("extra")
-        extra_fields = (
-            {key: extra[key] for key in _KEPT if extra.get(key) is not None} if isinstance(extra, dict) else {}
-        )
+        extra = object_or_empty(turn.get("extra"))
+        extra_fields = filled({key: extra.get(key) for key in _KEPT})
         plain = {key: item for key, item in turn.items() if key not in ("extra", "timestamp")}
         # A whole response of the Responses API, with several items.
         if turn.get("object") == "response":
             messages += messages_from_items(items(turn.get("output"), f"{here}.output"), f"{here}.output")
-        elif "role" not in turn and isinstance(turn.get("type"), str):
-            read = messages_from_items([plain], here)
-            messages += [replace(message, extra={**message.extra, **extra_fields}) for message in read]
+            continue
+        if "role" not in turn and isinstance(turn.get("type"), str):
+            found = messages_from_items([plain], here)
         else:
-            message = message_from_chat(plain, here)
-            messages.append(replace(message, extra={**message.extra, **extra_fields}))
+            found = [message_from_chat(plain, here)]
+        messages += [replace(message, extra={**message.extra, **extra_fields}) for message in found]
     return messages
 
 
@@ -93,13 +105,6 @@ def mini_error_kind(message: Message) -> str | None:
         if start.match(message.text):
             return kind
     return "nonzero_exit" if isinstance(code, int) and code != 0 else None
-
-
-def model_of_mini(info: Json) -> str | None:
-    config = info.get("config")
-    model = config.get("model") if isinstance(config, dict) else None
-    name = model.get("model_name") if isinstance(model, dict) else None
-    return name if isinstance(name, str) else None
 
 
 NAME = "swe-agent"
@@ -131,11 +136,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         return
     if not value:
         raise BadRecord("file: an empty list")
-    for number, item in enumerate(value):
-        try:
-            yield _experience(item, origin.at(origin.line, number), None)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
+    yield from read_each(
+        NAME, origin, value, "", lambda item, number: [_experience(item, origin.at(origin.line, number), None)]
+    )
 
 
 def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
@@ -149,10 +152,10 @@ def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
     }
     if "trajectory" in row or "history" in row:
         messages = _messages(row, info)
-        model, kind_of = _model(row), _error_kind
+        model, kind_of = text_at(_replay(row), "agent.model.name"), _error_kind
     else:
         messages = messages_of_mini(row.get("messages"), "messages")
-        model, kind_of = model_of_mini(row_info), mini_error_kind
+        model, kind_of = text_at(row_info, "config.model.model_name"), mini_error_kind
     scores, fields = _scores(row, row_info)
     return Parts(
         NAME,
@@ -165,23 +168,20 @@ def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
         error_kind=lambda _, message: kind_of(message),
         errors=_failed_turns(messages, kind_of),
         info=info,
-        metrics=row_info["model_stats"] if isinstance(row_info.get("model_stats"), dict) else {},
+        metrics=object_or_empty(row_info.get("model_stats")),
         model_version=model,
     )
 
 
 def _messages(row: Json, info: Json) -> list[Message]:
     """Return the conversation of a SWE-agent file, followed by the steps found only in its trajectory."""
-    steps = [
-        mapping(step, f"trajectory[{number}]")
-        for number, step in enumerate(optional_items(row.get("trajectory"), "trajectory"))
-    ]
+    steps = [step for _, step in optional_objects(row.get("trajectory"), "trajectory")]
     turns, where = row.get("history"), "history"
     if not turns:
         turns, where = (steps[-1].get("query") if steps else None), "trajectory[-1].query"
     if not turns:
         raise BadRecord("history: missing, and no step has a query, so the prompt is unknown")
-    messages = [_message(turn, f"{where}[{number}]") for number, turn in enumerate(items(turns, where))]
+    messages = [_message(turn, place) for place, turn in objects(turns, where)]
     answers = [message for message in messages if message.is_generated]
     if not answers:
         return messages
@@ -216,17 +216,15 @@ def _last_told(steps: list[Json], answers: list[Message]) -> int:
 
 
 def _observation(step: Json, asked: Message) -> list[Message]:
-    content = step.get("observation")
-    if not isinstance(content, str) or not content:
+    content = filled_text(step.get("observation"))
+    if content is None:
         return []
-    if asked.tool_calls:
-        return [Message("tool", content, tool_call_id=asked.tool_calls[0].id, extra={"from_trajectory": True})]
-    return [Message("user", content, extra={"from_trajectory": True})]
+    role, call_id = ("tool", asked.tool_calls[0].id) if asked.tool_calls else ("user", None)
+    return [Message(role, content, tool_call_id=call_id, extra={"from_trajectory": True})]
 
 
-def _message(value: Any, where: str) -> Message:
+def _message(turn: Json, where: str) -> Message:
     """Convert one history entry to a message."""
-    turn = mapping(value, where)
     plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
     ids = turn.get("tool_call_ids")
     # SWE-agent lists the ids of all calls that a result answers; a message has one id.
@@ -236,8 +234,8 @@ def _message(value: Any, where: str) -> Message:
             plain["tool_call_ids"] = ids
     blocks = turn.get("thinking_blocks")
     if isinstance(blocks, list):
-        thoughts = [block.get("thinking") for block in blocks if isinstance(block, dict)]
-        plain["reasoning"] = "\n\n".join(thought for thought in thoughts if isinstance(thought, str)) or None
+        thoughts = [text for block in objects_in(blocks) if isinstance(text := block.get("thinking"), str)]
+        plain["reasoning"] = "\n\n".join(thoughts) or None
     return message_from_chat(plain, where, generated=False if turn.get("is_demo") is True else None)
 
 
@@ -258,25 +256,13 @@ def _error_kind(message: Message) -> str | None:
 def _replay(row: Json) -> Json:
     """Return the run configuration from an object or JSON text."""
     config = row.get("replay_config")
-    if isinstance(config, str):
-        config = canonical_arguments(config)
-    return config if isinstance(config, dict) else {}
-
-
-def _model(row: Json) -> str | None:
-    agent = _replay(row).get("agent")
-    model = agent.get("model") if isinstance(agent, dict) else None
-    name = model.get("name") if isinstance(model, dict) else None
-    return name if isinstance(name, str) else None
+    return object_or_empty(canonical_arguments(config) if isinstance(config, str) else config)
 
 
 def _task(row: Json, info: Json, file_name: str | None) -> int | str | None:
-    problem = _replay(row).get("problem_statement")
-    named = problem.get("id") if isinstance(problem, dict) else None
-    for value in (row.get("instance_id"), info.get("instance_id"), named, file_name):
-        if (task := identifier(value)) is not None:
-            return task
-    return None
+    named = value_at(_replay(row), "problem_statement.id")
+    names = (row.get("instance_id"), info.get("instance_id"), named, file_name)
+    return next((task for name in names if (task := identifier(name)) is not None), None)
 
 
 def _name_of(origin: Origin) -> str | None:
@@ -289,16 +275,16 @@ def _scores(row: Json, info: Json) -> tuple[Json, Json]:
     """Return the scores of a file, and fields that may hold other scores."""
     fields: Json = {}
     for place in (row.get("report"), row, info):
-        fields |= {key: item for key, item in place.items() if item is not None} if isinstance(place, dict) else {}
+        fields |= filled(object_or_empty(place))
     return {name: value for name in _REWARDS if (value := score(fields.get(name))) is not None}, fields
 
 
 def _is_traj(value: Any) -> bool:
-    if isinstance(value, dict) and "trajectory" not in value:  # a demonstration has only the history
-        history = value.get("history")
-        turns = history if isinstance(history, list) else []
-        return any(isinstance(turn, dict) and "role" in turn and "message_type" in turn for turn in turns)
-    if not isinstance(value, dict) or not isinstance(value.get("trajectory"), list):
+    if not isinstance(value, dict):
+        return False
+    if "trajectory" not in value:  # a demonstration has only the history
+        return any("role" in turn and "message_type" in turn for turn in objects_in(value.get("history")))
+    if not isinstance(value["trajectory"], list):
         return False
     steps = value["trajectory"][:5]
     if not isinstance(value.get("history"), list) and not (steps and isinstance(value.get("info"), dict)):

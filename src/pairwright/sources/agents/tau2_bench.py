@@ -14,18 +14,24 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
     identifier,
     index,
     items,
     mapping,
+    object_or_empty,
+    objects,
     optional_items,
     optional_mapping,
     optional_text,
     score,
     text,
+    text_at,
+    value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import call_from_chat
+from pairwright.sources.shapes.read_each import read_each
 
 NAME = "tau2-bench"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -44,16 +50,11 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     """Yield the experience of each simulation."""
     record = mapping(value, "results")
     info = optional_mapping(record.get("info"), "info")
-    runs = record.get("simulations")
-    listed = items(runs, "simulations") if runs is not None else [record.get("simulation_run", record)]
-    for number, run in enumerate(listed):
-        try:
-            yield _experience(mapping(run, "simulation"), info, origin, f"simulations[{number}]")
-        except ValueError as error:  # BadRecord or RecordError: refuse this simulation only
-            yield Rejected(origin.file, origin.line, f"simulations[{number}]: {error}", NAME)
+    runs = record.get("simulations", [record.get("simulation_run", record)])
+    yield from read_each(NAME, origin, runs, "simulations", lambda run, _: [_experience(run, info, origin)])
 
 
-def _experience(run: Json, info: Json, origin: Origin, where: str) -> Parts:
+def _experience(run: Json, info: Json, origin: Origin) -> Parts:
     environment = optional_mapping(info.get("environment_info"), "info.environment_info")
     agent = optional_mapping(info.get("agent_info"), "info.agent_info")
     policy = optional_text(run.get("policy"), "policy") or optional_text(environment.get("policy"), "policy")
@@ -63,42 +64,35 @@ def _experience(run: Json, info: Json, origin: Origin, where: str) -> Parts:
     ]
     messages = [Message("system", policy)] if policy else []
     num_hidden = 0
-    for number, item in enumerate(_flat(items(run.get("messages"), "messages"))):
-        message = _message(mapping(item, f"messages[{number}]"), f"messages[{number}]", is_first=number == 0)
+    for number, (where, item) in enumerate(objects(_flat(items(run.get("messages"), "messages")), "messages")):
+        message = _message(item, where, is_first=number == 0)
         num_hidden += message is None
         messages += [] if message is None else [message]
     domain, task = environment.get("domain_name"), identifier(run.get("task_id"))
     reward_info = optional_mapping(run.get("reward_info"), "reward_info")
-    components = _components(reward_info)
     details = {key: run.get(key) for key in ("id", "termination_reason", "seed", "mode")}
-    details["hidden_messages"] = num_hidden or None
     return Parts(
         NAME,
         origin,
-        where,
         task=f"{domain}/{task}" if isinstance(domain, str) and task is not None else task,
         run=index(run.get("trial")),
         messages=messages,
         tools=tools,
         reward=score(reward_info.get("reward")),
-        reward_components=components,
-        info={key: item for key, item in details.items() if item is not None},
+        reward_components=_components(reward_info),
+        info=filled({**details, "hidden_messages": num_hidden or None}),
         metrics={key: run[key] for key in ("agent_cost", "user_cost", "duration") if score(run.get(key)) is not None},
-        model_version=agent["llm"] if isinstance(agent.get("llm"), str) else None,
+        model_version=text_at(agent, "llm"),
     )
 
 
 def _flat(messages: list[Any]) -> list[Any]:
     """Return the messages; a message with the results of several calls is split into one per result."""
-    return [
-        inner
-        for message in messages
-        for inner in (
-            optional_items(message.get("tool_messages"), "tool_messages")
-            if isinstance(message, dict) and "tool_messages" in message
-            else [message]
-        )
-    ]
+    flat: list[Any] = []
+    for message in messages:
+        is_group = isinstance(message, dict) and "tool_messages" in message
+        flat += optional_items(message["tool_messages"], "tool_messages") if is_group else [message]
+    return flat
 
 
 def _message(message: Json, where: str, *, is_first: bool) -> Message | None:
@@ -126,17 +120,14 @@ def _message(message: Json, where: str, *, is_first: bool) -> Message | None:
 
 
 def _components(reward_info: Json) -> Json:
-    breakdown = reward_info.get("reward_breakdown")
-    components = dict(breakdown) if isinstance(breakdown, dict) else {}
-    check = reward_info.get("db_check")
-    if isinstance(check, dict) and score(check.get("db_reward")) is not None:
-        components["db_reward"] = check["db_reward"]
+    breakdown = object_or_empty(reward_info.get("reward_breakdown"))
+    components = {**breakdown, "db_reward": value_at(reward_info, "db_check.db_reward")}
     return {key: item for key, item in components.items() if score(item) is not None}
 
 
 def _tool(tool: Json) -> Json:
     function = {"name": tool.get("name"), "description": tool.get("doc"), "parameters": tool.get("params")}
-    return {"type": "function", "function": {key: item for key, item in function.items() if item is not None}}
+    return {"type": "function", "function": filled(function)}
 
 
 def _is_run(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, identifier, mapping, score
+from pairwright.sources.fields import BadRecord, identifier, mapping, object_or_empty, score
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of
@@ -84,11 +84,9 @@ def _text(path: Path) -> str | None:
 
 
 def _components(result: Json) -> Json:
-    tests = result.get("parser_results")
+    tests = object_or_empty(result.get("parser_results"))
     components: Json = {"is_resolved": result["is_resolved"]} if score(result.get("is_resolved")) is not None else {}
-    for name, outcome in tests.items() if isinstance(tests, dict) else ():
-        components[name] = 1.0 if outcome == "passed" else 0.0
-    return components
+    return components | {name: 1.0 if outcome == "passed" else 0.0 for name, outcome in tests.items()}
 
 
 def _errors(result: Json, messages: list[Message]) -> list[ErrorSite]:

@@ -14,10 +14,12 @@ not in its state: prompts are incomplete. There is no reward. Written from the s
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import NO_ANSWER, Parts
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, object_or_empty, optional_text, text
+from pairwright.sources.fields import BadRecord, object_or_empty, objects, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.anthropic import text_block
+from pairwright.sources.shapes.tool_calls import read_call
 
 NAME = "autogen"
 _ROLES = {"UserMessage": "user", "SystemMessage": "system", "AssistantMessage": "assistant"}
@@ -49,7 +51,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     """Yield the record of each agent."""
     for number, (name, listed) in enumerate(_histories(value).items()):
         try:
-            messages = [turn for at, one in enumerate(listed) for turn in _turns(mapping(one, f"[{at}]"), f"[{at}]")]
+            messages = [turn for at, one in objects(listed, "") for turn in _turns(one, at)]
             if not any(message.is_generated for message in messages):
                 raise BadRecord(NO_ANSWER)
             yield Parts(NAME, origin, name, messages=messages, step=number, info={"agent": name} if name else None)
@@ -60,8 +62,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 def _turns(message: Json, where: str) -> Iterator[Message]:
     kind, content = message.get("type"), message.get("content")
     if kind == _RESULTS:
-        for item in items(content, f"{where}.content"):
-            result = mapping(item, f"{where}.content")
+        for _, result in objects(content, f"{where}.content"):
             call_id, name = (optional_text(result.get(key), key) for key in ("call_id", "name"))
             extra = {"is_error": True} if result.get("is_error") is True else {}
             yield Message("tool", text(result.get("content"), "content"), tool_call_id=call_id, name=name, extra=extra)
@@ -70,18 +71,10 @@ def _turns(message: Json, where: str) -> Iterator[Message]:
         raise BadRecord(f"{where}.type: expected {', '.join(_ROLES)} or {_RESULTS}, got {kind!r}")
     thought = optional_text(message.get("thought"), f"{where}.thought")
     if kind == "AssistantMessage" and isinstance(content, list):
-        calls = [mapping(call, f"{where}.content") for call in content]
-        named = [
-            ToolCall(
-                text(call.get("name"), "name"),
-                json_text(call.get("arguments", "")),
-                optional_text(call.get("id"), "id"),
-            )
-            for call in calls
-        ]
-        yield Message("assistant", None, thought, tuple(named))
+        calls = [read_call(call, place) for place, call in objects(content, f"{where}.content")]
+        yield Message("assistant", None, thought, tuple(calls))
     elif isinstance(content, list):
-        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        parts = [text_block(part) if isinstance(part, str) else part for part in content]
         yield Message(_ROLES[kind], parts, thought)
     else:
         yield Message(_ROLES[kind], text(content, f"{where}.content"), thought)

@@ -13,7 +13,19 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.datasets.row_format import history, history_format, history_in
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    filled,
+    items,
+    json_text,
+    object_or_empty,
+    objects,
+    optional_objects,
+    optional_text,
+    text,
+)
+from pairwright.sources.shapes.anthropic import plain_content, text_block
+from pairwright.sources.shapes.tool_calls import read_call
 
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")
 _FAILED = ("failed", "denied", "retried", "interrupted")
@@ -30,9 +42,8 @@ def _take(row: Json) -> Iterator[Json]:
     listed, where = history_in(row, _KEYS)
     messages: list[Message] = []
     model = reason = None
-    for number, item in enumerate(items(listed, where)):
-        item, at = mapping(item, f"{where}[{number}]"), f"{where}[{number}]"
-        parts = [mapping(part, f"{at}.parts") for part in optional_items(item.get("parts"), f"{at}.parts")]
+    for number, (at, item) in enumerate(objects(listed, where)):
+        parts = [part for _, part in optional_objects(item.get("parts"), f"{at}.parts")]
         if item.get("kind") == "response":
             messages.append(_answer(parts, at))
             model, reason = item.get("model_name"), item.get("finish_reason")
@@ -52,11 +63,8 @@ def _take(row: Json) -> Iterator[Json]:
 
 
 def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.get("kind") in ("request", "response")
-        and isinstance(value.get("parts"), list)
-    )
+    message = object_or_empty(value)
+    return message.get("kind") in ("request", "response") and isinstance(message.get("parts"), list)
 
 
 def _request(part: Json, where: str) -> list[Message]:
@@ -87,14 +95,9 @@ def _request(part: Json, where: str) -> list[Message]:
 def _user_content(content: Any, where: str) -> str | list[Json]:
     if isinstance(content, str):
         return content
-    parts = []
-    for number, part in enumerate(items(content, f"{where}.content")):
-        if isinstance(part, str):
-            parts.append({"type": "text", "text": part})
-        else:
-            part = mapping(part, f"{where}.content[{number}]")
-            parts.append({"type": part.get("kind", "unknown"), **part})
-    return parts
+    listed = [text_block(part) if isinstance(part, str) else part for part in items(content, f"{where}.content")]
+    parts = [part for _, part in objects(listed, f"{where}.content")]
+    return [part if "type" in part else {"type": part.get("kind", "unknown"), **part} for part in parts]
 
 
 def _answer(parts: list[Json], where: str) -> Message:
@@ -105,29 +108,17 @@ def _answer(parts: list[Json], where: str) -> Message:
     for part in parts:
         kind = part.get("part_kind")
         if kind == "text":
-            content.append({"type": "text", "text": text(part.get("content"), f"{where}.content")})
+            content.append(text_block(text(part.get("content"), f"{where}.content")))
         elif kind == "thinking":
             thoughts.append(text(part.get("content"), f"{where}.content"))
         elif kind == "tool-call":
-            arguments = part.get("args")
-            calls.append(
-                ToolCall(
-                    text(part.get("tool_name"), f"{where}.tool_name"),
-                    "" if arguments is None else json_text(arguments),
-                    optional_text(part.get("tool_call_id"), f"{where}.tool_call_id"),
-                )
-            )
+            calls.append(read_call(part, where, name="tool_name", arguments="args", call_id="tool_call_id"))
         elif isinstance(kind, str):
-            content.append({"type": kind, **{key: item for key, item in part.items() if item is not None}})
+            content.append({"type": kind, **filled(part)})
         else:
             raise BadRecord(f"{where}: a part without a kind in a response")
-    is_text = len(content) == 1 and content[0].keys() == {"type", "text"}
-    return Message(
-        "assistant",
-        content[0]["text"] if is_text else content or None,
-        reasoning="\n".join(thoughts) if thoughts else None,
-        tool_calls=tuple(calls),
-    )
+    reasoning = "\n".join(thoughts) if thoughts else None
+    return Message("assistant", plain_content(content), reasoning, tuple(calls))
 
 
 FORMAT = history_format("pydantic-ai", "pydantic-ai message histories", matches, _take)

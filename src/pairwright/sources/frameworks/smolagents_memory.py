@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.datasets.row_format import history, history_format, history_in
-from pairwright.sources.fields import BadRecord, items, mapping
+from pairwright.sources.fields import BadRecord, mapping, object_or_empty, objects, text_at
 from pairwright.sources.identity import task_hash
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.row_fields import run_of, task_of
@@ -35,13 +35,11 @@ def _take(row: Json) -> Iterator[Json]:
     steps, where = history_in(row, _KEYS)
     calls: list[Call] = []
     failures: list[str] = []
-    for number, step in enumerate(items(steps, where)):
-        step = mapping(step, f"{where}[{number}]")
-        error = step.get("error")
-        if isinstance(error, dict) and isinstance(error.get("message"), str) and error["message"]:
-            failures.append(error["message"])
+    for place, step in objects(steps, where):
+        failure = text_at(step, "error.message")
+        failures += [] if failure is None else [failure]
         if step.get("model_output_message") is not None:
-            calls.append(_call(step, f"{where}[{number}]"))
+            calls.append(_call(step, place))
     if not calls:
         raise BadRecord(f"{where}: no step with an answer of the model")
     # Later requests may start differently, so all share the task of the first one.
@@ -63,22 +61,17 @@ def _take(row: Json) -> Iterator[Json]:
 def _call(step: Json, where: str) -> Call:
     if step.get("model_input_messages") is None:
         raise BadRecord(f"{where}: no model_input_messages; write the memory with get_full_steps()")
-    inputs = items(step["model_input_messages"], f"{where}.model_input_messages")
-    answer = _message(step["model_output_message"], f"{where}.model_output_message", is_answer=True)
-    return [_message(item, f"{where}.model_input_messages[{n}]") for n, item in enumerate(inputs)], answer
+    inputs = list(objects(step["model_input_messages"], f"{where}.model_input_messages"))
+    at = f"{where}.model_output_message"
+    answer = _message(mapping(step["model_output_message"], at), at, is_answer=True)
+    return [_message(item, place) for place, item in inputs], answer
 
 
-def _message(value: Any, where: str, *, is_answer: bool = False) -> Message:
-    chat = mapping(value, where)
+def _message(chat: Json, where: str, *, is_answer: bool = False) -> Message:
     fields = {key: chat.get(key) for key in ("role", "content", "tool_calls")}
     content = fields["content"]
     # Every text is wrapped in a list with one part.
-    if (
-        isinstance(content, list)
-        and len(content) == 1
-        and isinstance(content[0], dict)
-        and content[0].keys() == {"type", "text"}
-    ):
+    if isinstance(content, list) and len(content) == 1 and object_or_empty(content[0]).keys() == {"type", "text"}:
         fields["content"] = content[0]["text"]
     role = fields["role"] if isinstance(fields["role"], str) else None
     fields["role"] = "assistant" if is_answer else _ROLES.get(role or "", role)

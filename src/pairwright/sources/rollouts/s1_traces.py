@@ -18,7 +18,6 @@ task = task_id or a synonym, else a hash of the prompt; run = a hash of trace_id
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
@@ -30,10 +29,15 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.fields import (
     BadRecord,
+    filled_text,
     identifier,
     items,
     json_text,
+    list_or_empty,
     mapping,
+    object_or_empty,
+    objects,
+    objects_in,
     optional_items,
     optional_text,
     score,
@@ -42,6 +46,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import failure_kind, tool_names
 from pairwright.sources.shapes.traces import run_of
@@ -89,15 +94,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         )
     elif not pairs:
         raise BadRecord("turns: no prompt with an answer of the assistant after it")
-    for number, value in enumerate(pairs):
-        where = f"dpo_pairs[{number}]"
-        try:
-            pair = mapping(value, where)
-            state, chosen, rejected = read_pair(pair, where, prompt)
-            details = {**info, **small_fields(pair, _PAIR)}
-            yield Parts(NAME, origin, prompt=state, chosen=chosen, rejected=rejected, tools=tools, info=details)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"{where}: {error}", NAME)
+
+    def read_preference(pair: Json, number: int) -> Iterator[Parts]:
+        state, chosen, rejected = read_pair(pair, f"dpo_pairs[{number}]", prompt)
+        details = {**info, **small_fields(pair, _PAIR)}
+        yield Parts(NAME, origin, prompt=state, chosen=chosen, rejected=rejected, tools=tools, info=details)
+
+    yield from read_each(NAME, origin, pairs, "dpo_pairs", read_preference)
 
 
 def read_pair(pair: Json, where: str, prompt: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
@@ -115,9 +118,7 @@ def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
     num_empty = 0
     waiting: list[ToolCall] = []  # calls without a result
     last_call: ToolCall | None = None
-    for number, turn in enumerate(turns):
-        where = f"turns[{number}]"
-        turn = mapping(turn, where)
+    for number, (where, turn) in enumerate(objects(turns, "turns")):
         role = text(turn.get("role"), f"{where}.role")
         content = content_from_chat(turn.get("content"), f"{where}.content")
         is_result = role == "tool"
@@ -150,21 +151,20 @@ def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
 
 def _error_site(index: int, shown: Message, error: Any, meta: Any, last_call: ToolCall | None) -> ErrorSite:
     """Return the error site of `shown`, the message with the failure; its tool is in `meta`, else the last called."""
-    meta = meta if isinstance(meta, dict) else {}
+    meta = object_or_empty(meta)
     tools = (meta.get("tool"), meta.get("tool_name"), shown.name, last_call.name if last_call else None)
     kind = error
     if not isinstance(error, str):  # a flag: the kind is in the details, or in the tool's text
         kind = failure_kind(meta.get("type"), failure_kind(shown.text, "tool_error"))
-    available = meta.get("available_tools")
-    available = available if isinstance(available, list) else []
+    available = list_or_empty(meta.get("available_tools"))
     named = [item for item in available if isinstance(item, str)]
     return ErrorSite(
         index,
         kind,
         shown.text,
-        tool=next((name for name in tools if name and isinstance(name, str)), None),
+        tool=next(filter(None, map(filled_text, tools)), None),
         call_id=shown.tool_call_id,
-        available_tools=(*named, *tool_names([item for item in available if isinstance(item, dict)])),
+        available_tools=(*named, *tool_names(objects_in(available))),
         meta=meta,
     )
 

@@ -34,11 +34,12 @@ from pairwright.sources.datasets.preference_rows import (
 from pairwright.sources.datasets.row_names import PREFERENCES, plain_name
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
     items,
     json_value,
     mapping,
-    optional_items,
     optional_mapping,
+    optional_objects,
     optional_text,
     small_fields,
     text,
@@ -298,22 +299,15 @@ def _split_pickled(experience: Held) -> tuple[Json, dict[str, Array]]:
 
 def _eid(value: Any) -> EID:
     fields_of_eid = optional_mapping(value, "eid")
-    return EID(
-        **{
-            key: fields_of_eid[key]
-            for key in ("batch", "task", "run", "step", "suffix")
-            if fields_of_eid.get(key) is not None
-        }
-    )
+    return EID(**filled({key: fields_of_eid.get(key) for key in ("batch", "task", "run", "step", "suffix")}))
 
 
 def _custom_fields(value: Any) -> tuple[CustomField, ...]:
     fields = []
-    for number, item in enumerate(optional_items(value, "custom_fields")):
-        item = mapping(item, f"custom_fields[{number}]")
+    for place, item in optional_objects(value, "custom_fields"):
         dtype = item.get("data_type")
         if not isinstance(dtype, str):
-            raise RecordError(f"custom_fields[{number}].data_type", dtype, "the name of a dtype")
+            raise RecordError(f"{place}.data_type", dtype, "the name of a dtype")
         names = [optional_text(item.get(key), key) or "" for key in ("source_field", "destination_field")]
         fields.append(CustomField(names[0], names[1], dtype.removeprefix("torch.")))
     return tuple(fields)
@@ -345,7 +339,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Exper
     elif is_preference_row(row):
         yield _plaintext(row, origin)
     elif "messages" in row:
-        yield _conversation(row, origin, options)
+        yield _conversation(row, origin)
     else:
         yield from _read_unjudged(row, origin)
 
@@ -360,17 +354,15 @@ def _from_dict(row: Json, origin: Origin) -> Experience:
     )
 
 
-def _conversation(row: Json, origin: Origin, options: Options) -> Parts:
+def _conversation(row: Json, origin: Origin) -> Parts:
     """Build the experience of a conversation row."""
-    messages = messages_from_chat(json_value(row["messages"], "messages"), "messages")
-    tools = tools_of(row)
     reward, components = reward_of(row)
     return Parts(
         NAME,
         origin,
         task=task_of(row),
-        messages=messages,
-        tools=tools,
+        messages=messages_from_chat(json_value(row["messages"], "messages"), "messages"),
+        tools=tools_of(row),
         reward=reward,
         reward_components=components,
     )

@@ -15,23 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
     identifier,
     index,
     items,
     mapping,
-    optional_items,
+    objects,
+    objects_in,
     optional_mapping,
     score,
     small_fields,
+    text_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.rollouts.verifiers_results import NAME, chat_with_calls, tools_as_functions
 from pairwright.sources.shapes.chat_messages import as_context, message_from_chat
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import are_ids
 from pairwright.sources.shapes.traces import run_of
 
@@ -60,26 +63,26 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if not traces:
         raise BadRecord(f"traces: none; {_errors_of(row)}")
     episode = {f"episode_{key}": item for key, item in row.items() if key in ("id", "env", "group", "run")}
-    for number, trace in enumerate(traces):
-        try:
-            trace = mapping(trace, f"traces[{number}]")
-            yield from _read_trace(trace, origin, options, episode, has_peers=len(traces) > 1)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"traces[{number}]: {error}", NAME)
+    has_peers = len(traces) > 1
+    yield from read_each(
+        NAME,
+        origin,
+        traces,
+        "traces",
+        lambda trace, _: _read_trace(trace, origin, options, episode, has_peers=has_peers),
+    )
 
 
 def _read_trace(
     trace: Json, origin: Origin, options: Options, episode: Json, *, has_peers: bool
 ) -> Iterator[Parts | Rejected]:
-    nodes = [mapping(node, f"nodes[{number}]") for number, node in enumerate(items(trace.get("nodes"), "nodes"))]
+    nodes = [node for _, node in objects(trace.get("nodes"), "nodes")]
     messages = [_message(node, f"nodes[{number}]") for number, node in enumerate(nodes)]
     if not any(message.is_generated for message in messages):
         raise BadRecord(f"nodes: no message that the model wrote; {_errors_of(trace)}")
     agent = optional_mapping(trace.get("agent"), "agent")
     reward, components, metrics = _rewards(trace)
-    calls = {
-        index(call.get("node")): call for call in optional_items(trace.get("calls"), "calls") if isinstance(call, dict)
-    }
+    calls = {index(call.get("node")): call for call in objects_in(trace.get("calls"))}
     info = {**small_fields(trace, _READ), **episode, "agent": agent.get("name")}
     if agent.get("trainable") is False:
         info["trainable"] = False
@@ -110,7 +113,7 @@ def _read_trace(
             reward=reward,
             reward_components=components,
             metrics=metrics,
-            model_version=call["model"] if isinstance(call.get("model"), str) else None,
+            model_version=text_at(call, "model"),
             truncate_status="response_truncated" if call.get("finish_reason") == "length" else None,
             arrays=_arrays([nodes[number] for number in path], [number in shared for number in path], details),
             info=details,
@@ -170,11 +173,11 @@ def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
         weight = score(item.get("weight", 1.0))
         if scores[name] is not None and weight is not None:
             total = (total or 0.0) + scores[name] * weight
-    metrics = {key: item for key, item in optional_mapping(trace.get("metrics"), "metrics").items() if item is not None}
+    metrics = filled(optional_mapping(trace.get("metrics"), "metrics"))
     # A null score was never computed, so the sum of the others is not the reward.
     if None in scores.values():
         total = None
-    components = {name: value for name, value in scores.items() if value is not None}
+    components = filled(scores)
     return total, components, metrics
 
 
@@ -222,8 +225,8 @@ def _are_numbers(value: Any) -> bool:
 
 def _errors_of(row: Json) -> str:
     """Return the error text of a failed run."""
-    errors = row.get("errors")
-    last = errors[-1] if isinstance(errors, list) and errors and isinstance(errors[-1], dict) else {}
+    errors = objects_in(row.get("errors"))
+    last = errors[-1] if errors else {}
     return f"it ended with {last.get('type')}: {str(last.get('message'))[:200]}" if last else "it names no error"
 
 

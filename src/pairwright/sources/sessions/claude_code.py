@@ -15,36 +15,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.assemble import Parts, raw_text, split_at_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, optional_text, text
+from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, object_or_empty, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
-from pairwright.sources.sessions.claude_session import (
-    Line,
-    LineInfo,
-    LineMessage,
-    MessageLine,
-    ReadLine,
-    Turn,
-    Usage,
-    branches_of,
-    decode_line,
-    info_of,
-    is_copy_or_notice,
-    line_clears,
-    messages_of,
-    roots_of,
-    user_message,
-)
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
+from pairwright.sources.sessions.claude_session import Line, Turn, branches_of, messages_of, roots_of
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, text_block, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, content_from_chat
 
 NAME = "claude-code"
 MAX_BRANCHES = 256  # per root; each repeats the shared turns, so this bounds the size of the result
+_INFO_KEYS = ("cwd", "gitBranch", "version", "slug", "agentId")  # of the first line of a conversation
 # Start of results with `is_error`, by kind; the first match wins.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
@@ -69,32 +52,22 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     summaries: list[str] = []
     agent: str | None = None
     places: dict[str, int] = {}  # uuid -> index in `lines` of its first line
-    refused: set[str] = set()  # uuids of refused lines, which another line may use
+    refused: set[str | None] = set()  # uuids of refused lines, which another line may use
     is_session = False
     for number, item in enumerate(items(value, "session"), origin.line or 1):
-        if type(item) is MessageLine:
-            uuid = item.uuid
-            if uuid not in places:
-                item.number = number
-                if uuid is not None:
-                    places[uuid] = len(lines)
-                lines.append(item)
-                continue
-            item = msgspec.json.decode(item.raw)
         try:
-            line = _read_line(item, number, places, refused)
+            line = _read_line(item, number, places.keys() - refused if refused else places)
         except (BadRecord, RecordError) as error:
             is_session = True
             yield _rejected(origin, number, str(error), item)
             if not isinstance(item, dict):
                 continue
-            line = _read_link(item, number)  # still links its children to its parent
-            if line.uuid is not None and line.uuid not in places:
+            line = _line(item, number)  # still links its children to its parent
+            if line.uuid not in places:
                 refused.add(line.uuid)
         else:
-            if line.uuid in refused:
-                refused.remove(line.uuid)
-            if type(line) is not Line:
+            refused.discard(line.uuid)
+            if line.role is not None:
                 pass
             elif item["type"] == "summary" and isinstance(item.get("summary"), str):
                 summaries.append(item["summary"])
@@ -108,46 +81,37 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     file_info: Json = {"other_lines": dict(others)} if others else {}
     if summaries:
         file_info["summaries"] = summaries
-    steps: dict[Any, int] = {}  # session -> number of conversations so far
+    steps: Counter[Any] = Counter()  # session -> number of conversations so far
     tasks: dict[Any, int | str | None] = {}  # by session
     for root in roots_of(lines, places):
         is_session = True
-        session = identifier(root.lines[0].session)
-        step = steps.get(session, 0)
-        yield from _experiences(root, origin, session, step, file_info, tasks, agent)
-        steps[session] = step + 1
+        session = root.first.thread[0]
+        yield from _experiences(root, origin, steps[session], file_info, tasks, agent)
+        steps[session] += 1
         file_info = {}  # file-level info is attached once, to the first conversation
     if not is_session:
         raise BadRecord("session: no line is a message of the user or the assistant")
 
 
 def _experiences(
-    root: Turn,
-    origin: Origin,
-    session: int | str | None,
-    step: int,
-    file_info: Json,
-    tasks: dict[Any, int | str | None],
-    agent: str | None,
+    root: Turn, origin: Origin, step: int, file_info: Json, tasks: dict[Any, int | str | None], agent: str | None
 ) -> Iterator[Parts | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
-    shared: dict[Turn, list[Message]] = {}  # turns of earlier branches -> their messages as context, once repeated
-    first = root.lines[0]
+    known: dict[Turn, list[Message]] = {}  # turns of earlier branches -> their messages, as context once repeated
+    first = root.first
+    session = first.thread[0]
     for run, branch in enumerate(branches_of(root)):
         last = branch[-1].lines[-1]
         if run >= MAX_BRANCHES:
             yield _rejected(origin, last.number, f"more than {MAX_BRANCHES} branches from line {first.number}")
             continue
         # Turns that only this branch has; they provide its line, usage and model.
-        own = [turn for turn in branch if turn not in shared] if run else branch
+        own = [turn for turn in branch if turn not in known]
         try:
             messages: list[Message] = []
             for turn in branch:
-                if run and turn in shared:
-                    shared[turn] = [as_context(message) for message in shared[turn]]
-                else:
-                    shared[turn] = messages_of(turn)
-                messages += shared[turn]
+                known[turn] = list(map(as_context, known[turn])) if turn in known else messages_of(turn)
+                messages += known[turn]
             before, completion = split_at_answer(messages)
             prompt = tuple(before)  # equal in all branches of a root
             # A completion without a generated message occurs only if an earlier branch has all of them.
@@ -155,17 +119,13 @@ def _experiences(
                 raise BadRecord(f"the branch from line {first.number} to {last.number} has no answer of its own")
             if session not in tasks:
                 tasks[session] = session_task(session, prompt, metadata=agent)
-            info = _info(first, last, session, agent)
-            if run:
-                info["branch"] = run
+            info = _info(first, last, agent) | ({"branch": run} if run else {})
             if not prompt:
                 info["prompt_missing"] = True
-            if not run:
-                info |= file_info
             metrics, model = _usage_and_model(own)
             yield Parts(
                 NAME,
-                origin.at(own[0].lines[0].number, origin.ordinal),
+                origin.at(own[0].first.number, origin.ordinal),
                 "",
                 task=tasks[session],
                 run=session_run(session, origin, run),
@@ -174,69 +134,55 @@ def _experiences(
                 completion=completion,
                 error_kind=_error_kind if any(map(_is_marked, messages)) else None,
                 errors=_api_errors(messages),
-                info=info,
+                info=info if run else info | file_info,
                 metrics=metrics,
                 model_version=model,
-                truncate_status="response_truncated" if last.message.stop_reason == "max_tokens" else None,
+                truncate_status="response_truncated" if _message(last).get("stop_reason") == "max_tokens" else None,
             )
         except (BadRecord, RecordError) as error:
             yield _rejected(origin, last.number, str(error))
 
 
-def _read_line(value: Any, number: int, places: dict[str, int], refused: set[str]) -> Line:
-    """Read a line that was not decoded by type, and its messages; raises BadRecord if another line has its uuid."""
-    kind = text(mapping(value, "line").get("type"), "line.type")
-    if kind not in ("user", "assistant"):
-        return _read_link(value, number)
+def _read_line(value: Any, number: int, taken: Any) -> Line:
+    """Read a line and its messages; raises BadRecord if its uuid is in `taken`."""
+    role = text(mapping(value, "line").get("type"), "line.type")
+    if role not in ("user", "assistant"):
+        return _line(value, number)
     uuid = optional_text(value.get("uuid"), "uuid")
-    if uuid in places and uuid not in refused:
+    if uuid in taken:
         raise BadRecord(f"uuid: {uuid!r} is on an earlier line already")
     message = mapping(value.get("message"), "message")
     content = content_from_chat(message.get("content"), "message.content")
     if content is None:
         raise BadRecord("message.content: expected text or a list of parts, got null")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    usage = message.get("usage")
-    about: Json = {key: _text_or_none(message.get(key)) for key in ("id", "model", "stop_reason")}
-    if isinstance(usage, dict):
-        about["usage"] = Usage(usage.get("input_tokens"), usage.get("output_tokens"))
-    fields = {**_common_fields(value, number), "uuid": uuid}
-    keys = ("forkedFrom", "isApiErrorMessage", "isMeta", "isCompactSummary")
-    line = ReadLine(
-        type="assistant" if kind == "assistant" else "user",
-        message=LineMessage(content="", **about),
-        **{key: value.get(key) for key in keys},
-        **fields,
-        info=LineInfo(**{key: value.get(key) for key in LineInfo.__struct_fields__}),
-    )
-    if kind == "assistant":
-        extra: Json = {"is_api_error": True} if line.isApiErrorMessage is True else {}
-        generated = False if is_copy_or_notice(line) else None
-        line.messages = [assistant_from_blocks(blocks, "message.content", generated=generated, extra=extra)]
+    blocks = [text_block(content)] if isinstance(content, str) else content
+    if role == "assistant":
+        is_notice = value.get("isApiErrorMessage") is True
+        is_own = value.get("forkedFrom") is None and not is_notice and message.get("model") != "<synthetic>"
+        extra: Json = {"is_api_error": True} if is_notice else {}
+        generated = None if is_own else False
+        messages = [assistant_from_blocks(blocks, "message.content", generated=generated, extra=extra)]
     else:
-        model = user_message(line, None)
-        line.messages = user_from_blocks(blocks, "message.content", generated=model.generated, extra=model.extra)
-    return line
+        marks = {"is_compact_summary": "isCompactSummary", "is_meta": "isMeta"}
+        extra = {mark: True for mark, key in marks.items() if value.get(key) is True}
+        generated = False if "is_compact_summary" in extra else None
+        messages = user_from_blocks(blocks, "message.content", generated=generated, extra=extra)
+    return _line(value, number, role, _text_or_none(message.get("id")), messages)
 
 
-def _read_link(value: Json, number: int) -> Line:
-    """Return a line that is not a message and only links its children to its parent."""
-    return Line(**_common_fields(value, number))
-
-
-def _common_fields(value: Json, number: int) -> Json:
-    return {
-        "uuid": _text_or_none(value.get("uuid")),
-        "agentId": _text_or_none(value.get("agentId")),
-        "parent": _text_or_none(value.get("parentUuid")),
-        "is_sidechain": value.get("isSidechain") is True,
-        "session": identifier(value.get("sessionId")),
-        "number": number,
-    }
+def _line(value: Json, number: int, *message: Any) -> Line:
+    thread = identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
+    uuid, parent = _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid"))
+    return Line(number, uuid, parent, thread, value, *message)
 
 
 def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _message(line: Line) -> Json:
+    message: Json = line.record["message"]
+    return message
 
 
 def _is_marked(message: Message) -> bool:
@@ -258,36 +204,28 @@ def _error_kind(position: int, message: Message) -> str | None:
     return next((kind for kind, start in _ERROR_STARTS if start.match(message.text)), "tool_error")
 
 
-def _info(first: MessageLine, last: MessageLine, session: int | str | None, agent: str | None) -> Json:
-    info: Json = {}
-    if session is not None:
-        info["session_id"] = session
-    if agent is not None:
-        info["agent"] = agent
-    info |= info_of(first)
-    if first.is_sidechain:
-        info["is_sidechain"] = True
-    if first.parent is not None and not line_clears(first):
-        info["begins_after"] = first.parent  # not a message, or not in the file
-    if last.uuid:
-        info["leaf"] = last.uuid
-    return info
+def _info(first: Line, last: Line, agent: str | None) -> Json:
+    info: Json = {"session_id": first.thread[0], "agent": agent}
+    info |= {key: _text_or_none(first.record.get(key)) for key in _INFO_KEYS}
+    info["is_sidechain"] = first.is_sidechain or None
+    info["begins_after"] = None if first.clears else first.parent  # not a message, or not in the file
+    info["leaf"] = last.uuid or None
+    return {key: value for key, value in info.items() if value is not None}
 
 
 def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
     """Return the summed token usage and the last model. Lines of one message repeat its usage: the last line counts."""
-    num_input = num_output = 0
+    totals = {"input_tokens": 0, "output_tokens": 0}
     model = None
     for turn in turns:
-        message = turn.lines[-1].message
-        usage = message.usage
-        if usage is not None:
-            num_input += index(usage.input_tokens) or 0
-            num_output += index(usage.output_tokens) or 0
-        if message.model is not None and message.model != "<synthetic>" and turn.lines[0].type == "assistant":
-            model = message.model
-    totals = {"input_tokens": num_input, "output_tokens": num_output}
-    return (totals if num_input and num_output else {key: count for key, count in totals.items() if count}), model
+        message = _message(turn.lines[-1])
+        usage = object_or_empty(message.get("usage"))
+        for key in totals:
+            totals[key] += index(usage.get(key)) or 0
+        name = message.get("model")
+        if isinstance(name, str) and name != "<synthetic>" and turn.first.role == "assistant":
+            model = name
+    return {key: count for key, count in totals.items() if count}, model
 
 
 def _is_message_line(line: Any) -> bool:
@@ -305,4 +243,4 @@ def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Re
     return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
 
 
-FORMAT = Format(NAME, "file", matches, read, "Claude Code session files", decode=decode_line)
+FORMAT = Format(NAME, "file", matches, read, "Claude Code session files")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pairwright.records.messages import Json
 from pairwright.sources.datasets import message_rows
-from pairwright.sources.fields import text_at, value_at
+from pairwright.sources.fields import objects_in, text_at, value_at
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import has_blocks, turn_from_anthropic
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
@@ -51,15 +51,11 @@ def _take(line: Json, session: Session) -> Entry:
 
 
 def _are_messages(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
+    messages = objects_in(value)
+    if not messages or len(messages) < len(value) or any(text_at(item, "role") not in _ROLES for item in messages):
         return False
-    return all(
-        isinstance(item, dict)
-        and isinstance(item.get("role"), str)
-        and item["role"] in _ROLES
-        and isinstance(item.get("content"), str | list)
-        for item in value
-    ) and any(has_blocks(item["content"]) or _is_tagged(item) or "ts" in item for item in value)
+    has_content = all(isinstance(item.get("content"), str | list) for item in messages)
+    return has_content and any(has_blocks(one["content"]) or _is_tagged(one) or "ts" in one for one in messages)
 
 
 def _is_tagged(message: Json) -> bool:

@@ -17,7 +17,7 @@ failure or a timeout is an error site.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,19 @@ from msgspec.structs import replace
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, canonical_arguments
-from pairwright.sources.assemble import Parts, raw_text, split_at_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, text
+from pairwright.sources.assemble import NO_ANSWER, Parts, raw_text, split_at_answer
+from pairwright.sources.fields import (
+    BadRecord,
+    filled_text,
+    identifier,
+    index,
+    items,
+    mapping,
+    objects_in,
+    text,
+    text_at,
+    value_at,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
 from pairwright.sources.shapes.chat_messages import as_context
@@ -66,9 +77,7 @@ class Session:
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, list):
-        return False
-    lines = [line for line in value if isinstance(line, dict)]
+    lines = objects_in(value)
     if any(_is(line.get("type"), _WRAPPED) and isinstance(line.get("payload"), dict) for line in lines):
         return True
     # Older files: the first line is the session's metadata without a type, the others are bare items.
@@ -93,7 +102,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 if summary and options.compaction_prompt is not None:
                     session.step += 1
                     prompt = [*map(as_context, history), Message("user", options.compaction_prompt)]
-                    yield _summary_step(session, prompt, summary, origin.at(number, origin.ordinal))
+                    parts = _parts(session, prompt, summary, 0, origin.at(number, origin.ordinal))
+                    yield replace(parts, info={**_info(session), "is_compaction": True})
                 session.context, session.step, session.run = context, session.step + 1, 0
             elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
                 # Before the attempt ends: ending it empties `items`.
@@ -118,7 +128,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
     if kind == "session_meta":
         session.meta = session.meta or payload  # a resumed or forked file repeats this line
     elif kind == "turn_context":
-        session.model = payload["model"] if isinstance(payload.get("model"), str) else session.model
+        session.model = text_at(payload, "model") or session.model
     elif kind == "response_item":
         item = _with_plain_output(payload, session.failed)
     elif payload.get("type") == "tool_call" and not _is(payload.get("call_id"), call_ids):
@@ -143,27 +153,33 @@ def _end_attempt(session: Session, origin: Origin) -> Iterator[Parts | Rejected]
     try:
         messages = _conversation(session)
         if not any(message.is_generated for message in messages):
-            raise BadRecord("no answer of the model, so there is no completion")
+            raise BadRecord(NO_ANSWER)
         prompt, completion = split_at_answer(messages)
-        name = identifier(session.meta.get("id"))
-        session.task = session.task or session_task(name, prompt)
-        yield Parts(
-            NAME,
-            origin.at(number, origin.ordinal),
-            "",
-            task=session.task,
-            run=session_run(name, origin, session.run),
-            step=session.step,
-            prompt=prompt,
-            completion=completion,
-            error_kind=lambda _, message: _error_kind(message, session.failed),
-            info=_info(session),
-            model_version=session.model,
-        )
+        yield _parts(session, prompt, completion, session.run, origin.at(number, origin.ordinal))
     except (BadRecord, RecordError) as error:
         yield _rejected(origin, number, str(error))
     session.items, session.first_line = [], None
     session.others.clear()
+
+
+def _parts(
+    session: Session, prompt: Sequence[Message], completion: Sequence[Message], run: int, origin: Origin
+) -> Parts:
+    name = identifier(session.meta.get("id"))
+    session.task = session.task or session_task(name, prompt)
+    return Parts(
+        NAME,
+        origin,
+        "",
+        task=session.task,
+        run=session_run(name, origin, run),
+        step=session.step,
+        prompt=prompt,
+        completion=completion,
+        error_kind=lambda _, message: _error_kind(message, session.failed),
+        info=_info(session),
+        model_version=session.model,
+    )
 
 
 def _conversation(session: Session) -> list[Message]:
@@ -173,7 +189,8 @@ def _conversation(session: Session) -> list[Message]:
         instructions = instructions.get("text")
     if instructions is None:
         instructions = session.meta.get("instructions")
-    if not isinstance(instructions, str) or not instructions:
+    instructions = filled_text(instructions)
+    if instructions is None:
         return messages
     if any(instructions in message.text for message in messages if message.role != "assistant"):
         return messages  # older versions repeat them in a user message
@@ -203,23 +220,6 @@ def _take_summary(session: Session, payload: Json) -> list[Message]:
     answer = messages_from_items(session.items[start:], "items")
     del session.items[start:]
     return answer
-
-
-def _summary_step(session: Session, prompt: list[Message], summary: list[Message], origin: Origin) -> Parts:
-    """Return the experience of a compaction: the conversation and the request for a summary, then the summary."""
-    name = identifier(session.meta.get("id"))
-    session.task = session.task or session_task(name, prompt)
-    return Parts(
-        NAME,
-        origin,
-        task=session.task,
-        run=session_run(name, origin),
-        step=session.step,
-        prompt=prompt,
-        completion=summary,
-        info={**_info(session), "is_compaction": True},
-        model_version=session.model,
-    )
 
 
 def _roll_back(session: Session, payload: Json) -> list[Message]:
@@ -277,9 +277,7 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
             return kind
     exit_code: Any = None
     if text.startswith("{"):
-        output = canonical_arguments(text)
-        metadata = output.get("metadata") if isinstance(output, dict) else None
-        exit_code = metadata.get("exit_code") if isinstance(metadata, dict) else None
+        exit_code = value_at(canonical_arguments(text), "metadata.exit_code")
     elif match := _EXIT_CODE.search(text[:2000]):
         # Only zero or nonzero matters, so very long numbers become 1.
         exit_code = int(match[1]) if len(match[1]) < 12 else 1
@@ -290,25 +288,19 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
 
 def _call_ids(lines: list[Any]) -> set[str]:
     """Return the ids of calls logged as items rather than events."""
-    payloads = [
-        line.get("payload", line) for line in lines if isinstance(line, dict) and line.get("type") != "event_msg"
-    ]
-    ids = [payload.get("call_id") for payload in payloads if isinstance(payload, dict)]
-    return {call_id for call_id in ids if isinstance(call_id, str)}
+    payloads = [line.get("payload", line) for line in objects_in(lines) if line.get("type") != "event_msg"]
+    return {call_id for payload in payloads if (call_id := text_at(payload, "call_id")) is not None}
 
 
 def _info(session: Session) -> Json:
     info: Json = {key: session.meta[key] for key in _INFO_KEYS if isinstance(session.meta.get(key), str)}
-    for key in ("git", "dynamic_tools"):
-        if session.meta.get(key):
-            info[key] = session.meta[key]
-    if (name := identifier(session.meta.get("id"))) is not None:
-        info["session_id"] = name
-    if session.run:
-        info["branch"] = session.run
-    if session.others:
-        info["events"] = dict(session.others)
-    return info
+    more = {
+        **{key: session.meta.get(key) for key in ("git", "dynamic_tools")},
+        "session_id": identifier(session.meta.get("id")),
+        "branch": session.run,
+        "events": dict(session.others),
+    }
+    return info | {key: value for key, value in more.items() if value}
 
 
 def _is(value: Any, names: Collection[str]) -> bool:

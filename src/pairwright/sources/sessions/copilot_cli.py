@@ -19,11 +19,13 @@ from pairwright.sources.fields import (
     identifier,
     mapping,
     object_or_empty,
-    optional_items,
+    objects_in,
+    optional_objects,
     optional_text,
     text,
 )
 from pairwright.sources.format import Origin
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -31,7 +33,6 @@ from pairwright.sources.shapes.session_entries import (
     call_block,
     result_block,
     summary_message,
-    text_block,
     thought_block,
     turn_messages,
     user_messages,
@@ -41,11 +42,7 @@ _TURNS = frozenset({"user.message", "assistant.message"})
 
 
 def matches(value: Any) -> bool:
-    lines = value if isinstance(value, list) else []
-    return any(
-        isinstance(line, dict) and isinstance(line.get("data"), dict) and str(line.get("type")) in _TURNS
-        for line in lines
-    )
+    return any(isinstance(line.get("data"), dict) and str(line.get("type")) in _TURNS for line in objects_in(value))
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:
@@ -87,8 +84,7 @@ def _answer(data: Json) -> list[Message]:
     thought = filled_text(data.get("reasoningText"))
     blocks = [] if thought is None else [thought_block(thought)]
     blocks.append(text_block(optional_text(data.get("content"), "data.content") or ""))
-    for number, item in enumerate(optional_items(data.get("toolRequests"), "data.toolRequests")):
-        call = mapping(item, f"data.toolRequests[{number}]")
+    for _, call in optional_objects(data.get("toolRequests"), "data.toolRequests"):
         blocks.append(call_block(call.get("toolCallId"), call.get("name"), call.get("arguments")))
     return turn_messages(blocks, "data")
 

@@ -12,7 +12,16 @@ logged: prompts are incomplete. There is no reward. Transcripts as plain text ar
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    mapping,
+    object_or_empty,
+    objects,
+    objects_in,
+    optional_text,
+    text,
+)
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.session_entries import (
@@ -28,7 +37,7 @@ _ROLES = frozenset({"user", "assistant", "system"})
 
 
 def matches(value: Any) -> bool:
-    lines = value if isinstance(value, list) else []
+    lines = objects_in(value)
     return any(map(_is_transcript_line, lines)) or any(map(_is_tool_call, lines))
 
 
@@ -57,8 +66,8 @@ def _take(line: Json, session: Session) -> None:
     elif kind == "user":
         turns.add_messages(user_messages(mapping(line.get("message"), "message").get("content"), "message.content"))
     elif kind == "assistant":
-        for block in items(mapping(line.get("message"), "message").get("content"), "message.content"):
-            turns.add(mapping(block, "message.content"))
+        for _, block in objects(mapping(line.get("message"), "message").get("content"), "message.content"):
+            turns.add(block)
     elif kind == "thinking" and isinstance(line.get("text"), str):
         turns.add(thought_block(line["text"]))
     elif kind == "tool_call":
@@ -105,12 +114,9 @@ def _is_transcript_line(line: Any) -> bool:
 
 
 def _is_tool_call(line: Any) -> bool:
-    return (
-        isinstance(line, dict)
-        and line.get("type") == "tool_call"
-        and isinstance(line.get("call_id"), str)
-        and isinstance(line.get("tool_call"), dict)
-    )
+    event = object_or_empty(line)
+    is_call = isinstance(event.get("call_id"), str) and isinstance(event.get("tool_call"), dict)
+    return is_call and event.get("type") == "tool_call"
 
 
 def _is_text(line: Any) -> bool:

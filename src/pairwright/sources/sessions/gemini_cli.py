@@ -22,8 +22,11 @@ from pairwright.sources.fields import (
     filled_text,
     identifier,
     items,
+    list_or_empty,
     mapping,
-    optional_items,
+    object_or_empty,
+    objects_in,
+    optional_objects,
     optional_text,
     text,
     text_at,
@@ -51,10 +54,11 @@ def matches(value: Any) -> bool:
     """Whether the value is a session: a document, or the lines of a file of either program."""
     if isinstance(value, dict):
         return "sessionId" in value and _has_turns(value.get("messages"))
-    lines = value if isinstance(value, list) else []
-    head = lines[0] if lines else None
-    is_gemini = isinstance(head, dict) and "sessionId" in head and "projectHash" in head and "uuid" not in head
-    return is_gemini or _is_stream(head) or any(map(_is_qwen, lines))
+    lines = list_or_empty(value)
+    head = object_or_empty(lines[0] if lines else None)
+    is_gemini = {"sessionId", "projectHash"} <= head.keys() and "uuid" not in head
+    is_stream = head.get("type") == "init" and {"session_id", "model"} <= head.keys()
+    return is_gemini or is_stream or any(map(_is_qwen, lines))
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:
@@ -121,8 +125,8 @@ def _read_gemini(line: Json, session: Session) -> Entry:
         messages = messages_from_genai(content, None, "content")
     elif kind in ("gemini", "model"):
         session.model = optional_text(line.get("model"), "model") or session.model
-        calls = [mapping(call, "toolCalls") for call in optional_items(line.get("toolCalls"), "toolCalls")]
-        parts = [_thought(thought) for thought in optional_items(line.get("thoughts"), "thoughts")]
+        calls = [call for _, call in optional_objects(line.get("toolCalls"), "toolCalls")]
+        parts = [_thought(thought) for _, thought in optional_objects(line.get("thoughts"), "thoughts")]
         parts += _parts(content)
         parts += [{"functionCall": {key: call.get(key) for key in ("id", "name", "args")}} for call in calls]
         messages = _turn("model", parts)
@@ -179,21 +183,16 @@ def _parts(value: Any) -> list[Json]:
     return [part for part in parts if part != {"text": ""}]
 
 
-def _thought(value: Any) -> Json:
+def _thought(thought: Json) -> Json:
     """Return a reasoning part from a thought's subject and description."""
-    thought = mapping(value, "thoughts")
     texts = [optional_text(thought.get(key), f"thoughts.{key}") for key in ("subject", "description", "text")]
     return {"text": "\n".join(text for text in texts if text), "thought": True}
 
 
 def _has_turns(value: Any) -> bool:
     """Whether the messages have a `type` instead of a `role`."""
-    messages = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-    return any("content" in item and "role" not in item and str(item.get("type")) in _TYPES for item in messages)
-
-
-def _is_stream(head: Any) -> bool:
-    return isinstance(head, dict) and head.get("type") == "init" and "session_id" in head and "model" in head
+    turns = [item for item in objects_in(value) if "content" in item and "role" not in item]
+    return any(str(turn.get("type")) in _TYPES for turn in turns)
 
 
 def _is_qwen(line: Any) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text, text_at, value_at
+from pairwright.sources.fields import identifier, mapping, object_or_empty, objects, objects_in, text, text_at, value_at
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import user_from_blocks
 from pairwright.sources.shapes.session_entries import (
@@ -38,11 +38,11 @@ def matches(value: Any) -> bool:
         if isinstance(value.get("conversation"), list):
             return "working_dir" in value
         return isinstance(value.get("messages"), list) and any(map(_has_tool_block, value["messages"]))
-    lines = value if isinstance(value, list) else []
-    head = lines[0] if lines else None
-    if isinstance(head, dict) and "role" not in head and any(key in head for key in _SESSION_KEYS):
-        return any(isinstance(line, dict) and "role" in line and "created" in line for line in lines[1:])
-    return any(_has_tool_block(_unwrap(line)) for line in lines if isinstance(line, dict) and "role" not in line)
+    lines = objects_in(value)
+    head = lines[0] if lines else {}
+    if "role" not in head and any(key in head for key in _SESSION_KEYS):
+        return any("role" in line and "created" in line for line in lines[1:])
+    return any(_has_tool_block(_unwrap(line)) for line in lines if "role" not in line)
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:
@@ -86,9 +86,8 @@ def _unwrap(line: Json) -> Json:
 
 
 def _has_tool_block(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, dict) else None
-    blocks = content if isinstance(content, list) else []
-    return any(isinstance(block, dict) and block.get("type") in ("toolRequest", "toolResponse") for block in blocks)
+    blocks = objects_in(object_or_empty(message).get("content"))
+    return any(block.get("type") in ("toolRequest", "toolResponse") for block in blocks)
 
 
 def _is_set(message: Json, key: str) -> bool:
@@ -97,8 +96,8 @@ def _is_set(message: Json, key: str) -> bool:
 
 def _messages(message: Json) -> list[Message]:
     blocks: list[Json] = []
-    for number, item in enumerate(items(message.get("content"), "content")):
-        blocks += _block(mapping(item, f"content[{number}]"), f"content[{number}]")
+    for where, block in objects(message.get("content"), "content"):
+        blocks += _block(block, where)
     if text(message.get("role"), "role") == "assistant":
         return turn_messages(blocks, "content")
     return user_from_blocks(blocks, "content") if blocks else []

@@ -13,16 +13,18 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
-    items,
     json_text,
     mapping,
-    optional_items,
+    objects,
+    objects_in,
     optional_mapping,
+    optional_objects,
     optional_text,
     text,
     text_at,
 )
 from pairwright.sources.format import Origin
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -30,7 +32,6 @@ from pairwright.sources.shapes.session_entries import (
     call_block,
     result_block,
     summary_message,
-    text_block,
     thought_block,
     turn_messages,
     user_messages,
@@ -43,7 +44,7 @@ def matches(value: Any) -> bool:
     if isinstance(value, dict):
         history = value.get("history")
         return "conversation_id" in value and isinstance(history, list) and any(map(_is_exchange, history))
-    return isinstance(value, list) and any(isinstance(line, dict) and str(line.get("kind")) in _KINDS for line in value)
+    return any(str(line.get("kind")) in _KINDS for line in objects_in(value))
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:
@@ -52,7 +53,7 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
         session.model = text_at(value, "model_info.model_id", "model")
         # Tools are grouped by origin, e.g. a server; the origin is dropped.
         groups = optional_mapping(value.get("tools"), "tools").values()
-        session.tools = [_tool(mapping(tool, "tools")) for group in groups for tool in items(group, "tools")]
+        session.tools = [_tool(tool) for group in groups for _, tool in objects(group, "tools")]
     return value
 
 
@@ -77,9 +78,7 @@ def _take(line: Json, session: Session) -> Entry | None:
 def _blocks(value: Any, where: str) -> list[Json]:
     """Rename Kiro's blocks to Anthropic's."""
     blocks: list[Json] = []
-    for number, item in enumerate(optional_items(value, where)):
-        at = f"{where}[{number}]"
-        block = mapping(item, at)
+    for at, block in optional_objects(value, where):
         kind, data = block.get("kind"), block.get("data")
         if kind == "text":
             blocks.append(text_block(text(data, f"{at}.data")))
@@ -119,16 +118,15 @@ def _exchange(exchange: Json) -> list[Message]:
     # The key is the variant (prompt, results, cancelled calls); the body is enough to read it.
     for body in content.values():
         body = mapping(body, "user.content")
-        results = optional_items(body.get("tool_use_results"), "tool_use_results")
-        blocks += [_result(mapping(result, "tool_use_results"), "tool_use_id") for result in results]
+        results = optional_objects(body.get("tool_use_results"), "tool_use_results")
+        blocks += [_result(result, "tool_use_id") for _, result in results]
         if isinstance(body.get("prompt"), str):
             blocks.append(text_block(body["prompt"]))
     answer = mapping(exchange.get("assistant"), "assistant")
     # The only key is the variant: ToolUse has calls, Response only text.
     body = mapping(answer.get("ToolUse", answer.get("Response")), "assistant")
     written = [text_block(optional_text(body.get("content"), "assistant.content") or "")]
-    for item in optional_items(body.get("tool_uses"), "tool_uses"):
-        call = mapping(item, "tool_uses")
+    for _, call in optional_objects(body.get("tool_uses"), "tool_uses"):
         written.append(call_block(call.get("id"), call.get("name"), call.get("args")))
     return user_messages(blocks, "user.content") + turn_messages(written, "assistant")
 

@@ -15,13 +15,12 @@ from typing import Any
 
 from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text, text_at
-from pairwright.sources.shapes.anthropic import system_from_anthropic, tools_from_anthropic
+from pairwright.sources.shapes.anthropic import system_from_anthropic, text_block, tools_from_anthropic
 from pairwright.sources.shapes.session_entries import (
     Session,
     SessionFormat,
     call_block,
     result_block,
-    text_block,
     thought_block,
     user_messages,
 )

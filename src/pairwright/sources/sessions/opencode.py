@@ -21,15 +21,15 @@ import msgspec
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, filled_text, items, mapping, optional_text, text, value_at
+from pairwright.sources.fields import BadRecord, filled_text, mapping, objects, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
     SessionFormat,
     call_block,
     result_block,
-    text_block,
     turn_messages,
     user_messages,
 )
@@ -68,7 +68,7 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
 
 def _take(item: Json, session: Session) -> Entry:
     info = mapping(item.get("info"), "info")
-    parts = [mapping(part, "parts") for part in items(item.get("parts"), "parts")]
+    parts = [part for _, part in objects(item.get("parts"), "parts")]
     if text(info.get("role"), "info.role") == "user":
         system = filled_text(info.get("system"))
         if system is not None and not session.system:
@@ -157,8 +157,7 @@ def _safe(name: str) -> str:
 
 
 def _created(info: Json) -> float:
-    time = info.get("time")
-    created = time.get("created") if isinstance(time, dict) else None
+    created = value_at(info, "time.created")
     return float(created) if isinstance(created, int | float) else 0.0
 
 
@@ -167,10 +166,7 @@ def _is_session(value: Json) -> bool:
 
 
 def _is_message(value: Json) -> bool:
-    role = value.get("role")
-    return (
-        isinstance(role, str) and role in _ROLES and "sessionID" in value and "content" not in value and "id" in value
-    )
+    return text_at(value, "role") in _ROLES and {"sessionID", "id"} <= value.keys() and "content" not in value
 
 
 def _is_part(value: Json) -> bool:

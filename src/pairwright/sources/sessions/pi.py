@@ -19,8 +19,19 @@ from msgspec.structs import replace
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    items,
+    list_or_empty,
+    mapping,
+    object_or_empty,
+    objects_in,
+    optional_text,
+    text,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
@@ -30,7 +41,6 @@ from pairwright.sources.shapes.session_entries import (
     read_entries,
     result_block,
     summary_message,
-    text_block,
     turn_messages,
     user_messages,
 )
@@ -42,7 +52,7 @@ _CALLS = {"toolCall": "arguments", "tool_use": "input", "toolUse": "input"}
 
 
 def matches(value: Any) -> bool:
-    lines = [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
+    lines = objects_in(value)
     is_session = any(line.get("type") == "session" and "id" in line and "timestamp" in line for line in lines[:1])
     return is_session or any(map(_has_history, lines))
 
@@ -149,13 +159,9 @@ def _block(block: Json) -> Json:
 
 
 def _has_history(line: Any) -> bool:
-    return (
-        isinstance(line, dict)
-        and line.get("type") in ("agent.start", "agent.end")
-        and isinstance(line.get("sessionKey"), str)
-        and isinstance(line.get("messages"), list)
-        and bool(line["messages"])
-    )
+    event = object_or_empty(line)
+    has_messages = isinstance(event.get("sessionKey"), str) and bool(list_or_empty(event.get("messages")))
+    return has_messages and event.get("type") in ("agent.start", "agent.end")
 
 
 _SUMMARY = "Pi and OpenClaw sessions"

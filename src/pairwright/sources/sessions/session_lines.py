@@ -10,13 +10,13 @@ reward.
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import identifier, items, json_value, mapping, optional_text, text
+from pairwright.sources.fields import identifier, items, json_value, mapping, objects_in, optional_text, text
+from pairwright.sources.shapes.anthropic import text_block
 from pairwright.sources.shapes.session_entries import (
     Session,
     SessionFormat,
     call_block,
     result_block,
-    text_block,
     user_messages,
 )
 
@@ -26,7 +26,7 @@ _INFO_KEYS = ("agent", "agentSlug", "cwd", "workspace")
 
 
 def matches(value: Any) -> bool:
-    lines = [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
+    lines = objects_in(value)
     turns = [line for line in lines if _is_turn(line)]
     if any(map(_is_tool_line, lines)):
         return True

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, items, json_text, kind_of, mapping, optional_items, optional_text, text
+from pairwright.sources.fields import BadRecord, kind_of, mapping, objects, optional_objects, optional_text, text
 from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.tool_calls import read_call
 
 # Block types specific to Anthropic.
 BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})
@@ -30,8 +31,8 @@ def messages_from_anthropic(system: Any, messages: Any, where: str) -> list[Mess
         where: The path of the messages in the record, for error messages.
     """
     turns = system_from_anthropic(system, f"{where}.system")
-    for number, message in enumerate(items(messages, where)):
-        turns += turn_from_anthropic(message, f"{where}[{number}]")
+    for place, message in objects(messages, where):
+        turns += turn_from_anthropic(message, place)
     return turns
 
 
@@ -85,14 +86,7 @@ def assistant_from_blocks(
         elif kind == "tool_use":
             # A call without an id cannot be matched to a known one, so it is added.
             if not isinstance(block.get("id"), str) or block["id"] not in known_ids:
-                at = f"{where}[{number}]"
-                tool_calls.append(
-                    ToolCall(
-                        name=text(block.get("name"), f"{at}.name"),
-                        arguments=json_text(block.get("input", {})),
-                        id=optional_text(block.get("id"), f"{at}.id"),
-                    )
-                )
+                tool_calls.append(read_call(block, f"{where}[{number}]", arguments="input", missing="{}"))
         else:
             parts.append(block)
     return Message(
@@ -144,25 +138,26 @@ def plain_content(parts: list[Json]) -> str | list[Json] | None:
     ]
 
 
+def text_block(text: Any) -> Json:
+    return {"type": "text", "text": text}
+
+
 def _blocks(content: Any, where: str) -> list[Json]:
     """Return content as a list of blocks; text is one text block."""
     if content is None:
         return []
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [text_block(content)]
     if not isinstance(content, list):
         raise BadRecord(f"{where}: expected text or a list of blocks, got {kind_of(content)}")
-    return [
-        {"type": "text", "text": block} if isinstance(block, str) else mapping(block, f"{where}[{number}]")
-        for number, block in enumerate(content)
-    ]
+    blocks = [text_block(block) if isinstance(block, str) else block for block in content]
+    return [block for _, block in objects(blocks, where)]
 
 
 def tools_from_anthropic(tools: Any, where: str) -> list[Json]:
     """Return tools as function schemas; server-side tools ({type: web_search_...}) are unchanged."""
     schemas: list[Json] = []
-    for number, tool in enumerate(optional_items(tools, where)):
-        tool = mapping(tool, f"{where}[{number}]")
+    for _, tool in optional_objects(tools, where):
         # A tool with `function` is already a function schema.
         if "input_schema" in tool and "function" not in tool:
             function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}

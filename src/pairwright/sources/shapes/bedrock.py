@@ -5,10 +5,10 @@
 Each toolResult becomes a tool message; its status "error" is kept as `is_error` in `extra`.
 """
 
-from typing import Any
-
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+from pairwright.sources.fields import BadRecord, json_text, mapping, objects, optional_objects, optional_text, text
+from pairwright.sources.shapes.anthropic import plain_content, text_block
+from pairwright.sources.shapes.tool_calls import read_call
 
 _BLOCK_KEYS = frozenset({"toolUse", "toolResult", "reasoningContent", "guardContent", "cachePoint"})
 
@@ -21,11 +21,10 @@ def turn_from_bedrock(message: Json, where: str) -> list[Message]:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     extra: Json = {}
-    for number, raw_block in enumerate(items(message.get("content"), f"{where}.content")):
-        at = f"{where}.content[{number}]"
-        block = mapping(raw_block, at)
+    for at, block in objects(message.get("content"), f"{where}.content"):
         if "toolUse" in block:
-            calls.append(_call(mapping(block["toolUse"], at), at))
+            use = mapping(block["toolUse"], at)
+            calls.append(read_call(use, f"{at}.toolUse", arguments="input", call_id="toolUseId", missing="{}"))
         elif "toolResult" in block:
             results.append(_result(mapping(block["toolResult"], at), at))
         elif "reasoningContent" in block:
@@ -38,9 +37,8 @@ def turn_from_bedrock(message: Json, where: str) -> list[Message]:
             parts.append(_part(block, at))
     if results and not (parts or calls or thoughts):
         return results
-    message_out = Message(
-        role, _plain(parts), reasoning="\n\n".join(thoughts) or None, tool_calls=tuple(calls), extra=extra
-    )
+    reasoning = "\n\n".join(thoughts) or None
+    message_out = Message(role, plain_content(parts), reasoning, tuple(calls), extra=extra)
     return [*results, message_out]
 
 
@@ -77,39 +75,22 @@ def _is_own(block: Json) -> bool:
     return not _BLOCK_KEYS.isdisjoint(block) or block.keys() <= {"image", "document", "video"}
 
 
-def _call(use: Json, where: str) -> ToolCall:
-    return ToolCall(
-        name=text(use.get("name"), f"{where}.toolUse.name"),
-        arguments=json_text(use.get("input", {})),
-        id=optional_text(use.get("toolUseId"), f"{where}.toolUse.toolUseId"),
-    )
-
-
 def _result(result: Json, where: str) -> Message:
     parts: list[Json] = []
-    for number, block in enumerate(optional_items(result.get("content"), f"{where}.content")):
-        block = mapping(block, f"{where}.content[{number}]")
-        part = {"type": "text", "text": json_text(block["json"])} if "json" in block else _part(block, where)
-        parts.append(part)
+    for place, block in optional_objects(result.get("content"), f"{where}.content"):
+        parts.append(text_block(json_text(block["json"])) if "json" in block else _part(block, place))
     return Message(
         "tool",
-        _plain(parts),
+        plain_content(parts),
         tool_call_id=optional_text(result.get("toolUseId"), f"{where}.toolUseId"),
         extra={"is_error": True} if result.get("status") == "error" else {},
     )
 
 
 def _part(block: Json, where: str) -> Json:
-    if isinstance(block.get("text"), str):
-        return {"type": "text", "text": block["text"]}
+    if "text" in block:
+        return text_block(text(block["text"], f"{where}.text"))
     if len(block) == 1:
         (kind,) = block
         return {"type": kind, kind: block[kind]}
     raise BadRecord(f"{where}: a block of unknown kind, with the keys {', '.join(map(str, list(block)[:8])) or 'none'}")
-
-
-def _plain(parts: list[Json]) -> str | list[Json] | None:
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        text_only: Any = parts[0]["text"]
-        return str(text_only)
-    return parts or None

@@ -128,22 +128,11 @@ def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message
     return [*messages[:-1], replace(messages[-1], extra={**messages[-1].extra, "finish_reason": reason})]
 
 
-def number_groups(attributes: Json, prefix: str) -> list[Json]:
-    """Group the attributes `prefix.0.*`, `prefix.1.*`, ... and return the groups in numeric order, prefix removed."""
-    groups = _numbered(attributes, prefix)
-    return [groups[number] for number in sorted(groups)]
+def number_groups(attributes: Json, prefix: str, *, is_whole: bool = False) -> list[Json]:
+    """Group the attributes `prefix.0.*`, `prefix.1.*`, ... and return the groups in numeric order, prefix removed.
 
-
-def _message_groups(attributes: Json, prefix: str) -> list[Json]:
-    """Return the groups of numbered messages; raise BadRecord if a number is missing."""
-    groups = _numbered(attributes, prefix)
-    for number in range(len(groups)):
-        if number not in groups:
-            raise BadRecord(f"{prefix}.{number}: not among the {len(groups)} messages: lost by the exporter")
-    return [groups[number] for number in range(len(groups))]
-
-
-def _numbered(attributes: Json, prefix: str) -> dict[int, Json]:
+    With `is_whole`, a missing number raises BadRecord.
+    """
     groups: dict[int, Json] = {}
     start = f"{prefix}."
     for key, value in attributes.items():
@@ -152,13 +141,16 @@ def _numbered(attributes: Json, prefix: str) -> dict[int, Json]:
             # At most nine digits, since keys are untrusted.
             if number.isascii() and number.isdigit() and len(number) < 10:
                 groups.setdefault(int(number), {})[rest] = value
-    return groups
+    lost = next((number for number in range(len(groups)) if number not in groups), None)
+    if is_whole and lost is not None:
+        raise BadRecord(f"{prefix}.{lost}: not among the {len(groups)} messages: lost by the exporter")
+    return [groups[number] for number in sorted(groups)]
 
 
 def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
     """Read the messages under `llm.input_messages` or `llm.output_messages`."""
     messages = []
-    for number, group in enumerate(_message_groups(attributes, prefix)):
+    for number, group in enumerate(number_groups(attributes, prefix, is_whole=True)):
         # Keys of one message, e.g. "message.role" -> "role"; calls and parts are numbered groups in it.
         bare = {key.removeprefix("message."): value for key, value in group.items()}
         if prefix == "llm.output_messages":
@@ -174,7 +166,7 @@ def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
 def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
     """Read the messages under `gen_ai.prompt` or `gen_ai.completion`."""
     messages = []
-    for number, group in enumerate(_message_groups(attributes, prefix)):
+    for number, group in enumerate(number_groups(attributes, prefix, is_whole=True)):
         calls = [_call(call, "") for call in number_groups(group, "tool_calls")]
         content = group.get("content")
         inside = decode_json_text(content)

@@ -14,7 +14,8 @@ documented by the API. Thought signatures are dropped.
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_items, optional_text, text
+from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_objects, optional_text
+from pairwright.sources.shapes.tool_calls import read_call
 
 _ROLES = {"model": "assistant", "assistant": "assistant", "function": "tool", "tool": "tool", "user": "user"}
 # Keys of a part that hold its data, in snake case.
@@ -50,10 +51,7 @@ def answers_from_genai(response: Json, where: str) -> list[list[Message]]:
     candidates = field(response, "candidates")
     if candidates is None:
         return [_answer(response, where)]
-    return [
-        _answer(mapping(candidate, f"{where}.candidates[{number}]"), f"{where}.candidates[{number}]")
-        for number, candidate in enumerate(optional_items(candidates, f"{where}.candidates"))
-    ]
+    return [_answer(candidate, place) for place, candidate in optional_objects(candidates, f"{where}.candidates")]
 
 
 def tools_from_genai(request: Json, where: str) -> list[Json]:
@@ -61,13 +59,11 @@ def tools_from_genai(request: Json, where: str) -> list[Json]:
     config = field(request, "config")
     listed = field(request, "tools") or (field(config, "tools") if isinstance(config, dict) else None)
     schemas: list[Json] = []
-    for number, tool in enumerate(optional_items(listed, f"{where}.tools")):
-        tool = mapping(tool, f"{where}.tools[{number}]")
+    for place, tool in optional_objects(listed, f"{where}.tools"):
         declarations = field(tool, "function_declarations")
         if declarations is None:
             schemas.append(tool)
-        for declaration in optional_items(declarations, f"{where}.tools[{number}]"):
-            schemas.append(_schema(mapping(declaration, f"{where}.tools[{number}]")))
+        schemas += [_schema(declaration) for _, declaration in optional_objects(declarations, place)]
     return schemas
 
 
@@ -153,12 +149,12 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
     parts: list[Json] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
-    for number, raw_part in enumerate(optional_items(content.get("parts"), f"{where}.parts")):
-        at = f"{where}.parts[{number}]"
-        part = mapping(raw_part, at)
+    for at, part in optional_objects(content.get("parts"), f"{where}.parts"):
         call, response = field(part, "function_call"), field(part, "function_response")
         if call is not None:
-            calls.append(_call(mapping(call, at), at))
+            fields = mapping(call, at)
+            fields = {**fields, "id": None if fields.get("id") == "" else fields.get("id")}
+            calls.append(read_call(fields, f"{at}.function_call", arguments="args", missing="{}"))
         elif response is not None:
             results.append(_result(mapping(response, at), at))
         elif isinstance(part.get("text"), str):
@@ -180,15 +176,6 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
         extra=extra or {},
     )
     return [*results, message]
-
-
-def _call(call: Json, where: str) -> ToolCall:
-    arguments = call.get("args")
-    return ToolCall(
-        name=text(call.get("name"), f"{where}.function_call.name"),
-        arguments="{}" if arguments is None else json_text(arguments),
-        id=optional_text(call.get("id"), f"{where}.function_call.id") or None,
-    )
 
 
 def _result(response: Json, where: str) -> Message:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import items, mapping, optional_items, text
+from pairwright.sources.fields import object_or_empty, objects, optional_items, text
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, has_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
 
@@ -24,8 +24,8 @@ _NOISE = frozenset(
 def messages_from_langchain(messages: Any, where: str) -> list[Message]:
     """Convert a list of messages, serialized objects or plain ones; `where` is its path, for error messages."""
     turns: list[Message] = []
-    for number, message in enumerate(items(messages, where)):
-        turns += turn_from_langchain(mapping(message, f"{where}[{number}]"), f"{where}[{number}]")
+    for place, message in objects(messages, where):
+        turns += turn_from_langchain(message, place)
     return turns
 
 
@@ -54,16 +54,15 @@ def chat_from_langchain(message: Json, where: str) -> Json:
         key: value for key, value in message.items() if key not in _NOISE and not key.startswith(("gen_ai.", "event."))
     }
     chat["role"] = ROLES.get(text(role, f"{where}.role"), role)
-    kwargs = message.get("additional_kwargs")
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    kwargs = object_or_empty(message.get("additional_kwargs"))
     calls = optional_items(message.get("tool_calls"), f"{where}.tool_calls") or kwargs.get("tool_calls")
     chat["tool_calls"] = [_as_chat_call(call) for call in optional_items(calls, f"{where}.tool_calls")]
     for key in ("reasoning_content", "function_call"):
         if kwargs.get(key) is not None:
             chat.setdefault(key, kwargs[key])
-    metadata = message.get("response_metadata")
-    reasons = [chat.pop("stop_reason", None), *(_reasons(metadata) if isinstance(metadata, dict) else ())]
-    for reason in reasons:
+    metadata = object_or_empty(message.get("response_metadata"))
+    keys = ("finish_reason", "stop_reason", "done_reason")
+    for reason in (chat.pop("stop_reason", None), *map(metadata.get, keys)):
         if isinstance(reason, str):
             chat.setdefault("finish_reason", reason)
     if not isinstance(chat.get("name"), str):  # null, or a value that message_from_chat would refuse
@@ -108,7 +107,3 @@ def _as_chat_call(call: Any) -> Any:
     if isinstance(call, dict) and "args" in call and "function" not in call:
         return {"id": call.get("id"), "name": call.get("name"), "arguments": call["args"]}
     return call
-
-
-def _reasons(metadata: Json) -> tuple[Any, ...]:
-    return metadata.get("finish_reason"), metadata.get("stop_reason"), metadata.get("done_reason")

@@ -11,7 +11,7 @@ the initial prompt and tools, run = a hash of session id and branch, step = numb
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,16 +24,22 @@ from pairwright.sources.fields import (
     items,
     json_text,
     mapping,
-    optional_items,
+    optional_objects,
     optional_text,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import label_of, session_run, session_task
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, system_from_anthropic, user_from_blocks
+from pairwright.sources.shapes.anthropic import (
+    assistant_from_blocks,
+    system_from_anthropic,
+    text_block,
+    user_from_blocks,
+)
 from pairwright.sources.shapes.any_messages import tools_in
 from pairwright.sources.shapes.chat_messages import as_context
 
+_Node = TypeVar("_Node")
 MAX_BRANCHES = 256  # each repeats the shared messages, so this bounds the size of the result
 MAX_STEPS = 256  # likewise: each repeats the kept messages
 
@@ -105,7 +111,7 @@ class SessionFormat:
             session.id = identifier(parts.get("id")) or session.id
             session.model = optional_text(parts.get("model"), "model") or session.model
             session.system += system_from_anthropic(parts.get("system"), "system")
-            session.tools += tools_in([mapping(tool, "tools") for tool in optional_items(parts.get("tools"), "tools")])
+            session.tools += tools_in([tool for _, tool in optional_objects(parts.get("tools"), "tools")])
             session.note(found, *self.info)
             found, where = parts.get("lines"), self.paths.get("lines", where)
         for number, item in self.lines(items(found, where)):
@@ -199,14 +205,19 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
         yield entries
         return
     children, roots = _children(entries)
-    # (entry, depth): the path to an entry is the previous path, cut to its depth, plus the entry.
+    yield from paths_from(roots, lambda entry: children[entry])
+
+
+def paths_from(roots: Sequence[_Node], children_of: Callable[[_Node], Sequence[_Node]]) -> Iterator[list[_Node]]:
+    """Yield every path from a root to a leaf, depth first."""
+    # (node, depth): the path to a node is the previous path, cut to its depth, plus the node.
     stack = [(root, 0) for root in reversed(roots)]
-    path: list[Entry] = []
+    path: list[_Node] = []
     while stack:
-        entry, depth = stack.pop()
+        node, depth = stack.pop()
         del path[depth:]
-        path.append(entry)
-        below = children[entry]
+        path.append(node)
+        below = children_of(node)
         stack += [(child, depth + 1) for child in reversed(below)]
         if not below:
             yield list(path)
@@ -237,10 +248,6 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
 
 
 # Most assistants' blocks resemble Anthropic's content blocks, so they are converted with shapes/anthropic.py.
-
-
-def text_block(text: Any) -> Json:
-    return {"type": "text", "text": text}
 
 
 def thought_block(text: Any) -> Json:

@@ -13,7 +13,17 @@ becomes one assistant message for each step, followed by its results. Provider o
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    items,
+    json_text,
+    mapping,
+    objects,
+    optional_objects,
+    optional_text,
+    text,
+)
+from pairwright.sources.shapes.tool_calls import read_call
 
 _PART_TYPES = frozenset({"tool-call", "tool-result", "redacted-reasoning"})
 _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_providerMetadata", "state"})
@@ -32,17 +42,13 @@ def turn_from_vercel(message: Json, where: str) -> list[Message]:
 
 def calls_from_vercel(calls: Any, where: str) -> tuple[ToolCall, ...]:
     """Convert tool calls {toolCallId, toolName, args | input}."""
-    return tuple(
-        _call(mapping(call, f"{where}[{number}]"), f"{where}[{number}]")
-        for number, call in enumerate(optional_items(calls, where))
-    )
+    return tuple(_call(call, place) for place, call in optional_objects(calls, where))
 
 
 def tools_from_vercel(tools: Any, where: str) -> list[Json]:
     """Return tools as function schemas; provider tools ({type: provider-defined}) are unchanged."""
     schemas: list[Json] = []
-    for number, tool in enumerate(optional_items(tools, where)):
-        tool = mapping(tool, f"{where}[{number}]")
+    for _, tool in optional_objects(tools, where):
         parameters = tool.get("inputSchema", tool.get("parameters"))
         if tool.get("type") == "function" and "function" not in tool and isinstance(parameters, dict):
             function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
@@ -77,9 +83,7 @@ def _from_parts(role: str, content: list[Any], where: str) -> list[Message]:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     extra: Json = {}
-    for number, raw_part in enumerate(content):
-        at = f"{where}[{number}]"
-        part = mapping(raw_part, at)
+    for at, part in objects(content, where):
         kind = part.get("type")
         if kind == "tool-result":
             results.append(_result(part, at))
@@ -110,13 +114,12 @@ def _from_ui(message: Json, where: str) -> list[Message]:
     """Convert a UI message: each step of an assistant's message becomes a turn, followed by its results."""
     role = text(message.get("role"), f"{where}.role")
     steps: list[list[Any]] = [[]]
-    for number, part in enumerate(message["parts"]):
-        part = mapping(part, f"{where}.parts[{number}]")
+    for at, part in objects(message["parts"], f"{where}.parts"):
         kind = part.get("type")
         if kind == "step-start":
             steps.append([])
         elif _is_ui_tool(part):
-            steps[-1] += _ui_tool(part, f"{where}.parts[{number}]")
+            steps[-1] += _ui_tool(part, at)
         elif isinstance(kind, str) and not kind.startswith(("data-", "source")):  # for the page, not from the model
             # Without step marks, text after a result starts the next step.
             if any(_kind(other) == "tool-result" for other in steps[-1]):
@@ -153,12 +156,8 @@ def _is_ui_part(part: Any) -> bool:
 
 
 def _call(part: Json, where: str) -> ToolCall:
-    arguments = part.get("input", part.get("args"))
-    return ToolCall(
-        name=text(part.get("toolName"), f"{where}.toolName"),
-        arguments="" if arguments is None else json_text(arguments),
-        id=optional_text(part.get("toolCallId"), f"{where}.toolCallId"),
-    )
+    key = "input" if "input" in part else "args"
+    return read_call(part, where, name="toolName", arguments=key, call_id="toolCallId")
 
 
 def _result(part: Json, where: str) -> Message:

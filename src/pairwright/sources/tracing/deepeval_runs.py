@@ -11,16 +11,17 @@ from typing import Any
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
-    BadRecord,
-    items,
+    filled,
     mapping,
     object_or_empty,
     optional_items,
+    optional_objects,
     score,
     small_fields,
     text,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.tracing.span_formats import DEEPEVAL
 
 NAME = "deepeval"
@@ -34,34 +35,32 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield a record for each test case."""
-    for number, item in enumerate(items(mapping(value, "run").get("testCases"), "testCases")):
-        where = f"testCases[{number}]"
-        try:
-            case = mapping(item, where)
-            trace = object_or_empty(case.get("trace"))
-            if trace.get("llmSpans"):
-                metrics = optional_items(case.get("metricsData"), "metricsData")
-                yield from DEEPEVAL.read({**trace, "metricsData": metrics or trace.get("metricsData")}, origin, options)
-                continue
-            yield Parts(
-                NAME,
-                origin,
-                where,
-                run=origin.ordinal + number,
-                prompt=[Message("user", text(case.get("input"), "input"))],
-                completion=[Message("assistant", text(case.get("actualOutput"), "actualOutput"))],
-                reward_components=_scores(case),
-                row=case,
-                info=small_fields(case, _READ),
-            )
-        except BadRecord as error:
-            yield Rejected(origin.file, origin.line, f"{where}: {error}", NAME)
+    cases = mapping(value, "run").get("testCases")
+
+    def read_case(case: Json, number: int) -> Iterator[Parts | Rejected]:
+        trace = object_or_empty(case.get("trace"))
+        if trace.get("llmSpans"):
+            metrics = optional_items(case.get("metricsData"), "metricsData")
+            yield from DEEPEVAL.read({**trace, "metricsData": metrics or trace.get("metricsData")}, origin, options)
+            return
+        yield Parts(
+            NAME,
+            origin,
+            run=origin.ordinal + number,
+            prompt=[Message("user", text(case.get("input"), "input"))],
+            completion=[Message("assistant", text(case.get("actualOutput"), "actualOutput"))],
+            reward_components=_scores(case),
+            row=case,
+            info=small_fields(case, _READ),
+        )
+
+    yield from read_each(NAME, origin, cases, "testCases", read_case)
 
 
 def _scores(case: Json) -> Json:
-    metrics = [mapping(metric, "metricsData") for metric in optional_items(case.get("metricsData"), "metricsData")]
-    scores = {str(metric.get("name")): score(metric.get("score")) for metric in metrics}
-    return {name: number for name, number in scores.items() if number is not None}
+    metrics = optional_objects(case.get("metricsData"), "metricsData")
+    scores = {str(metric.get("name")): score(metric.get("score")) for _, metric in metrics}
+    return filled(scores)
 
 
 FORMAT = Format(NAME, "record", matches, read, "DeepEval test runs")

@@ -13,8 +13,8 @@ An item without TTC events is a trajectory: its LLM and TOOL events are converte
 sources/tracing/trace_to_experiences.py. An item without any of these becomes its question and generated_answer.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -24,33 +24,32 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
+    filled_text,
     identifier,
     index,
     items,
     json_text,
     mapping,
+    object_or_empty,
+    objects_in,
     optional_items,
     optional_mapping,
     score,
+    value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
+from pairwright.sources.tracing.span_nodes import usage_of
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "nat"
 
 
-@lru_cache(maxsize=256)
-def event_of(text: str) -> str:
-    """Return the event type; for enums written as text, only the part after the last dot."""
-    return text.rpartition(".")[2].upper()
-
-
 def name_of(payload: Json) -> str:
-    name = payload.get("name")
-    return name if isinstance(name, str) else ""
+    return filled_text(payload.get("name")) or ""
 
 
 def rejected(reason: str, origin: Origin) -> Rejected:
@@ -77,7 +76,8 @@ def read_candidates(
     if options.step_name is not None and options.step_name not in names:
         yield rejected(f"no TTC_END event named {options.step_name!r}; there are {', '.join(map(repr, names))}", origin)
         return
-    prompts = _Prompts(item, _schemas(payloads))
+    schemas = _schemas(payloads)
+    prompts: dict[tuple[type, str], _Prompt] = {}  # candidates of one turn share their input
     turns = {name: _Turns() for name in names}
     for payload in ends:
         name = name_of(payload)
@@ -87,9 +87,14 @@ def read_candidates(
         try:
             fields = _fields(payload, start)
             step = turns[name].step(fields)
-            batch = name if len(names) > 1 else ""
-            place = _Place(name, item.get("id"), run, step, batch)
-            yield _candidate(payload, fields, prompts.of(fields["input"]), place, origin)
+            # The key includes the type: text and the list that it decodes to are different inputs.
+            key = (type(fields["input"]), json_text(fields["input"]))
+            if key not in prompts:
+                prompts[key] = _prompt(item, fields["input"], schemas)
+            parts = _candidate(payload, fields, prompts[key], origin)
+            parts.task, parts.run, parts.step = identifier(item.get("id")), run, step
+            parts.batch = name if len(names) > 1 else ""
+            yield parts
         except PairwrightError as error:
             yield rejected(f"TTC_END {payload.get('UUID')!r}: {error}", origin)
 
@@ -101,10 +106,7 @@ def _fields(payload: Json, start: Json) -> Json:
     metadata = optional_mapping(payload.get("metadata"), "metadata")
     input_value = data.get("input")
     fields: Json = {
-        "turn_id": data.get("turn_id"),
-        "turn_index": data.get("turn_index"),
-        "candidate_index": data.get("candidate_index"),
-        "score": data.get("score"),
+        **{key: data.get(key) for key in _KEYS},
         "input": begun.get("input") if input_value is None else input_value,
         "output": data.get("output"),
         "data": data,
@@ -124,38 +126,13 @@ class _Prompt(msgspec.Struct):
     origin: str | None  # where the messages are from, if not from the event
 
 
-class _Prompts:
-    """Prompts of candidates. The last one is cached: candidates of one turn are adjacent and share their input."""
-
-    def __init__(self, item: Json, schemas: dict[str, list[Json]]) -> None:
-        self._item = item
-        self._schemas = schemas
-        self._last: tuple[tuple[type, str], _Prompt] | None = None
-
-    def of(self, logged_input: Any) -> _Prompt:
-        # The key includes the type: text and the list that it decodes to are different inputs.
-        key = (type(logged_input), json_text(logged_input))
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._read(logged_input))
-        return self._last[1]
-
-    def _read(self, logged_input: Any) -> _Prompt:
-        tools = tuple(self._schemas.get(_key(logged_input), ())) if self._schemas else ()
-        if messages := conversation(logged_input, "data.input", role="user", objects_as_text=True):
-            return _Prompt(tuple(messages), tools, None)
-        messages = conversation(self._item.get("question"), "question", role="user", objects_as_text=True)
-        origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
-        return _Prompt(tuple(messages), tools, origin)
-
-
-class _Place(msgspec.Struct, frozen=True):
-    """Name of the event, and task, run, step and batch of a candidate."""
-
-    name: str
-    task: Any
-    run: int
-    step: int
-    batch: str
+def _prompt(item: Json, logged_input: Any, schemas: dict[str, list[Json]]) -> _Prompt:
+    tools = tuple(schemas.get(_key(logged_input), ())) if schemas else ()
+    if messages := conversation(logged_input, "data.input", role="user", objects_as_text=True):
+        return _Prompt(tuple(messages), tools, None)
+    messages = conversation(item.get("question"), "question", role="user", objects_as_text=True)
+    origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
+    return _Prompt(tuple(messages), tools, origin)
 
 
 class _Turns(msgspec.Struct):
@@ -178,19 +155,17 @@ class _Turns(msgspec.Struct):
         return self.steps[turn]
 
 
-def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Parts:
+def _candidate(payload: Json, fields: Json, prompt: _Prompt, origin: Origin) -> Parts:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
-    info: Json = {"step_name": place.name}
-    for name, value in (
-        ("uuid", payload.get("UUID")),
-        ("turn_id", fields["turn_id"]),
-        ("turn_index", fields["turn_index"]),
-        ("candidate_index", fields["candidate_index"]),
-        ("metadata", payload.get("metadata")),
-        ("prompt_from", prompt.origin),
-    ):
-        if value is not None:
-            info[name] = value
+    info = filled(
+        {
+            "step_name": name_of(payload),
+            "uuid": payload.get("UUID"),
+            **{key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")},
+            "metadata": payload.get("metadata"),
+            "prompt_from": prompt.origin,
+        }
+    )
     output = fields["output"]
     alternatives = answers(output, "data.output", objects_as_text=True)
     if len(alternatives) > 1:
@@ -203,10 +178,6 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
     return Parts(
         NAME,
         origin,
-        task=identifier(place.task),
-        batch=place.batch,
-        run=place.run,
-        step=place.step,
         prompt=prompt.messages,
         completion=completion,
         tools=prompt.tools,
@@ -217,15 +188,17 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
     """Return the tool schemas of LLM_START events, keyed by their input."""
-    by_function: dict[str, list[Json]] = {}
+    by_input: dict[str, list[Json]] = {}
     for payload in payloads:
-        metadata, data = payload.get("metadata"), payload.get("data")
-        if payload["event_type"] == "LLM_START" and isinstance(metadata, dict) and isinstance(data, dict):
-            listed = metadata.get("tools_schema")
-            schemas = [schema for schema in listed if isinstance(schema, dict)] if isinstance(listed, list) else []
-            if schemas:
-                by_function[_key(data.get("input"))] = schemas
-    return by_function
+        schemas = objects_in(value_at(payload.get("metadata"), "tools_schema"))
+        if payload["event_type"] == "LLM_START" and isinstance(payload.get("data"), dict) and schemas:
+            by_input[_key(payload["data"].get("input"))] = schemas
+    return by_input
+
+
+def _event_of(text: str) -> str:
+    """Return the event type; for enums written as text, only the part after the last dot."""
+    return text.rpartition(".")[2].upper()
 
 
 def _key(value: Any) -> str:
@@ -249,16 +222,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
         return
     # id -> number of earlier items with this id: the run of an item without a run number
-    runs: dict[int | str, int] = {}
+    runs: Counter[int | str | None] = Counter()
     for number, entry in enumerate(listed):
         try:
             item = mapping(entry, f"[{number}]")
             task = identifier(item.get("id"))
-            before = 0
-            if task is not None:
-                before = runs.get(task, 0)
-                runs[task] = before + 1
-            yield from _read_item(item, number, before, origin, options)
+            yield from _read_item(item, number, 0 if task is None else runs[task], origin, options)
+            runs[task] += 1
         except PairwrightError as error:
             yield rejected(f"item {number}: {error}", origin)
 
@@ -272,7 +242,7 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
         if isinstance(payload, dict) and isinstance(payload.get("event_type"), str):
             parent = step.get("parent_id")
             parent = parent if isinstance(parent, str) else None
-            payloads.append({**payload, "parent_id": parent, "event_type": event_of(payload["event_type"])})
+            payloads.append({**payload, "parent_id": parent, "event_type": _event_of(payload["event_type"])})
         else:
             yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
     run_index = index(item.get("run", item.get("run_index")))
@@ -303,21 +273,16 @@ def _read_trajectory(
             raise BadRecord("no TTC_END and no LLM_END event, and no question with a generated_answer")
         events.append(ModelCall(id="generated_answer", input=prompt, output=output))
     scores = [Score(key, item[key]) for key in ("reward", "score") if key in item]
-    named = item.get("scores")
-    scores += [Score(str(key), value) for key, value in named.items()] if isinstance(named, dict) else []
-    info = {key: item[key] for key in ("question", "answer", "generated_answer") if item.get(key) is not None}
+    scores += [Score(str(key), value) for key, value in object_or_empty(item.get("scores")).items()]
+    info = filled({key: item.get(key) for key in ("question", "answer", "generated_answer")})
     trace = Trace(id=None, events=events, scores=scores, task=identifier(item.get("id")), info=info)
     yield from read_trace(NAME, trace, origin, position=run)
 
 
 def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     """Convert an LLM_END event and its START to a model call."""
-    begun, metadata = (
-        optional_mapping(start.get("metadata"), "metadata"),
-        optional_mapping(payload.get("metadata"), "metadata"),
-    )
-    data = optional_mapping(payload.get("data"), "data")
-    first = optional_mapping(start.get("data"), "data")
+    begun, metadata = (optional_mapping(one.get("metadata"), "metadata") for one in (start, payload))
+    first, data = (optional_mapping(one.get("data"), "data") for one in (start, payload))
     # Prefer the logged chat messages; `data.input` often holds the same as flat text.
     inputs = begun.get("chat_inputs") or metadata.get("chat_inputs")
     flat = not inputs
@@ -329,19 +294,14 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     if len(responses) == 1 and isinstance(responses[0], dict):  # has the tool calls that the text lacks
         output = {"choices": responses}
     alternatives = answers(output, "data.output")
-    usage = optional_mapping(
-        optional_mapping(payload.get("usage_info"), "usage_info").get("token_usage"), "token_usage"
-    )
-    counts = {"input_tokens": usage.get("prompt_tokens"), "output_tokens": usage.get("completion_tokens")}
-    schemas = optional_items(begun.get("tools_schema") or metadata.get("tools_schema"), "metadata.tools_schema")
     return ModelCall(
         id=uuid,
         input=conversation(inputs, "data.input", role="user"),
         output=alternatives[0] if alternatives else [],
-        tools=[schema for schema in schemas if isinstance(schema, dict)],
+        tools=objects_in(begun.get("tools_schema") or metadata.get("tools_schema")),
         parent=payload["parent_id"],
         model=name_of(payload) or None,
-        usage={key: count for key, count in counts.items() if type(count) is int and count},
+        usage=usage_of(value_at(payload, "usage_info.token_usage")),
         flat=flat,
     )
 

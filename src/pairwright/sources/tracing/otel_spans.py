@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import index, list_or_empty, object_or_empty
+from pairwright.sources.fields import index, list_or_empty, object_or_empty, objects_in, text_at
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
@@ -42,20 +42,23 @@ class Span(msgspec.Struct, frozen=True):
     scores: list[Score]
 
 
+# Paths of the ids of a span in the layouts; a column may have such a path as its name.
+_SPAN_IDS = ("spanId", "context.span_id", "spanContext.spanId")
+_TRACE_IDS = ("traceId", "context.trace_id", "spanContext.traceId")
+
+
 def is_span(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    context = value.get("context")
-    if isinstance(context, dict) and "trace_id" in context and "span_id" in context:
-        return True
-    context = value.get("spanContext")
-    if isinstance(context, dict) and "traceId" in context and "spanId" in context:
-        return True
+    for path in ("context", "spanContext"):
+        context = object_or_empty(value.get(path))
+        if {"trace_id", "span_id"} <= context.keys() or {"traceId", "spanId"} <= context.keys():
+            return True
     if _is_stored(value):
         return True
     if "rollout_id" in value and "span_id" in value and isinstance(value.get("attributes"), dict):
         return True
-    return ("traceId" in value and "spanId" in value and "name" in value) or "context.span_id" in value
+    return {"traceId", "spanId", "name"} <= value.keys() or "context.span_id" in value
 
 
 # Column of a table of spans (lower case, no underscores) -> name in OTLP JSON
@@ -125,9 +128,8 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
     elif is_span(value):
         yield value
     elif isinstance(value, dict):
-        for note in list_or_empty(value.get("annotations")):
-            if isinstance(note, dict):
-                notes.setdefault(str(note.get("span_id")), []).append(note)
+        for note in objects_in(value.get("annotations")):
+            notes.setdefault(str(note.get("span_id")), []).append(note)
         for resource in list_or_empty(value.get("resourceLogs")):
             _read_logs(resource, logs)
         # The levels of OTLP JSON; Phoenix has `spans` alone.
@@ -139,16 +141,15 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
 
 
 def _read_logs(resource: Any, logs: dict[str, list[Event]]) -> None:
-    for scope in list_or_empty(resource.get("scopeLogs") if isinstance(resource, dict) else None):
-        for record in list_or_empty(scope.get("logRecords") if isinstance(scope, dict) else None):
-            if isinstance(record, dict):
-                attributes = plain_attributes(record.get("attributes"))
-                body = _any_value(record.get("body"), 0)
-                name = record.get("eventName") or attributes.get("event.name")
-                if isinstance(name, str):
-                    # Fields of the body override attributes of the same name.
-                    merged = {**attributes, **(body if isinstance(body, dict) else {"content": body})}
-                    logs.setdefault(str(record.get("spanId")), []).append((name, merged))
+    for scope in objects_in(object_or_empty(resource).get("scopeLogs")):
+        for record in objects_in(scope.get("logRecords")):
+            attributes = plain_attributes(record.get("attributes"))
+            body = _any_value(record.get("body"), 0)
+            name = record.get("eventName") or attributes.get("event.name")
+            if isinstance(name, str):
+                # Fields of the body override attributes of the same name.
+                merged = {**attributes, **(body if isinstance(body, dict) else {"content": body})}
+                logs.setdefault(str(record.get("spanId")), []).append((name, merged))
 
 
 def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[str, list[Any]]) -> Span:
@@ -158,14 +159,8 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     attributes = plain_attributes(value.get("attributes")) or _flat(columns)
     if isinstance(value.get("span_kind"), str):
         attributes.setdefault("openinference.span.kind", value["span_kind"])
-    context = object_or_empty(value.get("context"))
-    script = object_or_empty(value.get("spanContext"))  # of the JavaScript SDK
     rollout = _rollout(value)
-    ids = [value.get("spanId"), context.get("span_id"), value.get("context.span_id"), script.get("spanId")]
-    if rollout is not None:
-        ids.insert(0, value.get("span_id"))
-    traces = (value.get("traceId"), context.get("trace_id"), value.get("context.trace_id"), script.get("traceId"))
-    span_id = _first(*ids) or f"#{number}"
+    span_id = text_at(value, *(("span_id",) if rollout is not None else ()), *_SPAN_IDS) or f"#{number}"
     events = [_event(event) for event in list_or_empty(value.get("events"))] + logs.get(span_id, [])
     for name, attributes_of_event in events:
         # This event holds attributes that newer conventions put on the span; the span's attributes override them.
@@ -173,13 +168,9 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
             attributes = {**attributes_of_event, **attributes}
     return Span(
         id=span_id,
-        trace=rollout or _first(*traces) or "",
-        parent=_first(
-            value.get("parentSpanId"),
-            value.get("parent_id"),
-            object_or_empty(value.get("parentSpanContext")).get("spanId"),
-        ),
-        name=value["name"] if isinstance(value.get("name"), str) else "",
+        trace=rollout or text_at(value, *_TRACE_IDS) or "",
+        parent=text_at(value, "parentSpanId", "parent_id", "parentSpanContext.spanId"),
+        name=text_at(value, "name") or "",
         start=index(value.get("sequence_id"))
         if rollout is not None
         else moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime")))),
@@ -221,15 +212,12 @@ def _scores(
             label = event.get("gen_ai.evaluation.name")
             points = event.get("gen_ai.evaluation.score.value", event.get("gen_ai.evaluation.score.label"))
             scores.append(Score(label if isinstance(label, str) else "score", points, span_id))
-    listed = (
-        list_or_empty(value.get("annotations")) + list_or_empty(value.get("span_annotations")) + notes.get(span_id, [])
-    )
-    for note in listed:
-        if isinstance(note, dict):
-            result = object_or_empty(note.get("result")) or note
-            # Without a score, the label ("correct").
-            points = result.get("score") if result.get("score") is not None else result.get("label")
-            scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
+    listed = objects_in(value.get("annotations")) + objects_in(value.get("span_annotations"))
+    for note in listed + notes.get(span_id, []):
+        result = object_or_empty(note.get("result")) or note
+        # Without a score, the label ("correct").
+        points = result.get("score") if result.get("score") is not None else result.get("label")
+        scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
     for key, item in attributes.items():
         head, _, rest = key.partition(".")
         if head in ("eval", "annotation") and rest.endswith(".score"):
@@ -257,7 +245,7 @@ def _event(value: Any) -> Event:
 def plain_attributes(value: Any) -> Json:
     """Return attributes of either shape as one flat dict."""
     if isinstance(value, list):
-        pairs = [item for item in value if isinstance(item, dict) and isinstance(item.get("key"), str)]
+        pairs = [item for item in objects_in(value) if isinstance(item.get("key"), str)]
         return {item["key"]: _any_value(item.get("value"), 0) for item in pairs}
     return _flat(value) if isinstance(value, dict) else {}
 
@@ -267,16 +255,14 @@ def _any_value(value: Any, depth: int) -> Any:
     if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return None
     for key, item in value.items():
-        if key in ("stringValue", "boolValue", "bytesValue"):
+        if key in ("stringValue", "boolValue", "bytesValue", "doubleValue"):
             return item
         if key == "intValue":  # a 64-bit integer is text in protobuf's JSON
             return int(item) if isinstance(item, str) and len(item) < 30 and item.lstrip("-").isdecimal() else item
-        if key == "doubleValue":
-            return item
         if key == "arrayValue" and isinstance(item, dict):
             return [_any_value(inner, depth + 1) for inner in list_or_empty(item.get("values"))]
         if key == "kvlistValue" and isinstance(item, dict):
-            pairs = [pair for pair in list_or_empty(item.get("values")) if isinstance(pair, dict)]
+            pairs = objects_in(item.get("values"))
             return {str(pair.get("key")): _any_value(pair.get("value"), depth + 1) for pair in pairs}
     return None
 
@@ -321,10 +307,8 @@ def moment(value: Any) -> int | float | None:
     if isinstance(value, float):
         return value if value == value else None
     if isinstance(value, list):  # [seconds, nanoseconds]
-        parts = [index(part) for part in value]
-        return (
-            parts[0] * 10**9 + parts[1] if len(parts) == 2 and parts[0] is not None and parts[1] is not None else None
-        )
+        seconds, nanoseconds = map(index, value) if len(value) == 2 else (None, None)
+        return None if seconds is None or nanoseconds is None else seconds * 10**9 + nanoseconds
     return index(value)
 
 
