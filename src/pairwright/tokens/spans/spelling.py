@@ -58,32 +58,23 @@ def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts | None:
     return _Cuts(frozenset(token for token in tokens if token not in beginnings), compile_tokens(tokens))
 
 
-class _Plan(NamedTuple):
-    """A text of a run: how many segments it shares with the previous text, and which segments follow."""
-
-    num_same: int
-    segments: list[int]
-
-
 class PrefixEncoder:
     """Encodes the texts of one run, which share prefixes: every distinct segment is encoded once.
 
     A segment ends with an added token, which merges cannot cross, so its tokens do not depend on its neighbours. The
     distinct segments of all texts are encoded together: a call in a turn and in later histories is encoded once. If the
     tokenizer treats the start of a text specially, or has an added token that absorbs white space around it, every text
-    is encoded as a whole. `num_same` is the number of tokens that the last result shares with the previous one.
+    is encoded as a whole.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._position = -1  # of the last text
-        self._same_as_last = 0  # tokens of the last text returned unchanged: all, or those before a split
-        self.num_same = 0
         if "cuts" not in tokenizer.learnt:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
         cuts: _Cuts | None = tokenizer.learnt["cuts"]
-        self._plans: list[_Plan] = []
+        self._numbers: list[NDArray[np.int64]] = []  # of the segments of each text; empty if texts are encoded whole
         if cuts is not None:
             self._encode_segments(cuts)
 
@@ -92,21 +83,20 @@ class PrefixEncoder:
         segments: dict[str, int] = {}
         rests: dict[str, int] = {}
         ends: list[int] = []  # of the segments of a text
+        numbers: list[int] = []  # of these segments; ~number of the rest
         before = ""
-        plans: list[_Plan] = []
+        of_texts: list[list[int]] = []
         for text in self._texts:
             num_same = bisect_right(ends, _count_common(before, text))
-            del ends[num_same:]
+            del ends[num_same:], numbers[num_same:]
             start = ends[-1] if ends else 0
-            numbers = []
             for match in cuts.pattern.finditer(text, start):
                 if match.group() in cuts.hard:
                     numbers.append(segments.setdefault(text[start : match.end()], len(segments)))
                     start = match.end()
                     ends.append(start)
-            if start < len(text):
-                numbers.append(~rests.setdefault(text[start:], len(rests)))
-            plans.append(_Plan(num_same, numbers))
+            rest = [~rests.setdefault(text[start:], len(rests))] if start < len(text) else []
+            of_texts.append(numbers + rest)
             before = text
         # In chunks: an encoding takes much memory until its ids are extracted.
         parts: list[str] = []
@@ -122,7 +112,7 @@ class PrefixEncoder:
         encoded = [self._tokenizer.encode(text) for text in parts] + self._tokenizer.encode_many([*rests])
         # Start of each segment in characters and tokens, and the end of the last one.
         sizes = np.fromiter(map(len, (*segments, *rests)), np.int32, count=len(segments) + len(rests))
-        chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+        self._chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
         starts = itertools.accumulate(map(len, (*parts, *rests)), initial=0)
         tokens = index_tokens(
             self._tokenizer,
@@ -130,69 +120,47 @@ class PrefixEncoder:
             np.concatenate([offsets + np.int32(start) for (_, offsets), start in zip(encoded, starts, strict=False)]),
             is_split=False,
         )
-        bounds = np.searchsorted(tokens.ends, chars, side="right")
-        if not np.array_equal(tokens.ends[bounds[1:] - 1], chars[1:]):
+        self._bounds = np.searchsorted(tokens.ends, self._chars, side="right")
+        if not np.array_equal(tokens.ends[self._bounds[1:] - 1], self._chars[1:]):
             return  # a token spans a cut: encode every text as a whole
-        self._chars, self._bounds = chars.tolist(), bounds.tolist()
-        # Rows (ids, starts, ends): `_pool` of all segments, `_rows` of the last text, overwritten by the next.
-        self._pool = np.stack(tokens[:3])
-        self._plans = [
-            _Plan(num_same, [n if n >= 0 else len(segments) + ~n for n in numbers]) for num_same, numbers in plans
-        ]
-        self._ends: list[tuple[int, int]] = []  # (characters, tokens) at which each segment of the last text ends
-        self._rows = np.zeros((3, 0), np.int32)
+        self._pool = np.stack(tokens[:3])  # ids, starts, ends (3, N) of all segments
+        for row in of_texts:
+            segment = np.array(row, np.int64)
+            self._numbers.append(np.where(segment < 0, len(segments) + ~segment, segment))
 
     def encode(self) -> Encoded:
-        """Encode the next text as a whole. All returned arrays except `ids` are reused by the next call."""
+        """Encode the next text as a whole."""
         self._position += 1
-        if not self._plans:
-            self.num_same = 0
+        if not self._numbers:
             text = self._texts[self._position]
             return index_tokens(self._tokenizer, *self._tokenizer.encode(text), is_split=False)
-        num_same, numbers = self._plans[self._position]
-        del self._ends[num_same:]
-        char, low = self._ends[-1] if self._ends else (0, 0)
-        size, parts, sizes, shifts = low, [], [], []
-        for number in numbers:
-            start, first, beyond = self._chars[number], self._bounds[number], self._bounds[number + 1]
-            parts.append(self._pool[:, first:beyond])
-            sizes.append(beyond - first)
-            shifts.append(char - start)
-            char, size = char + self._chars[number + 1] - start, size + beyond - first
-            self._ends.append((char, size))
-        if size > self._rows.shape[1]:
-            rows = np.empty((3, 2 * size), np.int32)
-            rows[:, :low] = self._rows[:, :low]
-            self._rows = rows
-        if parts:
-            tail = self._rows[:, low:size]
-            np.concatenate(parts, axis=1, out=tail)
-            tail[1:] += np.repeat(np.array(shifts, np.int32), sizes)
-        self.num_same = min(low, self._same_as_last)
-        self._same_as_last = size
-        ids, starts, ends = self._rows[:, :size]
+        numbers = self._numbers[self._position]
+        sizes = self._bounds[numbers + 1] - self._bounds[numbers]  # (S,) tokens of each segment
+        # (N,) positions in the pool, and how far the characters of each token move.
+        first = np.cumsum(sizes) - sizes
+        places = np.arange(sizes.sum()) + np.repeat(self._bounds[numbers] - first, sizes)
+        self._char_ends = np.cumsum(self._chars[numbers + 1] - self._chars[numbers])
+        self._token_ends = first + sizes
+        ids, starts, ends = self._rows = self._pool[:, places]
+        self._rows[1:] += np.repeat(self._char_ends - self._chars[numbers + 1], sizes).astype(np.int32)
         return Encoded(ids.copy(), starts, ends, self._tokenizer.is_control, is_split=False)
 
     def split(self, cuts: list[int]) -> Encoded:
         """Encode the last text again, with no token across these positions."""
         text = self._texts[self._position]
         char, token = 0, 0
-        if self._plans and (number := bisect_right(self._ends, (cuts[0], 0))):
-            char, token = self._ends[number - 1]
+        if self._numbers and (number := int(np.searchsorted(self._char_ends, cuts[0], side="left"))):
+            char, token = int(self._char_ends[number - 1]), int(self._token_ends[number - 1])
         tail = _encode_in_parts(self._tokenizer, text[char:], [edge - char for edge in cuts], [], continues=char > 0)
-        self._same_as_last = token
-        self.num_same = min(token, self.num_same)
         if not token:
             return index_tokens(self._tokenizer, *tail, is_split=True)
         ids = np.concatenate([self._rows[0, :token], tail[0]])
-        return index_tokens(
-            self._tokenizer, ids, np.concatenate([self._rows[1:3, :token].T, tail[1] + np.int32(char)]), is_split=True
-        )
+        offsets = np.concatenate([self._rows[1:, :token].T, tail[1] + np.int32(char)])
+        return index_tokens(self._tokenizer, ids, offsets, is_split=True)
 
-    def forget(self) -> None:
+    def skip(self) -> None:
         """Skip the next text, which the caller encodes otherwise."""
-        self.encode()
-        self._same_as_last = self.num_same = 0
+        self._position += 1
 
 
 def _count_common(left: str, right: str) -> int:
@@ -221,7 +189,7 @@ def encode_text(
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:
         if encoder is not None:
-            encoder.forget()
+            encoder.skip()
         cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
         parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
         return index_tokens(tokenizer, *parts, is_split=True), len(escaped)
