@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -18,8 +17,6 @@ from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer, Offset, sort_offsets
 
 Controls = Literal["keep", "escape", "refuse"]
-_AT_ONCE = 32_768  # characters encoded at once
-_BLOCK = 4096  # characters compared at once: larger slices are slow to allocate
 
 
 class Encoded(NamedTuple):
@@ -61,10 +58,9 @@ def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts | None:
 class PrefixEncoder:
     """Encodes the texts of one run, which share prefixes: every distinct segment is encoded once.
 
-    A segment ends with an added token, which merges cannot cross, so its tokens do not depend on its neighbours. The
-    distinct segments of all texts are encoded together: a call in a turn and in later histories is encoded once. If the
-    tokenizer treats the start of a text specially, or has an added token that absorbs white space around it, every text
-    is encoded as a whole.
+    A segment ends with an added token, which merges cannot cross, so its tokens do not depend on its neighbours: a call
+    in a turn and in later histories is encoded once. If the tokenizer treats the start of a text specially, or has an
+    added token that absorbs white space around it, every text is encoded as a whole.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
@@ -74,59 +70,23 @@ class PrefixEncoder:
         if "cuts" not in tokenizer.learnt:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
         cuts: _Cuts | None = tokenizer.learnt["cuts"]
-        self._numbers: list[NDArray[np.int64]] = []  # of the segments of each text; empty if texts are encoded whole
+        self._numbers: list[list[int]] = []  # of the segments of each text; empty if texts are encoded whole
         if cuts is not None:
             self._encode_segments(cuts)
 
     def _encode_segments(self, cuts: _Cuts) -> None:
-        # Text after the last cut (`rests`) is encoded separately: no added token ends it.
-        segments: dict[str, int] = {}
-        rests: dict[str, int] = {}
-        ends: list[int] = []  # of the segments of a text
-        numbers: list[int] = []  # of these segments; ~number of the rest
-        before = ""
-        of_texts: list[list[int]] = []
+        numbers: dict[str, int] = {}  # distinct segments
+        before: list[str] = []  # segments of the previous text
         for text in self._texts:
-            num_same = bisect_right(ends, _count_common(before, text))
-            del ends[num_same:], numbers[num_same:]
-            start = ends[-1] if ends else 0
-            for match in cuts.pattern.finditer(text, start):
-                if match.group() in cuts.hard:
-                    numbers.append(segments.setdefault(text[start : match.end()], len(segments)))
-                    start = match.end()
-                    ends.append(start)
-            rest = [~rests.setdefault(text[start:], len(rests))] if start < len(text) else []
-            of_texts.append(numbers + rest)
-            before = text
-        # In chunks: an encoding takes much memory until its ids are extracted.
-        parts: list[str] = []
-        part: list[str] = []
-        size = 0
-        for segment in segments:
-            part.append(segment)
-            size += len(segment)
-            if size >= _AT_ONCE * (len(parts) + 1):
-                parts.append("".join(part))
-                part = []
-        parts.append("".join(part))
-        encoded = [self._tokenizer.encode(text) for text in parts] + self._tokenizer.encode_many([*rests])
+            segments = _split_text(text, cuts, before)
+            self._numbers.append([numbers.setdefault(segment, len(numbers)) for segment in segments])
+            before = segments
+        encoded = [self._tokenizer.encode(segment) for segment in numbers]
         # Start of each segment in characters and tokens, and the end of the last one.
-        sizes = np.fromiter(map(len, (*segments, *rests)), np.int32, count=len(segments) + len(rests))
-        self._chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
-        starts = itertools.accumulate(map(len, (*parts, *rests)), initial=0)
-        tokens = index_tokens(
-            self._tokenizer,
-            np.concatenate([ids for ids, _ in encoded]),
-            np.concatenate([offsets + np.int32(start) for (_, offsets), start in zip(encoded, starts, strict=False)]),
-            is_split=False,
-        )
-        self._bounds = np.searchsorted(tokens.ends, self._chars, side="right")
-        if not np.array_equal(tokens.ends[self._bounds[1:] - 1], self._chars[1:]):
-            return  # a token spans a cut: encode every text as a whole
-        self._pool = np.stack(tokens[:3])  # ids, starts, ends (3, N) of all segments
-        for row in of_texts:
-            segment = np.array(row, np.int64)
-            self._numbers.append(np.where(segment < 0, len(segments) + ~segment, segment))
+        self._chars = np.cumsum([0, *map(len, numbers)], dtype=np.int32)
+        self._bounds = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
+        # (3, N) ids, starts and ends of the tokens of all segments, counted in their segment.
+        self._pool = np.vstack([np.concatenate(column).T for column in zip(*encoded, strict=True)])
 
     def encode(self) -> Encoded:
         """Encode the next text as a whole."""
@@ -134,15 +94,14 @@ class PrefixEncoder:
         if not self._numbers:
             text = self._texts[self._position]
             return index_tokens(self._tokenizer, *self._tokenizer.encode(text), is_split=False)
-        numbers = self._numbers[self._position]
+        numbers = np.array(self._numbers[self._position])
+        lengths = self._chars[numbers + 1] - self._chars[numbers]  # (S,) characters of each segment
         sizes = self._bounds[numbers + 1] - self._bounds[numbers]  # (S,) tokens of each segment
-        # (N,) positions in the pool, and how far the characters of each token move.
-        first = np.cumsum(sizes) - sizes
-        places = np.arange(sizes.sum()) + np.repeat(self._bounds[numbers] - first, sizes)
-        self._char_ends = np.cumsum(self._chars[numbers + 1] - self._chars[numbers])
-        self._token_ends = first + sizes
+        self._char_ends, self._token_ends = np.cumsum(lengths, dtype=np.int32), np.cumsum(sizes)
+        # (N,) positions of the text's tokens in the pool.
+        places = np.arange(sizes.sum()) + np.repeat(self._bounds[numbers + 1] - self._token_ends, sizes)
         ids, starts, ends = self._rows = self._pool[:, places]
-        self._rows[1:] += np.repeat(self._char_ends - self._chars[numbers + 1], sizes).astype(np.int32)
+        self._rows[1:] += np.repeat(self._char_ends - lengths, sizes)
         return Encoded(ids.copy(), starts, ends, self._tokenizer.is_control, is_split=False)
 
     def split(self, cuts: list[int]) -> Encoded:
@@ -163,16 +122,19 @@ class PrefixEncoder:
         self._position += 1
 
 
-def _count_common(left: str, right: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    low, high = 0, min(len(left), len(right))
-    while low < high and left[low : low + _BLOCK] == right[low : low + _BLOCK]:
-        low = min(low + _BLOCK, high)
-    high = min(low + _BLOCK, high)
-    while low < high:  # by halving
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
-    return low
+def _split_text(text: str, cuts: _Cuts, before: list[str]) -> list[str]:
+    """Split a text after added tokens. `before` are the segments of the previous text, which may begin equally."""
+    segments, start = [], 0
+    for segment in before[:-1]:  # without the rest after the last cut
+        if not text.startswith(segment, start):
+            break
+        segments.append(segment)
+        start += len(segment)
+    for match in cuts.pattern.finditer(text, start):
+        if match.group() in cuts.hard:
+            segments.append(text[start : match.end()])
+            start = match.end()
+    return [*segments, text[start:]] if start < len(text) else segments
 
 
 def encode_text(
