@@ -139,7 +139,6 @@ def encode_located(
     options: EncodeOptions,
     *,
     encoder: PrefixEncoder | None = None,
-    painter: "PrefixPainter | None" = None,
 ) -> Sequence:
     """Encode `chat`, the conversation or a prefix of it, whose regions are known. A turn that was joined to its prompt
     is encoded separately from it."""
@@ -152,20 +151,15 @@ def encode_located(
         controls=options.control_tokens,
         encoder=encoder,
     )
-    coat = None
-    if encoder is not None and painter is not None:
-        coat = painter.paint(encoded, rendered.pieces, chat, encoder.num_same)
-    return finish_sequence(prepared, chat, located, encoded, num_controls, coat)
+    return finish_sequence(prepared, chat, located, encoded, num_controls)
 
 
-def finish_sequence(
-    prepared: Prepared, chat: Chat, located: Located, encoded: Encoded, num_controls: int, coat: "_Coat | None" = None
-) -> Sequence:
-    """Check the tokens of encoded text, and add mask, paint and report. `coat` is the paint computed so far,
-    `num_controls` the number of control tokens encoded as text."""
+def finish_sequence(prepared: Prepared, chat: Chat, located: Located, encoded: Encoded, num_controls: int) -> Sequence:
+    """Check the tokens of encoded text, and add mask, paint and report. `num_controls` is the number of control tokens
+    encoded as text."""
     regions = located.regions
     spans = find_spans(encoded, regions)
-    mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, spans, coat)
+    mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, spans)
     merged = _check_tokens(prepared.tokenizer, encoded, located.rendered, regions, spans)
     report = Report(
         template=prepared.tokenizer.renderer(prepared.tools).hash,
@@ -197,98 +191,24 @@ def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
     return added
 
 
-class _Coat(NamedTuple):
-    """Message and paint of each token, regardless of regions, and its paint if it is trained (`generated`)."""
-
-    message: NDArray[np.int32]
-    paint: NDArray[np.int8]
-    generated: NDArray[np.int8]
-
-
-class PrefixPainter:
-    """Paints sequences that share a prefix with the previous one; the common prefix is painted once."""
-
-    def __init__(self) -> None:
-        self._pieces: list[Piece] = []
-        self._coat = _new_coat(0)
-
-    def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat, num_same: int) -> _Coat:
-        """Paint every token by the pieces that wrote its text. The first `num_same` tokens equal those of the previous
-        sequence. The returned buffers are reused by the next call."""
-        same, size = num_same, len(encoded.ids)
-        num_pieces = _count_same(pieces, self._pieces)
-        # Tokens before the first new piece, minus one: a token may hold text of two pieces.
-        if num_pieces < len(pieces):
-            same = min(same, int(encoded.ends.searchsorted(np.int32(pieces[num_pieces].start), side="right")))
-        if num_pieces < len(self._pieces):
-            end = np.int32(self._pieces[num_pieces].start)
-            same = min(same, int(encoded.starts[:same].searchsorted(end, side="left")))
-        same = max(same - 1, 0)
-        if size > len(self._coat.message):
-            larger = _new_coat(max(size, 2 * len(self._coat.message)))
-            larger.message[:same] = self._coat.message[:same]
-            larger.paint[:same] = self._coat.paint[:same]
-            larger.generated[:same] = self._coat.generated[:same]
-            self._coat = larger
-        coat = _Coat(self._coat.message[:size], self._coat.paint[:size], self._coat.generated[:size])
-        # Repaint only the pieces that end after the unchanged tokens.
-        edge = int(encoded.starts[same]) if same else 0
-        first = bisect_left(pieces, edge, key=_start_of)
-        while first and pieces[first - 1].end >= edge:
-            first -= 1
-        _paint_pieces(coat, encoded, pieces[first:], chat, low_limit=same)
-        self._pieces = pieces
-        return coat
-
-
-def _start_of(piece: Piece) -> int:
-    return piece.start
-
-
-def _count_same(left: list[Piece], right: list[Piece]) -> int:
-    """Count the pieces of the common prefix of two lists."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:  # by halving: slices of equal pieces are compared fast
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
-    return low
-
-
-def _new_coat(size: int) -> _Coat:
-    return _Coat(np.empty(size, np.int32), np.empty(size, np.int8), np.empty(size, np.int8))
-
-
-def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat, *, low_limit: int = 0) -> None:
-    """Paint the tokens from `low_limit` on."""
-    coat.message[low_limit:], coat.paint[low_limit:], coat.generated[low_limit:] = -1, 0, Paint.GENERATED
-    pieces = [piece for piece in pieces if piece.end > piece.start]
-    roles: dict[int, Paint] = {}
-    for (_, _, message, field), low, high in zip(pieces, *_find_overlaps(encoded, pieces), strict=True):
-        if message not in roles:
-            roles[message] = _PAINT_OF_ROLE.get(str(chat[message].get("role")), Paint.TOOL)
-        low = max(low, low_limit)
-        coat.message[low:high] = message  # a token with text of two pieces belongs to the later one
-        coat.paint[low:high] = roles[message]
-        coat.generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
-
-
 def paint_tokens(
-    encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat, spans: Spans, coat: _Coat | None = None
+    encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat, spans: Spans
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Return mask, message and paint of every token, by the origin of its text. `spans` are the tokens of the regions,
-    `coat` is the paint computed so far."""
-    if coat is None:
-        coat = _new_coat(len(encoded.ids))
-        _paint_pieces(coat, encoded, rendered.pieces, chat)
-        message_index, paint = coat.message, coat.paint
-    else:
-        message_index, paint = coat.message.copy(), coat.paint.copy()
-    mask = np.zeros(len(encoded.ids), dtype=bool)
+    """Return mask, message and paint of every token, by the origin of its text. `spans` are the tokens of the
+    regions."""
+    size = len(encoded.ids)
+    mask, message_index = np.zeros(size, dtype=bool), np.full(size, -1, np.int32)
+    paint, generated = np.zeros(size, np.int8), np.full(size, Paint.GENERATED, np.int8)
+    pieces = [piece for piece in rendered.pieces if piece.end > piece.start]
+    for (_, _, message, field), low, high in zip(pieces, *_find_overlaps(encoded, pieces), strict=True):
+        message_index[low:high] = message  # a token with text of two pieces belongs to the later one
+        paint[low:high] = _PAINT_OF_ROLE.get(str(chat[message].get("role")), Paint.TOOL)
+        generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
     # Regions are painted last: they override the pieces.
     for region, low, high in zip(regions, *spans, strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
-        paint[low:high] = coat.generated[low:high]
+        paint[low:high] = generated[low:high]
         if region.stop is not None and high > low:
             paint[high - 1] = Paint.STOP
     return mask, message_index, paint

@@ -11,7 +11,6 @@ from typing import Any
 from pairwright.records.messages import Json
 from pairwright.tokens.encode import (
     Messages,
-    PrefixPainter,
     encode_chat,
     encode_located,
     is_raw_text,
@@ -43,11 +42,8 @@ def encode_turns(
     where = prepared.tokenizer, prepared.chat, prepared.tools
     groups = locate_groups(*where, turns, options.terms, verify=options.verify)
     refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=options.allow_dropped)
-    # Prompts of one run share a prefix, which is encoded and painted once.
-    encoder, painter = None, None
+    # Prompts of one run share a prefix, which is encoded once.
+    encoder = None
     if len(groups) > 1:
         encoder = PrefixEncoder(prepared.tokenizer, [located.rendered.text for _, located in groups])
-        painter = PrefixPainter()
-    return [
-        encode_located(prepared, part, located, options, encoder=encoder, painter=painter) for part, located in groups
-    ]
+    return [encode_located(prepared, part, located, options, encoder=encoder) for part, located in groups]

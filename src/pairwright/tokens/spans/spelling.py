@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -18,8 +17,6 @@ from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer, Offset, sort_offsets
 
 Controls = Literal["keep", "escape", "refuse"]
-_AT_ONCE = 32_768  # characters encoded at once
-_BLOCK = 4096  # characters compared at once: larger slices are slow to allocate
 
 
 class Encoded(NamedTuple):
@@ -58,153 +55,86 @@ def _find_cuts(tokenizer: ChatTokenizer) -> _Cuts | None:
     return _Cuts(frozenset(token for token in tokens if token not in beginnings), compile_tokens(tokens))
 
 
-class _Plan(NamedTuple):
-    """A text of a run: how many segments it shares with the previous text, and which segments follow."""
-
-    num_same: int
-    segments: list[int]
-
-
 class PrefixEncoder:
     """Encodes the texts of one run, which share prefixes: every distinct segment is encoded once.
 
-    A segment ends with an added token, which merges cannot cross, so its tokens do not depend on its neighbours. The
-    distinct segments of all texts are encoded together: a call in a turn and in later histories is encoded once. If the
-    tokenizer treats the start of a text specially, or has an added token that absorbs white space around it, every text
-    is encoded as a whole. `num_same` is the number of tokens that the last result shares with the previous one.
+    A segment ends with an added token, which merges cannot cross, so its tokens do not depend on its neighbours: a call
+    in a turn and in later histories is encoded once. If the tokenizer treats the start of a text specially, or has an
+    added token that absorbs white space around it, every text is encoded as a whole.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._position = -1  # of the last text
-        self._same_as_last = 0  # tokens of the last text returned unchanged: all, or those before a split
-        self.num_same = 0
         if "cuts" not in tokenizer.learnt:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
         cuts: _Cuts | None = tokenizer.learnt["cuts"]
-        self._plans: list[_Plan] = []
+        self._numbers: list[list[int]] = []  # of the segments of each text; empty if texts are encoded whole
         if cuts is not None:
             self._encode_segments(cuts)
 
     def _encode_segments(self, cuts: _Cuts) -> None:
-        # Text after the last cut (`rests`) is encoded separately: no added token ends it.
-        segments: dict[str, int] = {}
-        rests: dict[str, int] = {}
-        ends: list[int] = []  # of the segments of a text
-        before = ""
-        plans: list[_Plan] = []
+        numbers: dict[str, int] = {}  # distinct segments
+        before: list[str] = []  # segments of the previous text
         for text in self._texts:
-            num_same = bisect_right(ends, _count_common(before, text))
-            del ends[num_same:]
-            start = ends[-1] if ends else 0
-            numbers = []
-            for match in cuts.pattern.finditer(text, start):
-                if match.group() in cuts.hard:
-                    numbers.append(segments.setdefault(text[start : match.end()], len(segments)))
-                    start = match.end()
-                    ends.append(start)
-            if start < len(text):
-                numbers.append(~rests.setdefault(text[start:], len(rests)))
-            plans.append(_Plan(num_same, numbers))
-            before = text
-        # In chunks: an encoding takes much memory until its ids are extracted.
-        parts: list[str] = []
-        part: list[str] = []
-        size = 0
-        for segment in segments:
-            part.append(segment)
-            size += len(segment)
-            if size >= _AT_ONCE * (len(parts) + 1):
-                parts.append("".join(part))
-                part = []
-        parts.append("".join(part))
-        encoded = [self._tokenizer.encode(text) for text in parts] + self._tokenizer.encode_many([*rests])
+            segments = _split_text(text, cuts, before)
+            self._numbers.append([numbers.setdefault(segment, len(numbers)) for segment in segments])
+            before = segments
+        encoded = [self._tokenizer.encode(segment) for segment in numbers]
         # Start of each segment in characters and tokens, and the end of the last one.
-        sizes = np.fromiter(map(len, (*segments, *rests)), np.int32, count=len(segments) + len(rests))
-        chars = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
-        starts = itertools.accumulate(map(len, (*parts, *rests)), initial=0)
-        tokens = index_tokens(
-            self._tokenizer,
-            np.concatenate([ids for ids, _ in encoded]),
-            np.concatenate([offsets + np.int32(start) for (_, offsets), start in zip(encoded, starts, strict=False)]),
-            is_split=False,
-        )
-        bounds = np.searchsorted(tokens.ends, chars, side="right")
-        if not np.array_equal(tokens.ends[bounds[1:] - 1], chars[1:]):
-            return  # a token spans a cut: encode every text as a whole
-        self._chars, self._bounds = chars.tolist(), bounds.tolist()
-        # Rows (ids, starts, ends): `_pool` of all segments, `_rows` of the last text, overwritten by the next.
-        self._pool = np.stack(tokens[:3])
-        self._plans = [
-            _Plan(num_same, [n if n >= 0 else len(segments) + ~n for n in numbers]) for num_same, numbers in plans
-        ]
-        self._ends: list[tuple[int, int]] = []  # (characters, tokens) at which each segment of the last text ends
-        self._rows = np.zeros((3, 0), np.int32)
+        self._chars = np.cumsum([0, *map(len, numbers)], dtype=np.int32)
+        self._bounds = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
+        # (3, N) ids, starts and ends of the tokens of all segments, counted in their segment.
+        self._pool = np.vstack([np.concatenate(column).T for column in zip(*encoded, strict=True)])
 
     def encode(self) -> Encoded:
-        """Encode the next text as a whole. All returned arrays except `ids` are reused by the next call."""
+        """Encode the next text as a whole."""
         self._position += 1
-        if not self._plans:
-            self.num_same = 0
+        if not self._numbers:
             text = self._texts[self._position]
             return index_tokens(self._tokenizer, *self._tokenizer.encode(text), is_split=False)
-        num_same, numbers = self._plans[self._position]
-        del self._ends[num_same:]
-        char, low = self._ends[-1] if self._ends else (0, 0)
-        size, parts, sizes, shifts = low, [], [], []
-        for number in numbers:
-            start, first, beyond = self._chars[number], self._bounds[number], self._bounds[number + 1]
-            parts.append(self._pool[:, first:beyond])
-            sizes.append(beyond - first)
-            shifts.append(char - start)
-            char, size = char + self._chars[number + 1] - start, size + beyond - first
-            self._ends.append((char, size))
-        if size > self._rows.shape[1]:
-            rows = np.empty((3, 2 * size), np.int32)
-            rows[:, :low] = self._rows[:, :low]
-            self._rows = rows
-        if parts:
-            tail = self._rows[:, low:size]
-            np.concatenate(parts, axis=1, out=tail)
-            tail[1:] += np.repeat(np.array(shifts, np.int32), sizes)
-        self.num_same = min(low, self._same_as_last)
-        self._same_as_last = size
-        ids, starts, ends = self._rows[:, :size]
+        numbers = np.array(self._numbers[self._position])
+        lengths = self._chars[numbers + 1] - self._chars[numbers]  # (S,) characters of each segment
+        sizes = self._bounds[numbers + 1] - self._bounds[numbers]  # (S,) tokens of each segment
+        self._char_ends, self._token_ends = np.cumsum(lengths, dtype=np.int32), np.cumsum(sizes)
+        # (N,) positions of the text's tokens in the pool.
+        places = np.arange(sizes.sum()) + np.repeat(self._bounds[numbers + 1] - self._token_ends, sizes)
+        ids, starts, ends = self._rows = self._pool[:, places]
+        self._rows[1:] += np.repeat(self._char_ends - lengths, sizes)
         return Encoded(ids.copy(), starts, ends, self._tokenizer.is_control, is_split=False)
 
     def split(self, cuts: list[int]) -> Encoded:
         """Encode the last text again, with no token across these positions."""
         text = self._texts[self._position]
         char, token = 0, 0
-        if self._plans and (number := bisect_right(self._ends, (cuts[0], 0))):
-            char, token = self._ends[number - 1]
+        if self._numbers and (number := int(np.searchsorted(self._char_ends, cuts[0], side="left"))):
+            char, token = int(self._char_ends[number - 1]), int(self._token_ends[number - 1])
         tail = _encode_in_parts(self._tokenizer, text[char:], [edge - char for edge in cuts], [], continues=char > 0)
-        self._same_as_last = token
-        self.num_same = min(token, self.num_same)
         if not token:
             return index_tokens(self._tokenizer, *tail, is_split=True)
         ids = np.concatenate([self._rows[0, :token], tail[0]])
-        return index_tokens(
-            self._tokenizer, ids, np.concatenate([self._rows[1:3, :token].T, tail[1] + np.int32(char)]), is_split=True
-        )
+        offsets = np.concatenate([self._rows[1:, :token].T, tail[1] + np.int32(char)])
+        return index_tokens(self._tokenizer, ids, offsets, is_split=True)
 
-    def forget(self) -> None:
+    def skip(self) -> None:
         """Skip the next text, which the caller encodes otherwise."""
-        self.encode()
-        self._same_as_last = self.num_same = 0
+        self._position += 1
 
 
-def _count_common(left: str, right: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    low, high = 0, min(len(left), len(right))
-    while low < high and left[low : low + _BLOCK] == right[low : low + _BLOCK]:
-        low = min(low + _BLOCK, high)
-    high = min(low + _BLOCK, high)
-    while low < high:  # by halving
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
-    return low
+def _split_text(text: str, cuts: _Cuts, before: list[str]) -> list[str]:
+    """Split a text after added tokens. `before` are the segments of the previous text, which may begin equally."""
+    segments, start = [], 0
+    for segment in before[:-1]:  # without the rest after the last cut
+        if not text.startswith(segment, start):
+            break
+        segments.append(segment)
+        start += len(segment)
+    for match in cuts.pattern.finditer(text, start):
+        if match.group() in cuts.hard:
+            segments.append(text[start : match.end()])
+            start = match.end()
+    return [*segments, text[start:]] if start < len(text) else segments
 
 
 def encode_text(
@@ -221,7 +151,7 @@ def encode_text(
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:
         if encoder is not None:
-            encoder.forget()
+            encoder.skip()
         cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
         parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
         return index_tokens(tokenizer, *parts, is_split=True), len(escaped)

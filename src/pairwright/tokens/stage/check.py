@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.messages import Json
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.message_dialect import Forms, find_forms
+from pairwright.tokens.message_dialect import adapt_records, find_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular
 from pairwright.tokens.stage.template_cases import (
+    EXAMPLE,
+    PROBES,
     TOOL,
     CaseCheck,
     Setting,
@@ -25,8 +26,7 @@ from pairwright.tokens.stage.template_cases import (
     try_cases,
     try_settings,
 )
-from pairwright.tokens.template.tracked_str import Chat, plain_chat
-from pairwright.tokens.tokenizer import ChatTokenizer, Renderer, chat_tokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 
 class Quirk(msgspec.Struct, frozen=True):
@@ -63,13 +63,11 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
     """Try a tokenizer's template, with `try_variables` also under every setting of the variables that it reads."""
     ready = chat_tokenizer(tokenizer)
     renderer = ready.renderer(None)
-    forms = find_forms(ready, renderer)
-    call = _call(forms)
     cases = try_cases(ready)
     num_exact, num_single = count_exact(cases)
     # One sequence for each case is optimal: no setting can be better.
     settings = tuple(try_settings(ready)) if try_variables and num_single < len(cases) else ()
-    quirks = [*_check_cases(cases), *_check_renders(renderer, call)]
+    quirks = [*_check_cases(cases), *_check_renders(ready)]
     if not is_regular(ready, renderer):
         detail = "the prompt depends on how many turns there are: each is verified, which takes longer"
         quirks.append(Quirk("counts_turns", detail))
@@ -77,15 +75,12 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
     supports_tools = by_name["call"].num_sequences > 0 and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
     )
-    # The example is shown to the user with its trained text marked.
-    with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
-    example = with_call if supports_tools else [_user("Which word?"), _assistant("It is a word.")]
     return TemplateCheck(
         template=renderer.hash,
         is_supported=by_name["one answer"].num_sequences > 0,
         supports_tools=supports_tools,
         stops=tuple(sorted({stop for case in cases for stop in case.stops})),
-        arguments=forms.arguments,
+        arguments=find_forms(ready, renderer).arguments,
         cases=cases,
         num_exact=num_exact,
         num_single=num_single,
@@ -93,28 +88,8 @@ def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCh
         settings=settings,
         advice=advise(cases, list(settings)),
         quirks=tuple(quirks),
-        example=_example(ready, example, [TOOL] if supports_tools else None),
+        example=_example(ready, supports_tools=supports_tools),
     )
-
-
-def _user(text: str) -> Json:
-    return {"role": "user", "content": text}
-
-
-def _assistant(text: str) -> Json:
-    return {"role": "assistant", "content": text}
-
-
-def _call(forms: Forms) -> Json:
-    value: object = {"word": "zebra"} if forms.arguments == "object" else '{"word": "zebra"}'
-    function = {"name": "zq_lookup", "arguments": value}
-    # Nine characters: some templates accept no other length.
-    call = {"id": "zq0000000", "type": "function", "function": function}
-    return {"role": "assistant", "content": forms.empty, "tool_calls": [call]}
-
-
-def _result() -> Json:
-    return {"role": "tool", "content": "a word", "tool_call_id": "zq0000000", "name": "zq_lookup"}
 
 
 def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
@@ -139,32 +114,27 @@ def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
     return quirks + [Quirk(name, f"left out of the text: {what}") for name, what, is_lost in losses if is_lost]
 
 
-def _check_renders(renderer: Renderer, call: Json) -> list[Quirk]:
+def _check_renders(tokenizer: ChatTokenizer) -> list[Quirk]:
     """List messages that the template refuses or does not render."""
-    system = {"role": "system", "content": "zqsystem"}
-    question, answer = _user("one"), _assistant("two")
-    tried = (
-        ("refuses_system", [system, question, answer], "zqsystem"),
-        ("refuses_system_in_the_middle", [question, answer, system, _user("three")], "zqsystem"),
-        ("no_calls", [question, call], "zq_lookup"),
-        ("no_results", [question, call, {**_result(), "content": "zqresult"}], "zqresult"),
-    )
-    return [Quirk(name, why) for name, chat, word in tried if (why := _explain_missing(renderer, chat, word))]
+    quirks = []
+    for name, (messages, word) in PROBES.items():
+        try:
+            is_shown = word in tokenizer.renderer(None).text(adapt_records(tokenizer, messages, None)[0])
+            why = "" if is_shown else "left out of the text"
+        except TemplateError as error:
+            why = f"refused: {error}"
+        if why:
+            quirks.append(Quirk(name, why))
+    return quirks
 
 
-def _explain_missing(renderer: Renderer, chat: Chat, word: str) -> str:
-    """Explain why a word of a conversation is not rendered; "" if it is."""
-    try:
-        text = renderer.text(plain_chat(chat))
-    except TemplateError as error:
-        return f"refused: {error}"
-    return "" if word in text else "left out of the text"
-
-
-def _example(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None) -> tuple[tuple[str, bool], ...]:
+def _example(tokenizer: ChatTokenizer, *, supports_tools: bool) -> tuple[tuple[str, bool], ...]:
+    """Encode the example that is shown to the user with its trained text marked."""
+    question, *_, answer = EXAMPLE
+    messages, tools = (EXAMPLE, [TOOL]) if supports_tools else ((question, answer), None)
     try:
         # The last sequence has the longest context.
-        sequence = encode_turns(tokenizer, chat, tools, EncodeOptions(allow_dropped=True))[-1]
+        sequence = encode_turns(tokenizer, messages, tools, EncodeOptions(allow_dropped=True))[-1]
     except Refusal:
         return ()
     tokens = zip(sequence.ids, sequence.mask, strict=True)

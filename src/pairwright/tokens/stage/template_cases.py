@@ -53,8 +53,8 @@ def _call(text: str = "", why: str | None = None, *, num_calls: int = 1) -> Mess
     return Message("assistant", text, reasoning=why, tool_calls=calls)
 
 
-def _result(number: int = 0) -> Message:
-    return Message("tool", "a word", tool_call_id=f"zq000000{number}", name="zq_lookup")
+def _result(number: int = 0, text: str = "a word") -> Message:
+    return Message("tool", text, tool_call_id=f"zq000000{number}", name="zq_lookup")
 
 
 _SYSTEM = Message("system", "Be brief.")
@@ -80,6 +80,16 @@ CASES: dict[str, tuple[Message, ...]] = {
         _ask("three"),
         _say("four", "so"),
     ),
+}
+
+EXAMPLE = (_ask("Which word?"), _call(), _result(), _say("It is a word."))
+# Quirk -> a conversation that the template refuses then, or a word of it that is not rendered.
+_ANSWERED = (_ask("one"), _say("two"))
+PROBES: dict[str, tuple[tuple[Message, ...], str]] = {
+    "refuses_system": ((Message("system", "zqsystem"), *_ANSWERED), "zqsystem"),
+    "refuses_system_in_the_middle": ((*_ANSWERED, Message("system", "zqsystem"), _ask("three")), "zqsystem"),
+    "no_calls": ((_ask("one"), _call()), "zq_lookup"),
+    "no_results": ((_ask("one"), _call(), _result(text="zqresult")), "zqresult"),
 }
 
 
