@@ -135,17 +135,8 @@ class _Scan(msgspec.Struct, gc=False):
     names: set[str]  # of the called tools
     answered: set[str | None]
     results: list[str]
-    num_characters: int
     has_flags: bool  # some result has `extra` fields, which may mark a failure
     is_usual: bool  # roles of the closed set, and results with ids
-
-
-class Cells(msgspec.Struct, gc=False):
-    """Table cells that are a by-product of assembling a completion."""
-
-    text: bytes  # the completion as JSON
-    num_characters: int
-    num_calls: int
 
 
 class _Context(msgspec.Struct, gc=False):
@@ -165,27 +156,23 @@ def _scan(messages: Sequence[Message]) -> _Scan:
     names: set[str] = set()
     answered: set[str | None] = set()
     results: list[str] = []
-    num_characters, has_flags, is_usual = 0, False, True
+    has_flags, is_usual = False, True
     for message in messages:
-        role, content = message.role, message.content
-        text = content if type(content) is str else message.text
-        num_characters += len(text)
-        if message.reasoning is not None:
-            num_characters += len(message.reasoning)
+        role = message.role
         for call in message.tool_calls:
             calls.append(call.id)
             names.add(call.name)
-            num_characters += len(call.arguments)
         if role == "tool":
             answered.add(message.tool_call_id)
-            results.append(text)
+            content = message.content
+            results.append(content if type(content) is str else message.text)
             if message.extra:
                 has_flags = True
             if message.tool_call_id is None:
                 is_usual = False
         elif role not in ROLES:
             is_usual = False
-    return _Scan(calls, names, answered, results, num_characters, has_flags, is_usual)
+    return _Scan(calls, names, answered, results, has_flags, is_usual)
 
 
 class Assembler:
@@ -193,15 +180,10 @@ class Assembler:
 
     Parts are added one by one and drained in batches: one regular expression over the tool results of a batch
     rules out failures in most of them.
-
-    Args:
-        options: The user's options.
-        cells: Receives table cells for each completion, keyed by the id of its tuple.
     """
 
-    def __init__(self, options: Options, cells: dict[int, Cells] | None = None) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
-        self._cells = cells
         self._last: _Context | None = None
         self._waiting: list[Record] = []
         # Records whose results have not been scanned for failures: position in `_waiting`, parts, texts of results
@@ -216,8 +198,8 @@ class Assembler:
         exp, results = self._assemble(parts, unit)
         return _with_errors(exp, parts) if results else exp
 
-    def add(self, origin: Origin, found: Found, unit: Any) -> bool:
-        """Add parts found in a unit; refused ones are drained as Rejected. Returns whether it is time to drain."""
+    def add(self, origin: Origin, found: Found, unit: Any) -> None:
+        """Add parts found in a unit; refused ones are drained as Rejected."""
         try:
             if isinstance(found, Parts):
                 exp, results = self._assemble(found, unit)
@@ -228,6 +210,9 @@ class Assembler:
                 self._waiting.append(self._adopt(found, unit, origin) if isinstance(found, Experience) else found)
         except (BadRecord, RecordError) as error:
             self._waiting.append(refusal(error, origin, found, unit))
+
+    @property
+    def is_full(self) -> bool:
         return self._num_bytes > _BYTES_AT_ONCE or len(self._waiting) >= _RECORDS_AT_ONCE
 
     def drain(self) -> list[Record]:
@@ -330,8 +315,6 @@ class Assembler:
         if options.reward is not None:
             self.note_reward(exp, unit)
         self._num_bytes += len(text)
-        if self._cells is not None and exp.completion is completion and completion:
-            self._cells[id(completion)] = Cells(text, after.num_characters, len(after.calls))
         return exp, results
 
     def note_reward(self, exp: Experience, unit: Any) -> None:

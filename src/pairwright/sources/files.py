@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -217,6 +217,13 @@ def _decode_line(
 
 
 def line_units(
+    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1, repairs: Counter[str] | None = None
+) -> Iterator[Unit | Rejected]:
+    """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
+    return chain.from_iterable(line_batches(path, start=start, stop=stop, line=line, repairs=repairs))
+
+
+def line_batches(
     path: Place,
     *,
     start: int = 0,
@@ -225,24 +232,11 @@ def line_units(
     decode: Callable[[bytes], Any] = _decode,
     label: str = "",
     repairs: Counter[str] | None = None,
-) -> Iterator[Unit | Rejected]:
-    """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
+) -> Iterator[list[Unit | Rejected]]:
+    """Yield the units of `line_units` in the batches of `read_line_blocks`; `decode` decodes a line."""
     file = str(path)
-    for number, value in line_values(path, decode, repairs, start=start, stop=stop, line=line):
-        yield value if type(value) is Rejected else (Origin(file, number, number - 1, label), value)
-
-
-def line_values(
-    path: Place,
-    decode: Callable[[bytes], Any],
-    repairs: Counter[str] | None = None,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    line: int = 1,
-) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, value) for non-empty lines; the value is Rejected if the line cannot be decoded."""
     for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
+        units: list[Unit | Rejected] = []
         for number, text in enumerate(lines, first):
             try:
                 value = decode(text)  # type: ignore[arg-type]  # TypeError for the length of an overlong line
@@ -252,7 +246,8 @@ def line_values(
                         continue
                     text = text.removesuffix(b"\n")
                 value = _decode_line(path, number, text, decode, repairs)
-            yield number, value
+            units.append(value if type(value) is Rejected else (Origin(file, number, number - 1, label), value))
+        yield units
 
 
 def document(path: Place, repairs: Counter[str] | None = None) -> Any:

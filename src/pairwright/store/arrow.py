@@ -3,8 +3,7 @@
 Kinds, dtypes, custom fields and arbitrary `info` survive the round trip. Columns are built directly from Arrow buffers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,18 +46,10 @@ _DECODERS: dict[str, Any] = {
 }
 
 
-def to_batch(
-    experiences: Sequence[Experience], known: Mapping[str, Sequence[Any]] = MappingProxyType({})
-) -> pa.RecordBatch:
-    """Convert experiences to one record batch with the schema of the experience table.
-
-    `known` maps names to columns that were already computed.
-    """
+def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
+    """Convert experiences to one record batch with the schema of the experience table."""
     # Columns are collected in the order of SCHEMA: narrow, content, native lists, `dtypes`, `arrays`.
-    arrays = [
-        column_array(known[column.name] if column.name in known else column.values(experiences), column.type)
-        for column in (*NARROW, *CONTENT)
-    ]
+    arrays = [column_array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
     # `native`: column -> row -> array. `odd`: row -> fields of its blob, whose only record has number 0.
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
     odd: dict[int, list[Field]] = {}

@@ -18,16 +18,14 @@ from xxhash import xxh3_128_digest
 from pairwright.paths import Place, deliver, local_workspace
 from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
-from pairwright.sources.assemble import Assembler, Cells
+from pairwright.sources.assemble import Assembler
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
-from pairwright.sources.files import Unit, line_units
 from pairwright.sources.format import Options, PartOfAnother, Rejected
-from pairwright.sources.reading import Layout, binary_units, file_units, read_units
+from pairwright.sources.reading import AnyUnit, Layout, in_batches, read_units, unit_batches
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, matching_keys, score_names
 from pairwright.store.arrow import to_batch
 from pairwright.store.arrow_arrays import numbers_of
-from pairwright.store.columns import num_characters, num_tool_calls
 from pairwright.store.exported_units import exported_units
 from pairwright.store.parts import hidden_part, open_part
 
@@ -143,38 +141,37 @@ def _no_garbage_collection() -> Iterator[None]:
 def _import(tasks: Sequence[ImportTask], result: ImportResult, write: WriteBatch, write_rejected: Write) -> None:
     """Read the records of tasks and write them as batches, each of one format and bounded by bytes and rows."""
     batch: list[Experience] = []
-    cells: dict[int, Cells] = {}  # of the batch's completions, by id of the tuple
     num_bytes = 0
     for before, task in zip([tasks[0], *tasks], tasks, strict=False):
         if batch and before.layout.format != task.layout.format:
-            write(_batch(batch, cells, before, result))
+            write(_batch(batch, before, result))
             batch, num_bytes = [], 0
         result.num_rows.append(0)
         num_outcomes = _num_outcomes(task, result)
-        for exp in _read_records(task, cells, result, write_rejected):
+        for exp in _read_records(task, result, write_rejected):
             batch.append(exp)
             result.num_rows[-1] += 1
-            num_bytes += _size_of(exp, cells.get(id(exp.completion)))
+            num_bytes += _size_of(exp)
             if num_bytes >= BYTES_PER_BATCH or len(batch) >= ROWS_PER_BATCH:
-                write(_batch(batch, cells, task, result))
+                write(_batch(batch, task, result))
                 batch, num_bytes = [], 0
         # A range of a large file may have only empty lines, but a whole file without records is always reported.
         if task.stop is None and not result.num_rows[-1] and _num_outcomes(task, result) == num_outcomes:
             nothing = Rejected(str(task.path), None, "no record in it", task.layout.format)
             result.reject(nothing, task.layout.format, write_rejected)
     if batch:
-        write(_batch(batch, cells, tasks[-1], result))
+        write(_batch(batch, tasks[-1], result))
 
 
-def _size_of(exp: Experience, cells: Cells | None) -> int:
-    """Estimate the bytes of a row; `cells` are those of its completion, if known."""
-    size = _BYTES_OF_ROW if cells is None else _BYTES_OF_ROW + len(cells.text)
-    for message in exp.prompt if cells is not None else (*exp.prompt, *exp.completion):
+def _size_of(exp: Experience) -> int:
+    """Estimate the bytes of a row."""
+    size = _BYTES_OF_ROW
+    for message in exp.messages:
         size += len(message.content) if type(message.content) is str else _BYTES_OF_PARTS if message.content else 0
     return size + (0 if exp.tokens is None else 9 * len(exp.tokens))
 
 
-def _batch(rows: list[Experience], cells: dict[int, Cells], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
+def _batch(rows: list[Experience], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Convert experiences to one record batch, and add their ids and counts to the result."""
     counts = result.counts[task.layout.format]
     for exp in rows:  # counts that are not in the columns
@@ -189,13 +186,7 @@ def _batch(rows: list[Experience], cells: dict[int, Cells], task: ImportTask, re
             counts["tokens_dropped"] += 1
         if "not_read" in exp.info:
             result.not_read.update(exp.info["not_read"])
-    known = [cells.pop(id(exp.completion)) if id(exp.completion) in cells else _cells_of(exp) for exp in rows]
-    computed: dict[str, list[Any]] = {
-        "completion": [cell.text or None for cell in known],
-        "num_completion_characters": [cell.num_characters for cell in known],
-        "num_tool_calls": [cell.num_calls for cell in known],
-    }
-    batch = to_batch(rows, computed)
+    batch = to_batch(rows)
     uids = batch.column("uid").to_pylist()
     result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
     if task.keep_uids:
@@ -206,21 +197,11 @@ def _batch(rows: list[Experience], cells: dict[int, Cells], task: ImportTask, re
     return batch
 
 
-def _cells_of(exp: Experience) -> Cells:
-    text = encode(exp.completion) if exp.completion else b""
-    return Cells(text, num_characters(exp.completion), num_tool_calls(exp))
-
-
-def _read_records(
-    task: ImportTask, cells: dict[int, Cells], result: ImportResult, write_rejected: Write
-) -> Iterator[Experience]:
+def _read_records(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience]:
     """Yield the experiences of a task, with scores applied; rejections are counted and written."""
     redacted: set[tuple[str, int | None]] = set()
-    units = _units(task, result.repairs)
-    if task.redact:
-        units = _redacted(units, result, redacted)
-    assembler = Assembler(task.options, cells)
-    for record in read_units(units, task.layout, task.options, assembler):
+    assembler = Assembler(task.options)
+    for record in read_units(_units(task, result, redacted), task.layout, task.options, assembler):
         if isinstance(record, Rejected):
             result.reject(record, task.layout.format, write_rejected)
             continue
@@ -255,52 +236,46 @@ def _num_outcomes(task: ImportTask, result: ImportResult) -> int:
     return counts["quarantined"] + counts["part_of_another_file"]
 
 
-def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experience | Rejected]:
-    path, layout, label = task.path, task.layout, task.label
-    if layout.splits:
-        return line_units(
+def _units(task: ImportTask, result: ImportResult, redacted: set[tuple[str, int | None]]) -> Iterator[list[AnyUnit]]:
+    """Return the units of a task in batches; with `redact`, (file, line) of those that had secrets go to `redacted`."""
+    path, layout = task.path, task.layout
+    if layout.shape == "binary" and layout.format == PAIRWRIGHT:
+        batches = in_batches(exported_units(path))
+    else:
+        batches = unit_batches(
             path,
+            layout,
+            task.label,
+            result.repairs,
+            options=task.options,
+            by_type=not task.redact,
             start=task.start,
             stop=task.stop,
             line=task.line,
-            decode=layout.reader.decode,
-            label=label,
-            repairs=repairs,
         )
-    if layout.shape == "binary" and layout.format == PAIRWRIGHT:
-        return exported_units(path)
-    if layout.shape == "binary":
-        return binary_units(path, layout, label)
-    # Lines decoded by type lack fields that options may name, and cannot be redacted.
-    by_type = not task.redact and task.options == Options()
-    return file_units(path, layout, label, repairs, options=task.options, by_type=by_type)
+    if not task.redact:
+        return batches
+    return ([_redacted(unit, result, redacted) for unit in batch] for batch in batches)
 
 
-def _redacted(
-    units: Iterator[Unit | Experience | Rejected], result: ImportResult, redacted: set[tuple[str, int | None]]
-) -> Iterator[Unit | Experience | Rejected]:
-    """Yield units with secrets redacted; adds (file, line) of units that had secrets to `redacted`."""
-    for unit in units:
-        if isinstance(unit, Experience):  # from a binary payload, not yet searched for secrets
-            file = unit.source.file if unit.source is not None else "a payload"
-            yield Rejected(file, None, "--redact: a binary payload cannot be redacted; import it without, or as JSON")
-            continue
-        if isinstance(unit, Rejected):
-            clean, findings = redact(unit.raw)
-            unit = replace(unit, raw=clean)
-            where = (unit.file, unit.line)
-        else:
-            origin, value = unit
-            try:
-                clean, findings = redact(value)
-            except RecursionError:
-                # Without its text, since a secret in it would be written to the quarantine.
-                yield Rejected(origin.file, origin.line, "nested too deep to redact")
-                continue
-            unit, where = (origin, clean), (origin.file, origin.line)
-        result.secrets += [(*where, finding.kind, finding.where) for finding in findings]
-        redacted |= {where} if findings else set()
-        yield unit
+def _redacted(unit: AnyUnit, result: ImportResult, redacted: set[tuple[str, int | None]]) -> AnyUnit:
+    if isinstance(unit, Experience):  # from a binary payload, not yet searched for secrets
+        file = unit.source.file if unit.source is not None else "a payload"
+        return Rejected(file, None, "--redact: a binary payload cannot be redacted; import it without, or as JSON")
+    if isinstance(unit, Rejected):
+        clean, findings = redact(unit.raw)
+        unit, where = replace(unit, raw=clean), (unit.file, unit.line)
+    else:
+        origin, value = unit
+        try:
+            clean, findings = redact(value)
+        except RecursionError:
+            # Without its text, since a secret in it would be written to the quarantine.
+            return Rejected(origin.file, origin.line, "nested too deep to redact")
+        unit, where = (origin, clean), (origin.file, origin.line)
+    result.secrets += [(*where, finding.kind, finding.where) for finding in findings]
+    redacted |= {where} if findings else set()
+    return unit
 
 
 # Location of a refusal inside a file: `trace 'a1', call 'b2'`, `turn 4`, `simulations[3]`.
