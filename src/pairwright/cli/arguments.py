@@ -6,7 +6,9 @@ Names to complete come from the registries of the code, loaded on demand.
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
 
 from pairwright.errors import ConfigError
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _Completer = Callable[[str], list[str]]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def complete_words(*words: str) -> _Completer:

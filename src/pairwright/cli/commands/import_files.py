@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.guards import Interrupted, describe_stop
 from pairwright.cli.key_options import set_flags
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -63,7 +63,7 @@ def import_files(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read agent traces into an experience table, and account for every record."""
     from pairwright.engines.blas_threads import without_blas_threads
@@ -116,11 +116,8 @@ def import_files(
 
 
 def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None:
-    if as_json:
-        print_json(_as_json(summary))
-    else:
-        rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
-        print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
+    rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
+    print_result(_as_json(summary), "imported", ("format", *_COLUMNS), rows, as_json=as_json, short=_HEADINGS)
     # the most frequent reasons
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}; the first: {summary.examples[reason]}")

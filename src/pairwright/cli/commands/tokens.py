@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.help_style import GroupWithDefault
 from pairwright.cli.key_options import set_flags, with_options
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import flat_rows, print_json, print_result, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
@@ -34,7 +34,6 @@ TemplateKwargs = Annotated[
     str | None,
     typer.Option(metavar="JSON", help="Variables of the chat template, as a JSON object.", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 # Keys without an option: set them in a configuration, or as KEY=VALUE
 _WITHOUT_OPTION = ("tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries")
 
@@ -219,13 +218,8 @@ def audit(
         arguments["assistant_only_loss"] = True
     found = audit_file(path, tokenizer, arguments=arguments, num_painted=num)
     counts = {name: getattr(found, name) for name in found.__struct_fields__ if name != "painted"}
-    if as_json:
-        print_json(counts)
-    else:
-        lines = [(name, value) for name, value in counts.items() if not isinstance(value, dict)]
-        for name in ("not_generated", "refused"):
-            lines += [(f"{name}: {key}", value) for key, value in counts[name].items()]
-        print_table(f"{path} as TRL's {found.trainer} trainer prepares it", ("what", "value"), lines)
+    title = f"{path} as TRL's {found.trainer} trainer prepares it"
+    print_result(counts, title, ("what", "value"), flat_rows(counts), as_json=as_json)
     if html is not None:
         title = f"{path.name}: what TRL's {found.trainer} trainer trains (underlined)"
         html.write_text(html_page(ChatTokenizer.from_folder(str(tokenizer)), found.painted, title=title), "utf-8")
@@ -350,13 +344,7 @@ _IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
     from pairwright.tokens.stage.cache import describe_losses
 
-    if as_json:
-        print_json(manifest)
-    else:
-        rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        for name in ("refused", "dropped_fields", "turns_by_rule", "modes", "length"):
-            rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
-        print_table(str(output), ("what", "value"), rows)
+    print_result(manifest, str(output), ("what", "value"), flat_rows(manifest), as_json=as_json)
     for line in describe_losses(manifest):
         say(f"warning: {line}")
     num_refused = sum(manifest["refused"].values())
