@@ -45,7 +45,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
         view.say(line)
     if status.ignored:
         view.say(f"parameters of the agent's requests without effect: {', '.join(sorted(status.ignored))}")
-    _say_advice(folder / "experience", view)
+    _say_advice(folder / "experience", config, view)
     return {
         "runs": status.num_done,
         "failed": status.num_failed,
@@ -57,13 +57,16 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
     }
 
 
-def _say_advice(experience: Path, view: View) -> None:
-    """Print the advice of advice.py on the runs; it does not affect training."""
-    from pairwright.flow.advice import advise, measure, recommended
+def _say_advice(experience: Path, config: Config, view: View) -> None:
+    """Print the advice of advice.py on the runs, except what the configuration does already; it does not affect
+    training."""
+    from pairwright.flow.advice import advise, is_followed, measure, recommended
     from pairwright.store.table import Table
 
     advice = advise(measure(Table(experience, create=False)))
     for item in advice:
+        if is_followed(item, config):
+            continue
         mark = " (recommended)" if item is recommended(advice) else ""
         view.say(f"advice: {item.rule}{mark}: {item.advice}")
     if advice:
