@@ -344,7 +344,8 @@ _IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
     from pairwright.tokens.stage.cache import describe_losses
 
-    print_result(manifest, str(output), ("what", "value"), flat_rows(manifest), as_json=as_json)
+    counts = {name: value for name, value in manifest.items() if name not in ("options", "credit")}
+    print_result(manifest, str(output), ("what", "value"), flat_rows(counts), as_json=as_json)
     for line in describe_losses(manifest):
         say(f"warning: {line}")
     num_refused = sum(manifest["refused"].values())
