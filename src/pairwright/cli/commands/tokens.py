@@ -10,12 +10,13 @@ from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.help_style import GroupWithDefault
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import flat_rows, print_json, print_result, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 from pairwright.records.json_text import to_json
 
 if TYPE_CHECKING:
+    from pairwright.config import TokensConfig
     from pairwright.paths import Place
     from pairwright.tokens.sequence import Sequence
     from pairwright.tokens.stage.check import TemplateCheck
@@ -26,16 +27,10 @@ app = typer.Typer(
 )
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id.")]
-TemplateFile = Annotated[
-    Path | None,
-    typer.Option(help="A chat template's file to use instead of the default one, or its name.", show_default=False),
-]
-TemplateKwargs = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="Variables of the chat template, as a JSON object.", show_default=False),
-]
 # Keys without an option: set them in a configuration, or as KEY=VALUE
 _WITHOUT_OPTION = ("tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries")
+_TEMPLATE_KEYS = ("tokens.chat_template", "tokens.chat_template_kwargs")
+_SHOW_KEYS = (*_TEMPLATE_KEYS, "tokens.tools_as_text", "tokens.allow_dropped", "tokens.allow_images")
 
 
 @app.command(cls=with_options("tokens", "engine.name", "engine.address", without=_WITHOUT_OPTION))
@@ -79,8 +74,9 @@ def build(
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
 
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options(*_SHOW_KEYS, after="tokenizer"))
 def show(
+    ctx: typer.Context,
     path: Annotated[
         str,
         typer.Argument(
@@ -90,18 +86,14 @@ def show(
         ),
     ],
     tokenizer: TokenizerDir,
-    chat_template: TemplateFile = None,
-    chat_template_kwargs: TemplateKwargs = None,
     name: Annotated[str | None, typer.Option("--id", help="Only the sequences of this experience or pair.")] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 3,
     hints: Annotated[
         bool, typer.Option("--hints", help="Experience table: show the teacher's sequences, with hints at error turns.")
     ] = False,
-    allow_dropped: Annotated[
-        bool, typer.Option("--allow-dropped", help="Also show turns that the template does not render completely.")
-    ] = False,
-    allow_images: Annotated[bool, typer.Option("--allow-images", help="Also show messages with images.")] = False,
-    config: Annotated[Path | None, typer.Option(help="--hints: a configuration with train.sdpo.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A configuration whose `tokens` section to use; for --hints train.sdpo, too.")
+    ] = None,
     override: Overrides = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page instead.")] = None,
     as_json: AsJson = False,
@@ -109,18 +101,16 @@ def show(
     """Colour tokens by origin (generated, prompt, tool output, stop, hint), in the terminal or as a page."""
     import msgspec
 
-    from pairwright.config import load_config
     from pairwright.paths import local_folder, place
     from pairwright.tokens.encode_options import EncodeOptions
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
 
-    if override and not hints:
-        raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    chat_tokenizer = _load_tokenizer(tokenizer, chat_template, chat_template_kwargs)
+    settings = load_settings(config, override, set_flags(ctx))
+    chat_tokenizer = _load_tokenizer(tokenizer, settings.tokens)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
-        hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
+        hinter = Hinter(settings.train.sdpo) if hints else None
         refused: list[tuple[str, str]] = []
         sequences = preview(
             folder,
@@ -128,7 +118,7 @@ def show(
             name=name,
             num=num,
             hints=hinter,
-            options=EncodeOptions(allow_dropped=allow_dropped, allow_images=allow_images),
+            options=EncodeOptions.of(settings.tokens),
             refused=lambda title, reason: refused.append((title, reason)),
         )
         if hinter is not None:
@@ -155,14 +145,10 @@ def show(
     _print_sequences(chat_tokenizer, sequences)
 
 
-def _load_tokenizer(folder: Path, chat_template: Path | None, variables: str | None) -> "ChatTokenizer":
-    """The tokenizer of a folder, with the chat template and variables of the command line."""
-    from pairwright.config import load_config
+def _load_tokenizer(folder: Path, options: "TokensConfig") -> "ChatTokenizer":
     from pairwright.tokens.tokenizer import load_tokenizer
 
-    words = [] if variables is None else [f"tokens.chat_template_kwargs={variables}"]
-    options = load_config(None, overrides=parse_overrides(words)).tokens
-    return load_tokenizer(options.model_copy(update={"tokenizer": folder, "chat_template": chat_template}))
+    return load_tokenizer(options.model_copy(update={"tokenizer": str(folder)}))
 
 
 def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
@@ -231,14 +217,14 @@ def audit(
     )
 
 
-@app.command()
+@app.command(cls=with_options(*_TEMPLATE_KEYS, after="tokenizer"))
 def check(
+    ctx: typer.Context,
     tokenizer: Annotated[
         list[Path],
         typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id; may be repeated."),
     ],
-    chat_template: TemplateFile = None,
-    chat_template_kwargs: TemplateKwargs = None,
+    override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Test chat templates on small conversations: what is exact, what is refused and why, and better settings.
@@ -250,10 +236,11 @@ def check(
     from pairwright.tokens.stage.check import check_template
 
     # Folders of the same name are distinguished by their paths.
+    options = load_settings(None, override, set_flags(ctx)).tokens
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:
-        ready = _load_tokenizer(folder, chat_template, chat_template_kwargs)
+        ready = _load_tokenizer(folder, options)
         reports[folder.name if is_unique else str(folder)] = check_template(ready, try_variables=True)
     if as_json:
         values = {name: msgspec.to_builtins(report) for name, report in reports.items()}
