@@ -104,10 +104,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
             progress=view.counting,
         )
     refuse_empty(summary)
-    quarantined = summary.total("quarantined")
-    if quarantined and sources.on_bad_record == "fail":
-        raise PairwrightError(f"{quarantined:,} records cannot be read: see {folder}/experience/quarantine.jsonl")
-    return {"experiences": summary.total("experiences"), "quarantined": quarantined}
+    return {"experiences": summary.total("experiences"), "quarantined": summary.total("quarantined")}
 
 
 def score_stage(config: Config, table: Path, base: Path | None, view: View) -> Json:
@@ -169,6 +166,8 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
         )
     for line in describe_losses(manifest):
         view.say(f"warning: {line}")
+    if manifest["refused"]:
+        view.say(f"why they are refused: pairwright tokens show {folder} --tokenizer {options.tokenizer}")
     return {name: manifest[name] for name in _TOKEN_COUNTS}
 
 

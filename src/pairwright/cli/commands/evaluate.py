@@ -25,7 +25,7 @@ app = typer.Typer(
 COMPARE_KEYS = (
     "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.margin",
     "evaluate.gate.min_tasks",
-    "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method", "seed",
+    "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "seed",
 )  # fmt: skip
 
 

@@ -77,8 +77,7 @@ def import_files(
         from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
 
-    flags = set_flags(ctx) | ({"sources.on_bad_record": ("--strict", "fail")} if strict else {})
-    settings = load_settings(config, override, flags)
+    settings = load_settings(config, override, set_flags(ctx))
     sources = settings.sources
     paths = paths or list(sources.paths)
     if output is None and config is not None:
@@ -111,7 +110,7 @@ def import_files(
     if step_name is not None and "nat" not in summary.formats:
         say("--step-name: no file has NAT's intermediate steps, the only logs that it is for; it has no effect")
     _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
-    if sources.on_bad_record == "fail" and summary.total("quarantined"):
+    if strict and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
 
