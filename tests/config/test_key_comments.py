@@ -43,8 +43,8 @@ def test_the_command_prints_it_and_names_the_choices():
     done = CliRunner().invoke(app, ["config", "show", "train.epochs=7", "--comments"])
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    line = lines.index("  on_bad_record: quarantine")
-    assert lines[line - 1].endswith("One of: quarantine, fail.")
+    line = lines.index("  truncation: keep_end")
+    assert lines[line - 1].endswith("One of: keep_start, keep_end, drop.")
     assert "  epochs: 7" in lines
     assert max(map(len, lines)) <= 125
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from pairwright import EID, ErrorSite, Experience, Table
 from pairwright.cli.main import app
-from pairwright.config import load_config
-from pairwright.flow.advice import RULES, Figures, advise, measure, recommended
+from pairwright.config import Config, load_config
+from pairwright.flow.advice import RULES, Figures, advise, is_followed, measure, recommended
 from pairwright.flow.recipes import flatten
 
 
@@ -119,3 +119,13 @@ def test_the_command_prints_figures_advice_and_a_snippet(table):
     told = json.loads(CliRunner().invoke(app, ["advise", str(table.path), "--json"]).stdout)
     assert told["figures"]["pairs"] == 6
     assert told["recommended"] == "failed turns in chosen sides"
+
+
+def test_advice_is_followed_by_a_configuration_that_has_all_its_values(table):
+    items = {item.rule: item for item in advise(replace(measure(table), chosen_turns=4, chosen_failed=1))}
+    item = items["failed turns in chosen sides"]
+    assert item.snippet is not None
+    assert is_followed(item, Config.model_validate(item.snippet | {"seed": 3}))
+    other = {**item.snippet, "train": {"channels": {"dpo": 1.0}}}
+    assert not is_followed(item, Config.model_validate(other))
+    assert not is_followed(replace(item, snippet=None), Config())

@@ -31,7 +31,7 @@ from pairwright.jobs.job import TRANSITIONS, change_job, new_job, silent, write_
 pytestmark = pytest.mark.stress
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_trainer.py")))
-CONFIG = Config.model_validate({"backend": {"local": {"poll_interval_seconds": 0.01, "cancel_grace_seconds": 20}}})
+CONFIG = Config()
 backend = BACKENDS["local"]
 
 

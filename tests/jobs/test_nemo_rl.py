@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 
 def config_of(train=None, tokens=None, **section) -> Config:
     return Config.model_validate({"seed": 5, "train": train or {}, "tokens": tokens or {}, "backend": {
-        "nemo_rl": section, "local": {"poll_interval_seconds": 0.01, "cancel_grace_seconds": 5}}})  # fmt: skip
+        "nemo_rl": section}})  # fmt: skip
 
 
 def prepared(tmp_path, model, config, pairs=None, *, launch=False):

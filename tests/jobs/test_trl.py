@@ -27,8 +27,7 @@ def model(tmp_path_factory):
 
 
 def config_of(train=None, tokens=None, **section) -> Config:
-    backends = {"trl": section, "local": {"poll_interval_seconds": 0.2}}
-    return Config.model_validate({"train": train or {}, "tokens": tokens or {}, "backend": backends})
+    return Config.model_validate({"train": train or {}, "tokens": tokens or {}, "backend": {"trl": section}})
 
 
 def prepared(tmp_path, model, config, pairs=None, *, launch=False, table=None, **sources):
@@ -163,8 +162,7 @@ def test_train_with_backend_trl_ends_at_the_weights_of_our_loop(kind, tmp_path, 
                   "max_grad_norm": 0.0, "device": "cpu", "threads": 1,
                   "dpo": {"beta": 0.3, "sft_loss_weight": 0.5}, "kto": {"beta": 0.3, "sft_loss_weight": 0}},
         "tokens": {"experience": [str(tmp_path / "runs")]},
-        "backend": {"trl": {"validation": 0, "options": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": passes}},
-                    "local": {"poll_interval_seconds": 0.2}},
+        "backend": {"trl": {"validation": 0, "options": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": passes}}},
     }  # fmt: skip
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(tree))

@@ -100,6 +100,22 @@ def test_what_is_trained_is_what_the_model_is_given_and_what_is_read_of_its_answ
     )  # fmt: skip
 
 
+def test_a_pair_of_which_one_side_has_recorded_ids_is_encoded_from_the_text_of_both(folder, tmp_path):
+    ready = ChatTokenizer.from_folder(folder)
+    (sequence,) = encode_experience(ready, run(), options=EncodeOptions(tools_as_text="hermes"))
+    start = int(sequence.mask.argmax())
+    recorded = {"tokens": sequence.ids, "prompt_length": start, "action_mask": sequence.mask[start:]}
+    with Table(tmp_path / "experience") as table:
+        other = run(1, completion=(*STEPS[:3], Message("assistant", "No idea.")), reward=0.0)
+        table.append([run(0, **recorded), other])
+    build_pairs([table], tmp_path / "pairs", PairOptions(strategy="best-worst"))
+    options = TokensConfig(tokenizer=str(folder), tools_as_text="hermes")
+    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)
+    assert (manifest["encoded"], manifest["refused"]) == (1, {})
+    (pair,) = read_pairs(tmp_path / "tokens")
+    assert list(turns_of(ready, pair.chosen)) == list(turns_of(ready, pair.rejected)) == [1, 4]
+
+
 def test_pairs_and_selected_turns_go_together_with_it(folder, tmp_path):
     with Table(tmp_path / "experience") as table:
         table.append([run(0), run(1, completion=(*STEPS[:3], Message("assistant", "No idea.")), reward=0.0)])

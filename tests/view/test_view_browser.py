@@ -110,6 +110,17 @@ def test_open_search_filter_step_through_pairs_vote_restart_and_the_votes_are_th
             page.get_by_role("button", name=re.compile("^chosen"))
         ).first.click()
         page.locator(".chips .chip", has_text="outcome =").wait_for()
+        # A record and a sequence: the buttons lead to the neighbours, also where there is no keyboard.
+        for name in ("experiences", "tokens"):
+            page.goto(page.url.partition("#")[0] + f"#/{name}")
+            rows(page, {"tokens": "sequences"}.get(name, name)).nth(3).wait_for()
+            rows(page, {"tokens": "sequences"}.get(name, name)).first.click()
+            page.get_by_text(re.compile("^1 of ")).wait_for()
+            page.get_by_title("Next (j)").click()
+            page.get_by_text(re.compile("^2 of ")).wait_for()
+            page.get_by_title("Previous (k)").click()
+            page.get_by_text(re.compile("^1 of ")).wait_for()
+            assert page.get_by_title("Previous (k)").is_disabled()
         # Pairs: by keyboard, and the state is in the address.
         page.goto(page.url.partition("#")[0] + "#/pairs")
         rows(page, "pairs").nth(3).wait_for()

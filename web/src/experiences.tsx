@@ -1,7 +1,7 @@
 // Experiences: a table of any size, its facets, tasks, and one record with its transcript.
 import { useState } from "preact/hooks";
 import { ask, copy, useAnswer } from "./api";
-import { Answer, beginnings, Column, count, CopyLink, Facet, Facets, Filters, heading, number, Pager, Sources, State, Table, TaskName, useSnippets } from "./parts";
+import { Answer, beginnings, Column, count, CopyLink, Facet, Facets, Filters, heading, number, Pager, rowAt, Sources, State, Stepper, Table, TaskName, useSnippets } from "./parts";
 import { change, link, Route, useKeys } from "./route";
 import { ErrorSite, Facts, Message, Text, Tools, Transcript } from "./transcript";
 import { Credit, ExcludeRecord, TurnVerdict } from "./decide";
@@ -70,9 +70,9 @@ export function Experiences(props: { route: Route; keys: string[] }) {
   const snippets = useSnippets("experiences", source, rows.busy ? null : query.q, list);
   const notes = query.q ? snippets : beginnings(list);
   const at = list.findIndex((row) => row.uid === uid);
-  const step = (by: number) => {
-    const next = list[at < 0 ? 0 : at + by];
-    if (next) change({ uid: next.uid, row: next.row }, at >= 0);
+  const step = async (by: number) => {
+    const next = rows.value && await rowAt<Row>("experiences.rows", query, rows.value, at < 0 ? offset : offset + at + by, PAGE);
+    if (next) change({ uid: next.row.uid, row: next.row.row, offset: next.offset || null }, at >= 0);
   };
   useKeys({ j: () => step(1), k: () => step(-1), Escape: () => change({ uid: null, row: null }), "/": () => document.getElementById("search")?.focus() }, [route, rows.value]);
   const shown = isTasks ? tasks : rows;
@@ -101,7 +101,7 @@ export function Experiences(props: { route: Route; keys: string[] }) {
         </div>
         {shown.value && <Pager offset={offset} limit={PAGE} matches={shown.value.matches} />}
       </section>
-      {uid && <Detail source={source} uid={uid} row={params.get("row")} />}
+      {uid && <Detail source={source} uid={uid} row={params.get("row")} position={at < 0 ? null : offset + at} matches={shown.value?.matches || 0} step={step} />}
     </div>
   </div>;
 }
@@ -113,9 +113,10 @@ export function Empty(props: { route: Route }) {
     : <State title="This table is empty">Add records with: pairwright import TRACES -o DIR</State>;
 }
 
-function Detail(props: { source: string; uid: string; row: string | null }) {
+function Detail(props: { source: string; uid: string; row: string | null; position: number | null; matches: number; step: (by: number) => void }) {
   const record = useAnswer<Record_>("experiences.record", { source: props.source, uid: props.uid, row: props.row });
   return <section class={"detail" + (record.busy ? " stale" : "")} aria-label="Record">
+    <div class="stepper row"><Stepper position={props.position} matches={props.matches} step={props.step} /></div>
     <Answer asked={record}>{(value) => <RecordView source={props.source} record={value} close={() => change({ uid: null, row: null })} />}</Answer>
   </section>;
 }

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { ask, copy, useAnswer } from "./api";
 import { wordDiff } from "./diff";
-import { Answer, beginnings, Column, CopyLink, Facet, Facets, Filters, heading, number, Pager, Sources, Table, TaskName, useSnippets } from "./parts";
+import { Answer, beginnings, Column, CopyLink, Facet, Facets, Filters, heading, number, Pager, Sources, Stepper, Table, TaskName, useSnippets } from "./parts";
 import { Empty } from "./experiences";
 import { change, link, Route, useKeys } from "./route";
 import { Facts, Message, Tools, Transcript, Turn, turnText } from "./transcript";
@@ -74,9 +74,7 @@ export function Pairs(props: { route: Route; keys: string[] }) {
       </section>
       {isOpen && <section class="detail" aria-label="Pair">
         <div class="stepper row spread">
-          <span class="row"><button disabled={!position} onClick={() => step(-1)} title="Previous (k)">← <kbd>k</kbd></button>
-            <button disabled={position === null || position + 1 >= matches} onClick={() => step(1)} title="Next (j)"><kbd>j</kbd> →</button>
-            <span class="quiet small num">{position === null ? "not in this list" : `${(position + 1).toLocaleString("en")} of ${matches.toLocaleString("en")}`}</span></span>
+          <Stepper position={position} matches={matches} step={step} />
           <span class="row"><CopyLink /><button class="plain" aria-label="Close" title="Close (Esc)" onClick={() => change({ at: null, id: null })}>✕</button></span>
         </div>
         <Answer asked={opened}>{(value) => value.pair ? <PairView pair={value.pair} tables={value.tables} source={source} /> : <p class="quiet">No pair at this position.</p>}</Answer>

@@ -1,7 +1,7 @@
 // Parts that several views share: states, tables, facets, filters, charts.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Asked, copy, useAnswer } from "./api";
+import { ask, Asked, copy, useAnswer } from "./api";
 import { change, Route } from "./route";
 
 export function number(value: unknown, digits = 3): string {
@@ -207,4 +207,21 @@ export function Chart(props: { title: string; lines: Line[] }) {
         ? <g class={line.tone}>{line.points.map((point) => <circle class="fill" cx={x(point[0])} cy={y(point[1])} r={2.6} />)}</g>
         : <path class={"line " + line.tone} d={"M" + line.points.map((point) => `${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("L")} />)}
     </svg></figure>;
+}
+
+// Buttons to the neighbours of an opened row, with its position in the list; j and k do the same.
+export function Stepper(props: { position: number | null; matches: number; step: (by: number) => void }) {
+  const { position, matches, step } = props;
+  return <span class="row"><button disabled={!position} onClick={() => step(-1)} title="Previous (k)">← <kbd>k</kbd></button>
+    <button disabled={position === null || position + 1 >= matches} onClick={() => step(1)} title="Next (j)"><kbd>j</kbd> →</button>
+    <span class="quiet small num">{position === null ? "not in this list" : `${(position + 1).toLocaleString("en")} of ${matches.toLocaleString("en")}`}</span></span>;
+}
+
+// The row at a position of a list, and where its page begins; rows of another page are asked for.
+export async function rowAt<T>(question: string, query: object, page: { rows: T[]; offset: number; matches: number }, position: number, size: number) {
+  if (position < 0 || position >= page.matches) return null;
+  const offset = Math.floor(position / size) * size;
+  const rows = offset === page.offset ? page.rows : (await ask<{ rows: T[] }>(question, { ...query, offset, limit: size })).rows;
+  const row = rows[position - offset];
+  return row ? { row, offset } : null;
 }

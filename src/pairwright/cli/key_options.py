@@ -6,20 +6,14 @@ An option has the type, choices, default and help of its key, and overrides the 
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from pairwright.cli.arguments import (
-    PLACE,
-    complete_choices,
-    complete_format,
-    complete_names,
-    literals_of,
-)
+from pairwright.cli.arguments import PLACE, complete_choices, literals_of
 from pairwright.cli.overrides import ConfigCommand
 
 _META = "pairwright.flags"  # where the context keeps what derived options set
@@ -31,18 +25,15 @@ class Spelling:
 
     flag: str | None = None
     metavar: str | None = None
-    complete: Callable[[str], list[str]] | None = None
     is_joined: bool = False
     """A list as one word, with commas; by default the option is repeated."""
 
 
 _SPELLINGS = {
-    "sources.format": Spelling(complete=complete_format),
     "sources.map": Spelling(metavar="TARGET=FIELD,..."),
     "sources.compaction_prompt": Spelling(metavar="FILE"),
     "engine.name": Spelling("--engine"),
-    "backend.name": Spelling("--backend", complete=complete_choices("backend.name")),
-    "pairs.strategy": Spelling(complete=complete_choices("pairs.strategy")),
+    "backend.name": Spelling("--backend"),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
     "score.scorers": Spelling("--with", metavar="SCORER"),
     "score.max_concurrency": Spelling("--concurrency"),
@@ -53,10 +44,7 @@ _SPELLINGS = {
     "tokens.chat_template_kwargs": Spelling(metavar="JSON"),
     "tokens.allow_dropped": Spelling("--allow-dropped/--refuse-dropped"),
     "tokens.allow_images": Spelling("--allow-images/--refuse-images"),
-    "train.dpo.loss": Spelling(complete=complete_choices("train.dpo.loss")),
-    "train.report_to": Spelling(
-        metavar="NAME,NAME", is_joined=True, complete=complete_names("tensorboard", "wandb", "mlflow", "trackio")
-    ),
+    "train.report_to": Spelling(metavar="NAME,NAME", is_joined=True),
     "evaluate.metrics": Spelling("--metric"),
     "teach.max_concurrency": Spelling("--concurrency"),
 }
@@ -171,12 +159,9 @@ def _describe(key: str) -> tuple[Any, Any]:
     # other values are passed as text, and the configuration parses and checks them
     elif metavar is not None or kind not in (bool, int, float):
         kind, default = str, None if default is None else str(default)
-    option = typer.Option(
-        flag,
-        help=text,
-        metavar=metavar,
-        autocompletion=spelling.complete or (complete_choices(key) if words else None),
-    )
+    # a switch has no value to complete
+    completion = None if kind is bool else complete_choices(key)
+    option = typer.Option(flag, help=text, metavar=metavar, autocompletion=completion)
     return Annotated[kind | None if default is None else kind, option], default
 
 

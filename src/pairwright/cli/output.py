@@ -12,6 +12,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write(to_json(value) + "\n")
 
 
+def print_result(
+    value: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, **layout: Any
+) -> None:
+    """Print a result: `value` as JSON with --json, otherwise as a table. layout: options of `print_table`."""
+    if as_json:
+        print_json(value)
+    else:
+        print_table(title, columns, rows, **layout)
+
+
 def print_json_line(value: Any) -> None:
     sys.stdout.write(encode(value).decode() + "\n")
 
@@ -49,7 +59,7 @@ def print_table(
 
 
 def flat_rows(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Rows (name, value) for `print_table`: plain values first, then the entries of each mapping as "name: key"."""
+    """Rows (what, value) for `print_table`: plain values first, then the entries of each mapping as "name: key"."""
     rows = [(name, value) for name, value in values.items() if not isinstance(value, dict)]
     nested = [(name, value) for name, value in values.items() if isinstance(value, dict)]
     return rows + [(f"{name}: {key}", inner) for name, value in nested for key, inner in value.items()]

@@ -10,17 +10,6 @@ from pairwright.config.sections import Section
 from pairwright.config.user_code import BACKENDS, check_name
 
 
-class LocalConfig(Section):
-    """Training on this machine, in a process of its own."""
-
-    poll_interval_seconds: float = Field(default=1, gt=0)
-    """Seconds between two status checks of the run."""
-    training_timeout_seconds: float | None = Field(default=None, gt=0)
-    """Longest time to wait for a job, in seconds; null: no limit."""
-    cancel_grace_seconds: float = Field(default=60, ge=0)
-    """Seconds that a cancelled job has to save its checkpoint before it is killed."""
-
-
 class TrlConfig(Section):
     """TRL's trainers on our rows of tokens; their options come from the section `train`."""
 
@@ -61,7 +50,6 @@ class BackendConfig(Section):
 
     name: str = "local"
     """Where to train: local, ray, nemo-customizer, nemo-platform, nemo-rl, trl, or your own as file.py:BACKEND."""
-    local: LocalConfig = LocalConfig()
     nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
     nemo_platform: NemoPlatformConfig = NemoPlatformConfig()
     nemo_rl: NemoRlConfig = NemoRlConfig()

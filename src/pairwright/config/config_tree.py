@@ -88,7 +88,7 @@ def iterate_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[
     """Every absolute key, sections before the keys in them.
 
     >>> [key for key in iterate_keys() if key.startswith("engine")]
-    ['engine', 'engine.name', 'engine.address', 'engine.workers', 'engine.max_retries']
+    ['engine', 'engine.name', 'engine.address', 'engine.workers']
     """
     for name, field in model.model_fields.items():
         alias = field.validation_alias

@@ -125,7 +125,13 @@ _REMOVED = {
     "backend.nemo_platform.output_name": "models are named after dataset_name",
     "backend.nemo_rl.launcher": "give the script nemo-rl-launch.sh to sbatch",
     "backend.nemo_rl.slurm": "options of Slurm are those of sbatch, which gets the script nemo-rl-launch.sh",
-    "backend.local.deployment_timeout_seconds": "a model server may take 300 s to answer",
+    "backend.local": "a job is looked at every second, without a time limit; a cancelled one has 60 s to save",
+    "sources.on_bad_record": "bad records are quarantined; pairwright import --strict ends with exit code 1",
+    "loop.accumulate": "pairs are built from the experience of all rounds so far",
+    "engine.max_retries": "a piece of work is repeated 3 times after its worker died",
+    "tokens.workers": "set engine.workers",
+    "evaluate.num_resamples": "intervals have 10,000 resamples",
+    "evaluate.method": "intervals are bias-corrected and accelerated (bca)",
 }
 
 

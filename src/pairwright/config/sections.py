@@ -55,8 +55,6 @@ class EngineConfig(Section):
     """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started for the command."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """Number of workers; by default one per core (training: one per GPU, or one per node)."""
-    max_retries: Annotated[int, Field(ge=0)] = 3
-    """Number of times to repeat a piece of work after its worker died."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,8 +75,6 @@ class LoopConfig(Section):
     """Number of rounds; the policy of each is the model of the previous round."""
     reference: Literal["initial", "previous"] = "initial"
     """Reference model of a round: the model at the start of the first round, or at the start of this round."""
-    accumulate: bool = True
-    """Build pairs from the experience of all rounds so far; false: of the latest round only."""
     evaluate: Literal["last", "each", "never"] = "last"
     """When to compare with the first model: after the last round, after each round, or never."""
     deploy: bool = False
@@ -107,8 +103,6 @@ class SourcesConfig(Section):
     of its own with this request as prompt. Without the file, summaries are context."""
     redact: bool = False
     """Replace API keys, tokens and private keys by placeholders."""
-    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
-    """Quarantine bad records and continue, or end with exit code 1 if there are any."""
 
 
 ToolsAsText = Literal["off", "hermes"]
@@ -202,8 +196,6 @@ class TokensConfig(Section):
     its messages or this tokenizer; or ignore them and encode the messages."""
     experience: tuple[str, ...] = ()
     """Experience tables with the recorded ids of pairs; by default the tables that the pairs' lineage.json names."""
-    workers: int | None = Field(default=None, ge=1)
-    """Number of processes; by default one per core."""
 
     @field_validator("clock", mode="before")
     @classmethod
@@ -229,9 +221,9 @@ class TokensConfig(Section):
         return self.max_length if self.max_pair_length is None else self.max_pair_length
 
     def content(self) -> dict[str, Any]:
-        """The options that decide what a sequence is: part of every cache key. Paths (the content of
-        tokenizer, template and grammar is in the key) and workers are not."""
-        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience", "workers"})
+        """The options that decide what a sequence is: part of every cache key. Paths are not: the content of tokenizer,
+        template and grammar is in the key."""
+        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience"})
 
 
 Confidence = Annotated[float, Field(gt=0.5, lt=1)]
@@ -272,10 +264,6 @@ class CompareTerms(Section):
 
     confidence: Confidence = 0.95
     """Confidence of the intervals."""
-    num_resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
-    """Bootstrap resamples; tasks are drawn, with the run's seed."""
-    method: Literal["bca", "percentile"] = "bca"
-    """Bias-corrected and accelerated, or plain percentiles."""
     missing: Literal["refuse", "leave_out"] | Finite = "refuse"
     """If one model has no score for a run: refuse, leave_out (drop and count the run of both), or the score to use."""
     tie: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

@@ -53,7 +53,7 @@ class Pool:
 @contextmanager
 def open_pool(settings: "EngineConfig") -> Iterator[Engine]:
     """Open a process pool as configured: by default one process per core."""
-    yield Pool(settings.workers or os.cpu_count() or 1, settings.max_retries)
+    yield Pool(settings.workers or os.cpu_count() or 1)
 
 
 class _Work(Generic[T, R]):

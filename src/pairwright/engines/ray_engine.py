@@ -64,7 +64,7 @@ def open_ray(settings: "EngineConfig") -> Iterator[Engine]:
         workers = settings.workers or num_cpus
         # if all cores of the cluster are used, a second task per worker can be queued
         in_flight = 2 * workers if workers >= num_cpus else workers
-        yield RayEngine(min(workers, num_cpus), max(2, in_flight), settings.max_retries)
+        yield RayEngine(min(workers, num_cpus), max(2, in_flight))
 
 
 @contextmanager

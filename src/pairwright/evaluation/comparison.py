@@ -41,6 +41,9 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
 
 
+NUM_RESAMPLES = 10_000  # of the bootstrap
+
+
 class CompareOptions(CheckedSection, CompareTerms):
     """How two models are compared; `CompareTerms` has the defaults and bounds."""
 
@@ -115,9 +118,8 @@ def compare(before: Scores, after: Scores, metric: Metric, options: CompareOptio
     old, new, difference = bootstrap_intervals(
         values,  # (3, tasks): before, after, difference
         confidence=options.confidence,
-        num_resamples=options.num_resamples,
+        num_resamples=NUM_RESAMPLES,
         seed=options.seed,
-        method=options.method,
     )
     count = Counter(row.outcome for row in rows)
     return Comparison(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.evaluation.comparison import CompareOptions, Comparison, Metric, compare
+from pairwright.evaluation.comparison import NUM_RESAMPLES, CompareOptions, Comparison, Metric, compare
 from pairwright.evaluation.gate import Gate, Verdict, judge
 from pairwright.evaluation.scores import Scores
 from pairwright.paths import write_bytes, write_json
@@ -105,8 +105,8 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "after": evaluation.after,
         "passed": evaluation.passed,
         "gate": gate,
-        "method": f"paired bootstrap over tasks, {options.pop('method')}",
-        "options": options,
+        "method": "paired bootstrap over tasks, bca",
+        "options": {**options, "num_resamples": NUM_RESAMPLES},
         "metrics": [_comparison_json(comparison) for comparison in evaluation.comparisons],
     }
 

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from pairwright.config import Config
+from pairwright.config.plain_yaml import merge_trees
 from pairwright.config.sections import CREDIT_KINDS, CreditConfig
 from pairwright.pairs.turn_credit import count_credit
 from pairwright.records.messages import ERROR_KINDS, Json
@@ -237,6 +239,14 @@ def advise(figures: Figures) -> list[Advice]:
 def recommended(advice: list[Advice]) -> Advice | None:
     """Return the first advice with a snippet that needs no check by a person."""
     return next((item for item in advice if item.snippet is not None and not item.needs_look), None)
+
+
+def is_followed(advice: Advice, config: Config) -> bool:
+    """Whether a configuration has every value of the advice's snippet; advice without a snippet is never followed."""
+    if advice.snippet is None:
+        return False
+    values = config.model_dump(mode="json")
+    return merge_trees(values, advice.snippet) == values
 
 
 def figures_json(figures: Figures) -> Json:

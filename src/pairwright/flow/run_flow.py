@@ -264,12 +264,10 @@ class Flow:
     ) -> list[PlannedStage]:
         """Return the stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
-        # pairs from the experience of all rounds, or of this one
-        used = experiences if config.loop.accumulate else experiences[-1:]
-        tables = [path for path, _ in used]
+        tables, table_keys = [path for path, _ in experiences], [key for _, key in experiences]
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
         decisions = _decisions_key(tables, config.pairs.votes, config.pairs.score)
-        pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used], *decisions)
+        pairs_key = content_hash("pairs", config.pairs.content(), config.seed, table_keys, *decisions)
         settings = config.train.model_dump(mode="json", exclude=None if config.train.score else {"score"})
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
         if config.tokens.chat_template is not None:

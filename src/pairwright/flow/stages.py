@@ -45,7 +45,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
         view.say(line)
     if status.ignored:
         view.say(f"parameters of the agent's requests without effect: {', '.join(sorted(status.ignored))}")
-    _say_advice(folder / "experience", view)
+    _say_advice(folder / "experience", config, view)
     return {
         "runs": status.num_done,
         "failed": status.num_failed,
@@ -57,13 +57,16 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
     }
 
 
-def _say_advice(experience: Path, view: View) -> None:
-    """Print the advice of advice.py on the runs; it does not affect training."""
-    from pairwright.flow.advice import advise, measure, recommended
+def _say_advice(experience: Path, config: Config, view: View) -> None:
+    """Print the advice of advice.py on the runs, except what the configuration does already; it does not affect
+    training."""
+    from pairwright.flow.advice import advise, is_followed, measure, recommended
     from pairwright.store.table import Table
 
     advice = advise(measure(Table(experience, create=False)))
     for item in advice:
+        if is_followed(item, config):
+            continue
         mark = " (recommended)" if item is recommended(advice) else ""
         view.say(f"advice: {item.rule}{mark}: {item.advice}")
     if advice:
@@ -101,10 +104,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
             progress=view.counting,
         )
     refuse_empty(summary)
-    quarantined = summary.total("quarantined")
-    if quarantined and sources.on_bad_record == "fail":
-        raise PairwrightError(f"{quarantined:,} records cannot be read: see {folder}/experience/quarantine.jsonl")
-    return {"experiences": summary.total("experiences"), "quarantined": quarantined}
+    return {"experiences": summary.total("experiences"), "quarantined": summary.total("quarantined")}
 
 
 def score_stage(config: Config, table: Path, base: Path | None, view: View) -> Json:
@@ -166,6 +166,8 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
         )
     for line in describe_losses(manifest):
         view.say(f"warning: {line}")
+    if manifest["refused"]:
+        view.say(f"why they are refused: pairwright tokens show {folder} --tokenizer {options.tokenizer}")
     return {name: manifest[name] for name in _TOKEN_COUNTS}
 
 

@@ -42,6 +42,8 @@ CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
 # Maximum startup time of a model server.
 _SERVER_SECONDS = 300
+POLL_SECONDS = 1.0  # between two looks at a job
+CANCEL_SECONDS = 60.0  # for a cancelled job to save its checkpoint, before it is killed
 Progress = Callable[[Path, Job], Status]  # reads the trainer's files; a message is the reason of a failure
 
 
@@ -144,7 +146,7 @@ def cancel(folder: Path, job: Job, config: Config) -> Job:
     if job.state in FINAL or not process.is_alive(folder / PROCESS):
         return job
     job = write_job(folder, change_job(job, state=JobState.CANCELLING))
-    process.stop(folder / PROCESS, grace_seconds=config.backend.local.cancel_grace_seconds)
+    process.stop(folder / PROCESS, grace_seconds=CANCEL_SECONDS)
     return job
 
 
@@ -189,12 +191,7 @@ def model_of_job(folder: Path, job: Job) -> Path:
 
 
 def wait_limits(config: Config) -> WaitLimits:
-    settings = config.backend.local
-    return WaitLimits(
-        poll_interval_seconds=settings.poll_interval_seconds,
-        timeout_seconds=settings.training_timeout_seconds,
-        max_failures=5,
-    )
+    return WaitLimits(poll_interval_seconds=POLL_SECONDS, timeout_seconds=None, max_failures=5)
 
 
 def _wait_for(url: str, folder: Path) -> None:

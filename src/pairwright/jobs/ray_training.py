@@ -29,6 +29,7 @@ Progress = Callable[[dict[str, Any]], None]
 STORAGE = "ray"  # files of Ray Train, below the run folder
 _FAILURE = ".failure.json"
 _POLL_SECONDS = 1.0
+_MAX_FAILURES = 3  # of workers, before training ends
 
 
 class _Failure(msgspec.Struct):
@@ -92,7 +93,7 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
         run_config=RunConfig(
             name="run",
             storage_path=str((output / STORAGE).absolute()),
-            failure_config=FailureConfig(max_failures=engine.max_retries),
+            failure_config=FailureConfig(max_failures=_MAX_FAILURES),
         ),
     )
     try:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.output import print_json, print_table, say
 
 
@@ -17,7 +17,7 @@ def advise_recipe(
     solved: Annotated[
         float | None, typer.Option(help="Lowest reward of a solved run; by default 1, if no reward is above it.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recommend a training recipe for the runs and rewards of a table, with the evidence for it."""
     from pairwright.flow.advice import advise, figures_json, measure, recommended

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pairwright.cli.arguments import AsJson
 from pairwright.cli.output import print_json, say
 
 
@@ -26,7 +27,7 @@ def init_project(
             "traces: your existing data. nat: from NeMo Agent Toolkit."
         ),
     ] = ProjectTemplate.chat,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Create a small project that is ready to run: configuration, workflow, scorer, tasks, README."""
     from pairwright.flow.example import create_project, read_commands

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.arguments import AsJson
+from pairwright.cli.output import print_json, print_result, say
 from pairwright.cli.overrides import Limit, Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView, duration
 from pairwright.errors import ConfigError, PairwrightError
@@ -25,7 +26,7 @@ def collect_runs(
     resume: Annotated[bool, typer.Option("--resume", help="Continue: keep finished runs, retry failed ones.")] = False,
     limit: Limit = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a workflow over tasks, and record every candidate with its score."""
     from pairwright.config import base_folder, load_config
@@ -44,12 +45,9 @@ def collect_runs(
 
 def _report(collection: "Collected", output: Path, config: Path, *, as_json: bool) -> None:
     figures = _figures(collection)
-    if as_json:
-        print_json(figures)
-    else:
-        # counts by kind are dicts, which do not fit into a cell
-        rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
-        print_table("collected", ("figure", "value"), rows)
+    # counts by kind are dicts, which do not fit into a cell
+    rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
+    print_result(figures, "collected", ("figure", "value"), rows, as_json=as_json)
     for entry in collection.errors[:_MOST_ERRORS]:
         say(f"failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
     if len(collection.errors) > _MOST_ERRORS:
@@ -109,7 +107,7 @@ def record(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Allow an address that other machines can reach, without keys.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON at the end.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forward requests of the OpenAI API to an endpoint, and record them as experiences."""
     if host not in _LOOPBACK and not allow_remote:

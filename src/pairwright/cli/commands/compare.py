@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.arguments import AsJson
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
 
 
@@ -21,7 +22,7 @@ def compare_recipes(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder; by default runs/<name>-recipes.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train several recipes on the same runs with equal budgets, and compare the models on the same exams."""
     from pairwright.cli.commands.run import LiveView
@@ -42,12 +43,10 @@ def compare_recipes(
         comparer = Comparer(config, chosen, folder, base=base_folder(settings, config), overrides=overrides, view=view)
         table = comparer.run(range(first_seed, first_seed + seeds), only or list(chosen.recipes))
     write_report(folder, folder / "report.html", title=f"{settings.name}: recipes")
-    if as_json:
-        print_json(table)
-    else:
-        columns = [f"{exam}_{metric}" for exam in table["exams"] for metric in table["metrics"]]
-        heads = ("recipe", "seeds", *columns, f"against_{table['baseline']}", "cpu_minutes", "memory_gb")
-        print_table("recipes", heads, [_cells(row, len(columns)) for row in table["recipes"]], left=heads[-3:-2])
+    columns = [f"{exam}_{metric}" for exam in table["exams"] for metric in table["metrics"]]
+    heads = ("recipe", "seeds", *columns, f"against_{table['baseline']}", "cpu_minutes", "memory_gb")
+    rows = [_cells(row, len(columns)) for row in table["recipes"]]
+    print_result(table, "recipes", heads, rows, as_json=as_json, left=heads[-3:-2])
     say(f"open {folder / 'report.html'}; every figure by seed is in {folder / 'comparison.json'}")
     failed = [
         f"{row['recipe']} (seed {seed}): {error}" for row in table["recipes"] for seed, error in row["errors"].items()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pairwright.cli.arguments import AsJson
 from pairwright.cli.output import print_json, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.errors import ConfigError
@@ -13,7 +14,6 @@ app = typer.Typer(
     help="Look at a configuration: its schema, whether it is valid, what it resolves to.", no_args_is_help=True
 )
 File = Annotated[Path | None, typer.Argument(help="A YAML file; without it the defaults.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.arguments import AsJson
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def doctor(
         typer.Option(help="cuda, mps or cpu: only compare training and generation on this device with the CPU."),
     ] = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check everything that a run needs before it starts; exit code 2, with what to do, if a check fails."""
     if device is not None:
@@ -44,15 +45,12 @@ def doctor(
         base=None if file is None else base_folder(config, file),
     )
     findings = diagnose(patient)
-    if as_json:
-        keys = ("name", "verdict", "message", "way_out")
-        print_json([{key: getattr(item, key) for key in keys} for item in findings])
-    else:
-        rows = [
-            (item.name, item.verdict, item.message + (f" → {item.way_out}" if item.way_out else ""))
-            for item in findings
-        ]
-        print_table(str(file or "doctor"), ("what", "verdict", "found"), rows)
+    keys = ("name", "verdict", "message", "way_out")
+    values = [{key: getattr(item, key) for key in keys} for item in findings]
+    rows = [
+        (item.name, item.verdict, item.message + (f" → {item.way_out}" if item.way_out else "")) for item in findings
+    ]
+    print_result(values, str(file or "doctor"), ("what", "verdict", "found"), rows, as_json=as_json)
     failures = [item for item in findings if item.verdict is Verdict.FAILED]
     if failures:
         names = ", ".join(dict.fromkeys(item.name for item in failures))
@@ -62,7 +60,7 @@ def doctor(
     num_warnings = sum(item.verdict is Verdict.WARNING for item in findings)
     say(
         f"{len(findings)} checks, nothing wrong"
-        + (f", {num_warnings} warnings" if num_warnings else "")
+        + (f", {num_warnings} warning{'s' if num_warnings > 1 else ''}" if num_warnings else "")
         + (f", {num_unknown} unknown" if num_unknown else "")
     )
 
@@ -74,12 +72,9 @@ def _check_device(name: str, *, as_json: bool) -> None:
     machine = describe_machine(name)
     rows = check_device(name)
     failed = [row.name for row in rows if not row.passed]
-    if as_json:
-        print_json({"machine": machine, "checks": [{"check": r.name, "ok": r.passed, "found": r.found} for r in rows]})
-    else:
-        cells = [("machine", "-", machine)]
-        cells += [(row.name, "ok" if row.passed else "failed", row.found) for row in rows]
-        print_table(f"doctor --device {name}", ("check", "verdict", "found"), cells)
+    value = {"machine": machine, "checks": [{"check": r.name, "ok": r.passed, "found": r.found} for r in rows]}
+    cells = [("machine", "-", machine), *((r.name, "ok" if r.passed else "failed", r.found) for r in rows)]
+    print_result(value, f"doctor --device {name}", ("check", "verdict", "found"), cells, as_json=as_json)
     if failed:
         say(f"{len(failed)} of {len(rows)} checks failed: {'; '.join(failed)}. Please paste the table into an issue.")
         raise typer.Exit(2)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import condition_of
+from pairwright.cli.arguments import AsJson, condition_of
 from pairwright.cli.help_style import GroupWithCompare
 from pairwright.cli.key_options import set_flags, with_options
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Limit, Overrides, parse_overrides
 from pairwright.errors import ConfigError
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 COMPARE_KEYS = (
     "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.margin",
     "evaluate.gate.min_tasks",
-    "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method", "seed",
+    "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "seed",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def compare(
         typer.Option(help="Only print how many tasks are needed to detect this difference.", min=0),
     ] = None,
     power: Annotated[float, typer.Option(help="With --plan: probability to detect it.", min=0.01, max=0.999)] = 0.8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
     from pairwright.config import load_config
@@ -78,7 +78,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     limit: Limit = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
     from pairwright.cli.progress_view import CollectView
@@ -119,10 +119,8 @@ def _show_plan(evaluation: "Evaluation", difference: float, power: float, *, as_
         raise ConfigError("--plan: expected a difference above 0 and a pilot of at least two tasks")
     differences = np.array([row.difference for row in first.tasks])
     size = plan_tasks(differences, difference=difference, power=power, confidence=evaluation.options.confidence)
-    if as_json:
-        print_json({"metric": first.metric.name, **asdict(size)})
-    else:
-        print_table("plan", ("what", "value"), [("metric", first.metric.name), *asdict(size).items()])
+    figures = {"metric": first.metric.name, **asdict(size)}
+    print_result(figures, "plan", ("what", "value"), list(figures.items()), as_json=as_json)
     say(
         f"{size.num_tasks:,} tasks detect a difference of {difference:g} in {first.metric.name} with {power:.0%} "
         "power; "
@@ -135,11 +133,9 @@ def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: b
     from pairwright.evaluation import evaluation_json, write_evaluation
 
     path = None if output is None else write_evaluation(output, evaluation)
-    if as_json:
-        print_json(evaluation_json(evaluation))
-    else:
-        columns = ("metric", "before", "after", "difference", "low", "high", "wins", "draws", "losses", "sign_test_p")
-        print_table("evaluation", columns, [_row(comparison) for comparison in evaluation.comparisons])
+    columns = ("metric", "before", "after", "difference", "low", "high", "wins", "draws", "losses", "sign_test_p")
+    rows = [_row(comparison) for comparison in evaluation.comparisons]
+    print_result(evaluation_json(evaluation), "evaluation", columns, rows, as_json=as_json)
     for comparison in evaluation.comparisons:
         for note in comparison.notes:
             say(f"{comparison.metric.name}: {note}")

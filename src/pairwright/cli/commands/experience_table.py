@@ -5,14 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE, condition_of
-from pairwright.cli.output import flat_rows, print_json, print_json_line, print_table, say
+from pairwright.cli.arguments import PLACE, AsJson, condition_of
+from pairwright.cli.output import flat_rows, print_json, print_json_line, print_result, say
 
 app = typer.Typer(help="Look at an experience table, filter it, add corrections.", no_args_is_help=True)
 
 Dir = Annotated[str, typer.Argument(help="The folder of an experience table; also s3://...", show_default=False)]
 Where = Annotated[str | None, typer.Option(help="SQL condition of the rows to use, e.g. 'reward > 0.5'.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -38,10 +37,7 @@ def stats(
     if credit:
         counts = count_credit(table, CreditConfig(), condition_of(where))
         statistics |= {"turn credit": counts, "failed by": counts.pop("failed_by")}
-    if as_json:
-        print_json(statistics)
-        return
-    print_table(str(table.path), ("what", "value"), flat_rows(statistics))
+    print_result(statistics, str(table.path), ("what", "value"), flat_rows(statistics), as_json=as_json)
     say(f"{statistics['experiences']:,} experiences in {table.path}. Next: pairwright experience head {table.path}")
 
 
@@ -123,10 +119,7 @@ def corrections(
 
     with Table(output) as target:
         counts = add_corrections(Table(folder, create=False), name, target)
-    if as_json:
-        print_json(dict(counts))
-    else:
-        print_table("corrections", ("what", "runs"), list(counts.items()))
+    print_result(dict(counts), "corrections", ("what", "runs"), list(counts.items()), as_json=as_json)
     say(f"{counts['corrected']:,} preferences in {output}. Next: pairwright pairs {output} -o DIR --strategy imported")
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.arguments import AsJson
 from pairwright.cli.key_options import set_flags
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_json, print_result, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import PairwrightError
@@ -31,7 +32,7 @@ def explain(
     ],
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain a file (what each field would become), a table (what was dropped, and why), a run (where its tokens went)
     or an id (which pairs it is in, or why in none). Writes nothing.
@@ -106,10 +107,7 @@ def _explain_funnel(table: "Place", *, as_json: bool) -> None:
     from pairwright.pairs.funnel import funnel_rows, read_funnel
 
     funnel = read_funnel(table)
-    if as_json:
-        print_json(funnel)
-    else:
-        print_table("funnel", ("stage", "what", "count"), funnel_rows(funnel))
+    print_result(funnel, "funnel", ("stage", "what", "count"), funnel_rows(funnel), as_json=as_json)
     say(f"{funnel['pairs']:,} pairs in {table}. One experience or pair: pairwright explain {table} ID")
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
 
-from pairwright.cli.arguments import PLACE, complete_target, complete_words, condition_of
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.arguments import PLACE, AsJson, complete_target, complete_words, condition_of
+from pairwright.cli.output import print_json, print_result, say
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.export import ExportSummary
     from pairwright.paths import Place
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Repository = Annotated[str, typer.Argument(help="Dataset repository of the Hub, such as me/pairs.", show_default=False)]
 # Formats of an experience table, by the ending of the file; a path without an ending is a folder
 _BY_ENDING = {".jsonl": "jsonl", ".parquet": "parquet", ".pwxp": "bytes", "": "hf"}
@@ -167,7 +167,7 @@ def push_table(
 
     summary = push(folder, repo, private=private, revision=revision, license=license)
     if as_json:
-        print_json({name: getattr(summary, name) for name in summary.__struct_fields__})
+        print_json(to_builtins(summary))
     what = f"{summary.rows:,} {'pairs' if summary.kind == 'pairs' else 'experiences'} in {summary.files:,} files"
     done = "pushed" if summary.changed else "were there already"
     say(f"{what} {done}: {repo} at {summary.revision[:12]}. Next: pairwright pull {repo} -o DIR")
@@ -186,7 +186,7 @@ def pull_table(
 
     summary = pull_files(repo, output, revision=revision)
     if as_json:
-        print_json({name: getattr(summary, name) for name in summary.__struct_fields__})
+        print_json(to_builtins(summary))
     is_pairs = summary.kind == "pairs"
     done = f"pulled to {output}" if summary.changed else f"were in {output} already"
     next_step = f"pairs lint {output}" if is_pairs else f"pairs {output} -o DIR"
@@ -194,12 +194,11 @@ def pull_table(
 
 
 def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None:
-    if as_json:
-        print_json({name: getattr(summary, name) for name in summary.__struct_fields__} | {"output": str(output)})
-    else:
-        rows: list[tuple[str, int, str | None]] = [("pairs", summary.pairs, None), ("written", summary.written, None)]
-        rows.append(("rows", summary.rows, None))
-        for kind, counts in (("refused", summary.refused), ("noted", summary.noted)):
-            # reason, number of pairs, and the id of one of them
-            rows += [(f"{kind}: {reason}", num, summary.examples[reason][0]) for reason, num in sorted(counts.items())]
-        print_table(f"exported to {summary.target}", ("what", "pairs", "example"), rows)
+    rows: list[tuple[str, int, str | None]] = [
+        (name, getattr(summary, name), None) for name in ("pairs", "written", "rows")
+    ]
+    for kind, counts in (("refused", summary.refused), ("noted", summary.noted)):
+        # reason, number of pairs, and the id of one of them
+        rows += [(f"{kind}: {reason}", num, summary.examples[reason][0]) for reason, num in sorted(counts.items())]
+    value = to_builtins(summary) | {"output": str(output)}
+    print_result(value, f"exported to {summary.target}", ("what", "pairs", "example"), rows, as_json=as_json)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.guards import Interrupted, describe_stop
 from pairwright.cli.key_options import set_flags
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -63,7 +63,7 @@ def import_files(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read agent traces into an experience table, and account for every record."""
     from pairwright.engines.blas_threads import without_blas_threads
@@ -77,8 +77,7 @@ def import_files(
         from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
 
-    flags = set_flags(ctx) | ({"sources.on_bad_record": ("--strict", "fail")} if strict else {})
-    settings = load_settings(config, override, flags)
+    settings = load_settings(config, override, set_flags(ctx))
     sources = settings.sources
     paths = paths or list(sources.paths)
     if output is None and config is not None:
@@ -111,16 +110,13 @@ def import_files(
     if step_name is not None and "nat" not in summary.formats:
         say("--step-name: no file has NAT's intermediate steps, the only logs that it is for; it has no effect")
     _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
-    if sources.on_bad_record == "fail" and summary.total("quarantined"):
+    if strict and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
 
 def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None:
-    if as_json:
-        print_json(_as_json(summary))
-    else:
-        rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
-        print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
+    rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
+    print_result(_as_json(summary), "imported", ("format", *_COLUMNS), rows, as_json=as_json, short=_HEADINGS)
     # the most frequent reasons
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}; the first: {summary.examples[reason]}")

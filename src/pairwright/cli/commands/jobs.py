@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.arguments import AsJson
 from pairwright.cli.guards import Interrupted
 from pairwright.cli.key_options import set_flags, with_options
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.cli.progress_view import LiveTable
 from pairwright.errors import PairwrightError, PlaceError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
-    from pairwright.jobs import Job, Status
+    from pairwright.jobs import Backend, Job, Status
 
 app = typer.Typer(help="Training jobs: submit, list, follow, cancel, deploy.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="A run's folder, or a job's id.", show_default=False)]
 Root = Annotated[Path, typer.Option("--runs", help="Folder to search for runs.")]
 File = Annotated[Path | None, typer.Option("--config", help="A YAML file: hosts, tokens, limits.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(cls=with_options("backend.name", after="experience"))
@@ -76,11 +76,9 @@ def list_jobs(
     if not root.is_dir():
         raise PlaceError(f"{root}: no such folder; runs are below runs/ unless you chose another place")
     jobs = [(folder, read_job(folder)) for folder in find_jobs(root)]
-    if as_json:
-        print_json([_as_json(job, folder) for folder, job in jobs])
-    else:
-        rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in jobs]
-        print_table(str(root), ("id", "backend", "state", "folder", "seen"), rows)
+    values = [_as_json(job, folder) for folder, job in jobs]
+    rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in jobs]
+    print_result(values, str(root), ("id", "backend", "state", "folder", "seen"), rows, as_json=as_json)
     say(f"{len(jobs)} jobs below {root}" + (". Next: pairwright jobs show JOB" if jobs else ""))
 
 
@@ -89,13 +87,11 @@ def show(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Ask the backend for the state of a job."""
-    from pairwright.jobs import backend_of, job_folder, read_job
+    from pairwright.jobs import read_job
     from pairwright.jobs.job import follow_status
 
-    folder = job_folder(name, root)
-    job = read_job(folder)
-    settings = _load(config, override)
-    status = backend_of(job, settings).status(folder, job, settings)
+    folder, job, settings, backend = _open_job(name, root, config, override)
+    status = backend.status(folder, job, settings)
     # read again: the backend may have changed the file while it was asked
     job = follow_status(folder, read_job(folder), status)
     _report(job, folder, as_json=as_json, status=status)
@@ -106,9 +102,8 @@ def attach(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Follow a job until it ends; exit code 1 if it fails."""
-    from pairwright.jobs import job_folder
-
-    follow_job(job_folder(name, root), _load(config, override), as_json=as_json)
+    folder, _, settings, _ = _open_job(name, root, config, override)
+    follow_job(folder, settings, as_json=as_json)
 
 
 @app.command(cls=ConfigCommand)
@@ -120,12 +115,8 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the job has ended.")] = False,
 ) -> None:
     """Print a job's log."""
-    from pairwright.jobs import backend_of, job_folder, read_job
-
-    folder = job_folder(name, root)
-    job = read_job(folder)
-    settings = _load(config, override)
-    for line in backend_of(job, settings).logs(folder, job, settings, follow):
+    folder, job, settings, backend = _open_job(name, root, config, override)
+    for line in backend.logs(folder, job, settings, follow):
         # lines that are followed must appear at once, also in a pipe
         print(line, flush=follow)
 
@@ -135,12 +126,10 @@ def cancel(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Cancel a job. A local job first saves a checkpoint, from which --resume continues."""
-    from pairwright.jobs import backend_of, job_folder, read_job
+    from pairwright.jobs import read_job
     from pairwright.jobs.job import FINAL, follow_status
 
-    folder, settings = job_folder(name, root), _load(config, override)
-    job = read_job(folder)
-    backend = backend_of(job, settings)
+    folder, job, settings, backend = _open_job(name, root, config, override)
     # a job that has ended cannot be cancelled: only report its state
     if job.state not in FINAL:
         job = backend.cancel(folder, job, settings)
@@ -154,17 +143,23 @@ def deploy(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Deploy the model of a completed job to an endpoint, and wait until it answers."""
+    folder, job, settings, backend = _open_job(name, root, config, override)
+    deployment = backend.deploy(folder, job, settings, say)
+    rows = [(key, str(value)) for key, value in deployment.items()]
+    print_result(deployment, "deployment", ("what", "value"), rows, as_json=as_json)
+    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
+
+
+def _open_job(
+    name: str, root: Path, config: Path | None, override: list[str] | None
+) -> "tuple[Path, Job, Config, Backend]":
+    """The folder of a job, its record, the configuration, and the backend that has the job."""
+    from pairwright.config import load_config
     from pairwright.jobs import backend_of, job_folder, read_job
 
     folder = job_folder(name, root)
-    job = read_job(folder)
-    settings = _load(config, override)
-    deployment = backend_of(job, settings).deploy(folder, job, settings, say)
-    if as_json:
-        print_json(deployment)
-    else:
-        print_table("deployment", ("what", "value"), [(key, str(value)) for key, value in deployment.items()])
-    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
+    job, settings = read_job(folder), load_config(config, overrides=parse_overrides(override))
+    return folder, job, settings, backend_of(job, settings)
 
 
 def follow_job(folder: Path, config: "Config", *, as_json: bool) -> None:
@@ -232,15 +227,7 @@ def refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
 
 
 def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" = None) -> None:
-    if as_json:
-        print_json(_as_json(job, folder, status))
-        return
-    rows: list[tuple[str, Any]] = [
-        ("id", job.id),
-        ("backend", job.backend),
-        ("state", job.state),
-        ("folder", str(folder)),
-    ]
+    rows = [("id", job.id), ("backend", job.backend), ("state", str(job.state)), ("folder", str(folder))]
     if status is not None:
         rows += [("progress", _line(status))]
     # each backend sets some of these details
@@ -251,7 +238,7 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
         rows += [(f"deployment {key}", str(value)) for key, value in job.deployment.items()]
     if job.error:
         rows.append(("error", job.error))
-    print_table(job.id, ("what", "value"), rows)
+    print_result(_as_json(job, folder, status), job.id, ("what", "value"), rows, as_json=as_json)
 
 
 def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[str, Any]:
@@ -259,12 +246,6 @@ def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[s
 
     record: dict[str, Any] = {**msgspec.to_builtins(job), "folder": str(folder)}
     return record if status is None else {**record, "status": msgspec.to_builtins(status)}
-
-
-def _load(file: Path | None, override: list[str] | None) -> "Config":
-    from pairwright.config import load_config
-
-    return load_config(file, overrides=parse_overrides(override))
 
 
 def _ago(moment: float) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pairwright.cli.arguments import AsJson
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings
 from pairwright.cli.progress_view import Progress
@@ -34,7 +35,7 @@ def fetch_model(
     name: Annotated[str, typer.Argument(help="Hub id, such as Qwen/Qwen2.5-0.5B-Instruct.", show_default=False)],
     output: _Output,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default the newest.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Download a model from the Hugging Face Hub: safetensors, tokenizer and template, no code."""
     from pairwright.paths import download_model, is_hub_id
@@ -62,7 +63,7 @@ def convert_model(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use the tokenizer of this folder instead of the one in the file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Convert a GGUF file to a model's folder: dequantised weights, tokenizer, chat template."""
     from pairwright.models.convert_gguf import convert_gguf
@@ -100,7 +101,7 @@ def export_trained(
     ] = None,
     override: Overrides = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a trained model for llama.cpp, Ollama, vLLM, or as a plain folder."""
     from pairwright.config import base_folder

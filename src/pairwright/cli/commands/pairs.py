@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.help_style import GroupWithDefault
 from pairwright.cli.key_options import set_flags, with_options
-from pairwright.cli.output import flat_rows, print_json, print_table, say
+from pairwright.cli.output import flat_rows, print_json, print_result, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -21,7 +21,6 @@ app = typer.Typer(
 )
 
 Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[
     str | None, typer.Option("-o", "--output", metavar=PLACE, help="Folder for the pairs.", show_default=False)
 ]
@@ -72,10 +71,7 @@ def stats(folder: Folder, as_json: AsJson = False) -> None:
 
     path = place(folder)
     statistics = pair_statistics(path)
-    if as_json:
-        print_json(statistics)
-        return
-    print_table(str(path), ("what", "value"), flat_rows(statistics))
+    print_result(statistics, str(path), ("what", "value"), flat_rows(statistics), as_json=as_json)
     say(f"{statistics['pairs']:,} pairs in {path}. Next: pairwright pairs lint {path}")
 
 
@@ -143,10 +139,7 @@ class NoPairs(PairwrightError):
 def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
     from pairwright.pairs.funnel import funnel_rows
 
-    if as_json:
-        print_json(summary)
-    else:
-        print_table("funnel", ("stage", "what", "count"), funnel_rows(summary))
+    print_result(summary, "funnel", ("stage", "what", "count"), funnel_rows(summary), as_json=as_json)
     if not summary["pairs"]:
         raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
     for name, count in summary.get("crossing", {}).items():

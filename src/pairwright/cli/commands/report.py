@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.arguments import AsJson
+from pairwright.cli.output import print_json, print_result, say
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
@@ -21,7 +22,7 @@ def report(
         Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading; by default the folder's name.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a run on one self-contained page: outcome, funnel, pairs, tokens, training, settings."""
     from pairwright.report import write_report
@@ -53,7 +54,7 @@ def view(
     where: Annotated[str | None, typer.Option(help="SQL condition of the rows to export, e.g. 'reward < 0.5'.")] = None,
     search: Annotated[str, typer.Option(help="Export the rows that contain a text.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=20_000, help="Number of rows to export from each table.")] = 200,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was exported as JSON.")] = False,
+    as_json: AsJson = False,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """Look at runs, experiences, pairs, tokens and evaluations in the browser, and label or exclude them."""
@@ -86,11 +87,9 @@ def _export(answers: "Answers", output: Path, where: str | None, search: str, li
     with Progress("exporting", "tables") as progress:
         exported = export_view(answers, output, Selection(where, search, limit), show=progress.show)
     rows = {key: {"exported": count, "matches": matches} for key, (count, matches) in exported.rows.items()}
-    if as_json:
-        print_json({"page": str(exported.page), "bytes": exported.num_bytes, "rows": rows, "whole": exported.whole})
-    else:
-        cells = [(key, count, matches) for key, (count, matches) in exported.rows.items()]
-        print_table("exported", ("table", "exported", "matches"), cells)
+    value = {"page": str(exported.page), "bytes": exported.num_bytes, "rows": rows, "whole": exported.whole}
+    cells = [(key, count, matches) for key, (count, matches) in exported.rows.items()]
+    print_result(value, "exported", ("table", "exported", "matches"), cells, as_json=as_json)
     for key in exported.whole:
         say(f"note: {key} does not have the columns of --where: its first rows are in the copy")
     say(f"{exported.page} ({exported.num_bytes / 1e6:,.1f} MB). Open it in a browser; it needs no server.")

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.output import print_json, print_table, say, say_in_colour
+from pairwright.cli.arguments import AsJson
+from pairwright.cli.output import flat_rows, print_result, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.progress_view import duration
 
@@ -30,7 +31,7 @@ def run_flow(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Collect, pair, train and prove, from one configuration; a stage that is done and unchanged is skipped."""
     from pairwright.config import base_folder, load_config, printable_config
@@ -64,10 +65,7 @@ def run_flow(
         say(
             f"trial: the whole run would take about {duration(sum(whole.values()))} ({stages}): pairwright run {config}"
         )
-    if as_json:
-        print_json(result)
-    else:
-        print_table(str(folder), ("what", "value"), _rows(result))
+    print_result(result, str(folder), ("what", "value"), flat_rows(result), as_json=as_json)
     say(f"done: open {folder / 'report.html'}. {_where_model(result, folder, settings.loop.rounds)}")
 
 
@@ -150,23 +148,11 @@ def _show_plan(flow: Any, *, as_json: bool) -> None:
 
     plan = flow.plan()
     rows = plan_rows(flow, plan)
-    if as_json:
-        print_json([{"stage": name, "state": state, "expected": expected} for name, state, expected in rows])
-    else:
-        print_table("plan", ("stage", "state", "expected"), rows)
+    columns = ("stage", "state", "expected")
+    print_result([dict(zip(columns, row, strict=True)) for row in rows], "plan", columns, rows, as_json=as_json)
     say(f"{len(rows)} stages in {flow.folder}; nothing was done")
     if plan.refusal is not None:  # the run would end with it, so the dry run does
         raise plan.refusal
-
-
-def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in result.items():
-        if isinstance(value, dict):
-            rows += [(f"{name}: {key}", inner) for key, inner in value.items()]
-        else:
-            rows.append((name, value))
-    return rows
 
 
 class DemoName(StrEnum):
@@ -187,7 +173,7 @@ def run_demo(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks, the sampling and the training.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small model on this machine on its own runs, and prove that it got better."""
     from pairwright.errors import ConfigError
@@ -199,18 +185,15 @@ def run_demo(
         raise ConfigError(f"--resume: {folder} has no demo to continue with")
     with LiveView() as view:
         result, evaluation = run_example(example, folder, seed=seed, view=view, overrides=parse_overrides(override))
-    if as_json:
-        print_json(evaluation)
-    else:
-        columns = ("metric", "before", "after", "difference", "low", "high")
-        rows = [
-            (
-                metric["name"],
-                metric["before"]["mean"],
-                metric["after"]["mean"],
-                *(metric["difference"][key] for key in ("mean", "low", "high")),
-            )
-            for metric in evaluation["metrics"]
-        ]
-        print_table(example.title, columns, rows)
+    columns = ("metric", "before", "after", "difference", "low", "high")
+    rows = [
+        (
+            metric["name"],
+            metric["before"]["mean"],
+            metric["after"]["mean"],
+            *(metric["difference"][key] for key in ("mean", "low", "high")),
+        )
+        for metric in evaluation["metrics"]
+    ]
+    print_result(evaluation, example.title, columns, rows, as_json=as_json)
     say(f"open {folder / 'report.html'}. Next: pairwright serve model {result['model']}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.key_options import set_flags
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_json, print_result, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -43,7 +43,7 @@ def score_runs(
     batch_in: Annotated[
         Path | None, typer.Option(help="Judges: read the results of a batch file, and send no requests.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score the runs of tables and store the scores with them; repeated, the command scores only what is missing."""
     from pairwright.config import base_folder
@@ -139,11 +139,10 @@ def _report_batch(summary: "ScoreSummary", path: Path, *, as_json: bool) -> None
 
 def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
     figures = [_figures(summary) for summary in summaries]
-    if as_json:
-        print_json(figures)
-    else:
-        columns = ("table", "scorer", "runs", "scored", "kept", "unscored", "failed", "mean", "requests", "cost")
-        print_table("scores", columns, [tuple(row[name] for name in columns) for row in figures])
+    columns = ("table", "scorer", "runs", "scored", "kept", "unscored", "failed", "mean", "requests", "cost")
+    rows = [tuple(row[name] for name in columns) for row in figures]
+    print_result(figures, "scores", columns, rows, as_json=as_json)
+    if not as_json:
         for summary in summaries:
             criteria = [f"{name} {mean:.3g}" for name, mean in summary.means.items() if name != "score"]
             if criteria:

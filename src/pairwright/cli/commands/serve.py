@@ -1,14 +1,16 @@
 """`pairwright serve jobs`, `serve targets add|list|remove`, `serve token create|list|revoke`, `serve model DIR`."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.arguments import complete_choices
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.arguments import AsJson, complete_choices
+from pairwright.cli.output import print_json, print_result, say
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ DatabaseUrl = Annotated[
     typer.Option("--database", envvar="PAIRWRIGHT_DATABASE", help="postgresql://... for rows; else SQLite in --data."),
 ]
 Name = Annotated[str, typer.Argument(help="Its name.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def serve_jobs(
@@ -69,17 +70,10 @@ def add_target(
     database: DatabaseUrl = None,
 ) -> None:
     """Add a base model that jobs may train."""
-    from pairwright.service.api_errors import Refusal
     from pairwright.service.run.base_models import add_target as add
 
-    rows = _open_database(data, database)
-    try:
-        with rows.writing() as connection:
-            base_model = add(connection, name, folder)
-    except Refusal as refusal:
-        raise ConfigError(refusal.message) from None
-    finally:
-        rows.close()
+    with _database(data, database) as rows, rows.writing() as connection:
+        base_model = add(connection, name, folder)
     say(f"{name}: {base_model['num_parameters']:,} parameters. Next: pairwright serve jobs --data {data}")
 
 
@@ -88,32 +82,22 @@ def list_targets(data: Data, database: DatabaseUrl = None, as_json: AsJson = Fal
     """List the base models."""
     from pairwright.service.rows import entities
 
-    rows = _open_database(data, database)
-    with rows.reading() as connection:
+    with _database(data, database) as rows, rows.reading() as connection:
         base_models = entities.every(connection, entities.TARGET)
-    rows.close()
-    if as_json:
-        print_json(base_models)
-        return
     columns = ("name", "num_parameters", "precision", "max_seq_length", "model_path")
-    print_table("base models", columns, [[target[column] for column in columns] for target in base_models])
+    cells = [[target[column] for column in columns] for target in base_models]
+    print_result(base_models, "base models", columns, cells, as_json=as_json)
     say(f"{len(base_models)} base models in {data}. Next: pairwright serve targets add NAME DIR --data {data}")
 
 
 @targets.command("remove")
 def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
     """Remove a base model; its files stay, and submitted jobs continue."""
-    from pairwright.service.api_errors import Refusal
     from pairwright.service.rows import entities
 
-    rows = _open_database(data, database)
-    try:
-        with rows.writing() as connection:
-            entities.delete(connection, entities.TARGET, "", name)
-    except Refusal as refusal:
-        raise ConfigError(f"{refusal.message}; see: pairwright serve targets list --data {data}") from None
-    finally:
-        rows.close()
+    see = f"; see: pairwright serve targets list --data {data}"
+    with _database(data, database, way_out=see) as rows, rows.writing() as connection:
+        entities.delete(connection, entities.TARGET, "", name)
     say(f"{name} is not a base model any more")
 
 
@@ -128,16 +112,10 @@ def create_token(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print it. It is shown only once; the service stores a hash."""
-    from pairwright.service.api_errors import Refusal
     from pairwright.service.rows.api_tokens import create_token as create
 
-    rows = _open_database(data, database)
-    try:
+    with _database(data, database) as rows:
         secret = create(rows, name, scope)
-    except Refusal as refusal:
-        raise ConfigError(refusal.message) from None
-    finally:
-        rows.close()
     if as_json:
         print_json({"name": name, "scopes": sorted(set(scope)), "token": secret})
     else:
@@ -150,14 +128,10 @@ def list_tokens(data: Data, database: DatabaseUrl = None, as_json: AsJson = Fals
     """List the names and scopes of tokens, never the tokens."""
     from pairwright.service.rows.api_tokens import list_tokens as read_tokens
 
-    rows = _open_database(data, database)
-    tokens = read_tokens(rows)
-    rows.close()
-    if as_json:
-        print_json(tokens)
-        return
+    with _database(data, database) as rows:
+        tokens = read_tokens(rows)
     cells = [(item["name"], ", ".join(item["scopes"]), item["created_at"]) for item in tokens]
-    print_table("tokens", ("name", "scopes", "created_at"), cells)
+    print_result(tokens, "tokens", ("name", "scopes", "created_at"), cells, as_json=as_json)
     say(f"{len(tokens)} tokens in {data}. Next: pairwright serve token create --data {data} --name NAME --scope NS")
 
 
@@ -166,23 +140,29 @@ def revoke_token(name: Name, data: Data, database: DatabaseUrl = None) -> None:
     """Revoke a token at once."""
     from pairwright.service.rows.api_tokens import revoke_token as revoke
 
-    rows = _open_database(data, database)
-    try:
+    with _database(data, database) as rows:
         revoke(rows, name)
-    finally:
-        rows.close()
     say(f"token {name} is not accepted any more")
 
 
-def _open_database(data: Path, database: str | None) -> "Database":
+@contextmanager
+def _database(data: Path, database: str | None, *, way_out: str = "") -> "Iterator[Database]":
+    """The rows of the service, closed at the end; what the service refuses becomes a ConfigError with the way out."""
     from pairwright.service import Settings
+    from pairwright.service.api_errors import Refusal
     from pairwright.service.rows.database import Database
 
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"--data {data}: {error.strerror or error}") from None
-    return Database(Settings(data=data.resolve(), database_url=database).url)
+    rows = Database(Settings(data=data.resolve(), database_url=database).url)
+    try:
+        yield rows
+    except Refusal as refusal:
+        raise ConfigError(f"{refusal.message}{way_out}") from None
+    finally:
+        rows.close()
 
 
 class ServeEngine(StrEnum):

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.key_options import set_flags
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError, PairwrightError
@@ -44,7 +44,7 @@ def ask_teachers(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Ask --teacher endpoints for token ids and log-probabilities.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask teachers for one action at every decision of a student; repeated, the command asks only what is missing."""
     from pairwright.collection.teaching import read_states, teach
@@ -109,11 +109,9 @@ def _report(states: "States", collections: "dict[str, Collected]", student: str,
         "states": len(states.decisions),
         "skipped": dict(states.skipped),
     }
-    if as_json:
-        print_json({**head, "teachers": figures})
-    else:
-        columns = ("teacher", "answers", "done_before", "failed", "tokens", "seconds")
-        print_table("teachers", columns, [(name, *(row[key] for key in columns[1:])) for name, row in figures.items()])
+    columns = ("teacher", "answers", "done_before", "failed", "tokens", "seconds")
+    rows = [(name, *(row[key] for key in columns[1:])) for name, row in figures.items()]
+    print_result({**head, "teachers": figures}, "teachers", columns, rows, as_json=as_json)
     for reason, count in states.skipped.most_common():
         say(f"{count:,} of {states.num_experiences:,} experiences have no decision: {reason}")
     for name, collection in collections.items():

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.help_style import GroupWithDefault
 from pairwright.cli.key_options import set_flags, with_options
-from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
+from pairwright.cli.output import flat_rows, print_json, print_result, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 from pairwright.records.json_text import to_json
 
 if TYPE_CHECKING:
+    from pairwright.config import TokensConfig
     from pairwright.paths import Place
     from pairwright.tokens.sequence import Sequence
     from pairwright.tokens.stage.check import TemplateCheck
@@ -26,20 +27,13 @@ app = typer.Typer(
 )
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id.")]
-TemplateFile = Annotated[
-    Path | None,
-    typer.Option(help="A chat template's file to use instead of the default one, or its name.", show_default=False),
-]
-TemplateKwargs = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="Variables of the chat template, as a JSON object.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 # Keys without an option: set them in a configuration, or as KEY=VALUE
 _WITHOUT_OPTION = ("tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries")
+_TEMPLATE_KEYS = ("tokens.chat_template", "tokens.chat_template_kwargs")
+_SHOW_KEYS = (*_TEMPLATE_KEYS, "tokens.tools_as_text", "tokens.allow_dropped", "tokens.allow_images")
 
 
-@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=_WITHOUT_OPTION))
+@app.command(cls=with_options("tokens", "engine.name", "engine.address", "engine.workers", without=_WITHOUT_OPTION))
 def build(
     ctx: typer.Context,
     source: Annotated[
@@ -72,16 +66,15 @@ def build(
     if source is None or output is None or options.tokenizer is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    # `tokens.workers` overrides the workers of the engine
-    folder, workers = place(output), options.workers or settings.engine.workers
-    engine_settings = settings.engine.model_copy(update={"workers": workers})
-    with Progress("encoding", "items") as progress, open_engine(engine_settings) as engine:
+    folder = place(output)
+    with Progress("encoding", "items") as progress, open_engine(settings.engine) as engine:
         manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
 
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options(*_SHOW_KEYS, after="tokenizer"))
 def show(
+    ctx: typer.Context,
     path: Annotated[
         str,
         typer.Argument(
@@ -91,18 +84,14 @@ def show(
         ),
     ],
     tokenizer: TokenizerDir,
-    chat_template: TemplateFile = None,
-    chat_template_kwargs: TemplateKwargs = None,
     name: Annotated[str | None, typer.Option("--id", help="Only the sequences of this experience or pair.")] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 3,
     hints: Annotated[
         bool, typer.Option("--hints", help="Experience table: show the teacher's sequences, with hints at error turns.")
     ] = False,
-    allow_dropped: Annotated[
-        bool, typer.Option("--allow-dropped", help="Also show turns that the template does not render completely.")
-    ] = False,
-    allow_images: Annotated[bool, typer.Option("--allow-images", help="Also show messages with images.")] = False,
-    config: Annotated[Path | None, typer.Option(help="--hints: a configuration with train.sdpo.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A configuration whose `tokens` section to use; for --hints train.sdpo, too.")
+    ] = None,
     override: Overrides = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page instead.")] = None,
     as_json: AsJson = False,
@@ -110,18 +99,16 @@ def show(
     """Colour tokens by origin (generated, prompt, tool output, stop, hint), in the terminal or as a page."""
     import msgspec
 
-    from pairwright.config import load_config
     from pairwright.paths import local_folder, place
     from pairwright.tokens.encode_options import EncodeOptions
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
 
-    if override and not hints:
-        raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    chat_tokenizer = _load_tokenizer(tokenizer, chat_template, chat_template_kwargs)
+    settings = load_settings(config, override, set_flags(ctx))
+    chat_tokenizer = _load_tokenizer(tokenizer, settings.tokens)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
-        hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
+        hinter = Hinter(settings.train.sdpo) if hints else None
         refused: list[tuple[str, str]] = []
         sequences = preview(
             folder,
@@ -129,7 +116,7 @@ def show(
             name=name,
             num=num,
             hints=hinter,
-            options=EncodeOptions(allow_dropped=allow_dropped, allow_images=allow_images),
+            options=EncodeOptions.of(settings.tokens),
             refused=lambda title, reason: refused.append((title, reason)),
         )
         if hinter is not None:
@@ -156,14 +143,10 @@ def show(
     _print_sequences(chat_tokenizer, sequences)
 
 
-def _load_tokenizer(folder: Path, chat_template: Path | None, variables: str | None) -> "ChatTokenizer":
-    """The tokenizer of a folder, with the chat template and variables of the command line."""
-    from pairwright.config import load_config
+def _load_tokenizer(folder: Path, options: "TokensConfig") -> "ChatTokenizer":
     from pairwright.tokens.tokenizer import load_tokenizer
 
-    words = [] if variables is None else [f"tokens.chat_template_kwargs={variables}"]
-    options = load_config(None, overrides=parse_overrides(words)).tokens
-    return load_tokenizer(options.model_copy(update={"tokenizer": folder, "chat_template": chat_template}))
+    return load_tokenizer(options.model_copy(update={"tokenizer": str(folder)}))
 
 
 def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
@@ -219,13 +202,8 @@ def audit(
         arguments["assistant_only_loss"] = True
     found = audit_file(path, tokenizer, arguments=arguments, num_painted=num)
     counts = {name: getattr(found, name) for name in found.__struct_fields__ if name != "painted"}
-    if as_json:
-        print_json(counts)
-    else:
-        lines = [(name, value) for name, value in counts.items() if not isinstance(value, dict)]
-        for name in ("not_generated", "refused"):
-            lines += [(f"{name}: {key}", value) for key, value in counts[name].items()]
-        print_table(f"{path} as TRL's {found.trainer} trainer prepares it", ("what", "value"), lines)
+    title = f"{path} as TRL's {found.trainer} trainer prepares it"
+    print_result(counts, title, ("what", "value"), flat_rows(counts), as_json=as_json)
     if html is not None:
         title = f"{path.name}: what TRL's {found.trainer} trainer trains (underlined)"
         html.write_text(html_page(ChatTokenizer.from_folder(str(tokenizer)), found.painted, title=title), "utf-8")
@@ -237,14 +215,14 @@ def audit(
     )
 
 
-@app.command()
+@app.command(cls=with_options(*_TEMPLATE_KEYS, after="tokenizer"))
 def check(
+    ctx: typer.Context,
     tokenizer: Annotated[
         list[Path],
         typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id; may be repeated."),
     ],
-    chat_template: TemplateFile = None,
-    chat_template_kwargs: TemplateKwargs = None,
+    override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Test chat templates on small conversations: what is exact, what is refused and why, and better settings.
@@ -256,10 +234,11 @@ def check(
     from pairwright.tokens.stage.check import check_template
 
     # Folders of the same name are distinguished by their paths.
+    options = load_settings(None, override, set_flags(ctx)).tokens
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:
-        ready = _load_tokenizer(folder, chat_template, chat_template_kwargs)
+        ready = _load_tokenizer(folder, options)
         reports[folder.name if is_unique else str(folder)] = check_template(ready, try_variables=True)
     if as_json:
         values = {name: msgspec.to_builtins(report) for name, report in reports.items()}
@@ -350,13 +329,8 @@ _IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
     from pairwright.tokens.stage.cache import describe_losses
 
-    if as_json:
-        print_json(manifest)
-    else:
-        rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        for name in ("refused", "dropped_fields", "turns_by_rule", "modes", "length"):
-            rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
-        print_table(str(output), ("what", "value"), rows)
+    counts = {name: value for name, value in manifest.items() if name not in ("options", "credit")}
+    print_result(manifest, str(output), ("what", "value"), flat_rows(counts), as_json=as_json)
     for line in describe_losses(manifest):
         say(f"warning: {line}")
     num_refused = sum(manifest["refused"].values())

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.arguments import PLACE
+from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.key_options import set_flags
-from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.progress_view import TrainingView
 from pairwright.errors import ConfigError
@@ -58,7 +58,7 @@ def train_model(
     override: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
     from pairwright.config import load_config
@@ -164,12 +164,8 @@ def _run(config: Any, *, as_json: bool, model: Path, output: Path, **sources: An
     model = find_model(model)
     with TrainingView() as view:
         result = train(config, model=model, output=output, progress=view.show, **sources)
-    if as_json:
-        print_json(
-            {"model": str(result.model), "steps": result.num_steps, "best_step": result.best_step, **result.metrics}
-        )
-    else:
-        print_table(str(output), ("metric", "value"), sorted(result.metrics.items()))
+    figures = {"model": str(result.model), "steps": result.num_steps, "best_step": result.best_step, **result.metrics}
+    print_result(figures, str(output), ("metric", "value"), sorted(result.metrics.items()), as_json=as_json)
     best = f", the best at step {result.best_step}" if result.best_step is not None else ""
     say(
         f"{result.num_steps:,} updates{best}; the model is in {result.model}. "

@@ -343,15 +343,21 @@ def encode_pair_items(
 
 
 def _write_tools(item: Item, options: TokensConfig) -> tuple[Item, tuple[Origins, Origins] | None]:
-    """Write the item's tools as text, and return the origins of its messages. Items with recorded ids are unchanged."""
-    is_recorded = options.recorded == "use" and any(s is not None and s.tokens is not None for s in item.sources)
+    """Write the item's tools as text, and return the origins of its messages. Items of which both sides have recorded
+    ids are unchanged; where one side has none, both are encoded from their text."""
+    is_recorded = options.recorded == "use" and all(s is not None and s.tokens is not None for s in item.sources)
     if options.tools_as_text == "off" or is_recorded:
         return item, None
     prompt = write_tools_as_text(item.prompt, item.tools)
     sides = [write_tools_as_text(side) for side in (item.chosen, item.rejected)]
     first, second = ((*prompt.origins, *(len(item.prompt) + n for n in side.origins)) for side in sides)
     written = msgspec.structs.replace(
-        item, prompt=prompt.messages, tools=(), chosen=sides[0].messages, rejected=sides[1].messages
+        item,
+        prompt=prompt.messages,
+        tools=(),
+        chosen=sides[0].messages,
+        rejected=sides[1].messages,
+        sources=(None, None),
     )
     return written, (first, second)
 
