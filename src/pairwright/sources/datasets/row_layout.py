@@ -40,7 +40,8 @@ from pairwright.sources.fields import BadRecord, score
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
-_ROLES = frozenset(("system", "user", "assistant", "tool", "human", "gpt", "ai", "model", "bot", "chatgpt"))
+_MODEL = frozenset(("assistant", "gpt", "ai", "model", "bot", "chatgpt"))
+_ROLES = _MODEL | {"system", "user", "tool", "human"}
 _MAX_ANSWERS = 128
 # Words that mark a field as an answer: `gpt4_answer`, `response_llama`.
 _ANSWERS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
@@ -110,7 +111,7 @@ def _with_prompt(
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
         # An agent's turns do not include its task, so the prompt is needed.
-        if key is not None and (is_step(turns[0]) or _role_of(turns[0]) == "assistant"):
+        if key is not None and (is_step(turns[0]) or (exchange_in(turns[0]) is None and is_from_model(turns[0]))):
             both = frozenset({talk_key, key})
             return Layout(prompt=prompt, prompt_key=key, conversation=turns, conversation_key=talk_key, used=both)
         # A separate question repeats a turn of the conversation; it is kept in info.
@@ -122,7 +123,7 @@ def _with_prompt(
         turns = talk_in(row[talk_key]) or []
         if whole:
             talk_key = None  # repeats the conversation of one side
-        elif turns and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
+        elif turns and is_from_model(turns[-1]):
             raise BadRecord(
                 f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
                 f"--map prompt={talk_key},completion={answers[0].where} decides"
@@ -539,15 +540,14 @@ def _is_turn(item: Any) -> bool:
 _ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
-def _last_role(turns: list[Any]) -> str:
-    last = turns[-1]
-    return "assistant" if exchange_in(last) or is_step(last) else _role_of(last)
-
-
-def _role_of(turn: Any) -> str:
-    if isinstance(turn, list):
-        return "user"
-    return str(turn.get("role", turn.get("from", turn.get("type", list(turn)[-1]))))
+def is_from_model(turn: Any) -> bool:
+    """Whether a turn, or the end of an exchange, was written by the model."""
+    if exchange_in(turn) is not None or is_step(turn):
+        return True
+    speaker = turn.get("role", turn.get("from", turn.get("type")))
+    names = [speaker] if isinstance(speaker, str) else turn
+    # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
+    return any(plain_name(name) in _MODEL or name in ("constructor", "function_call") for name in names)
 
 
 def _is_answer(value: Any) -> bool:
