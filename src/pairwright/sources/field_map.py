@@ -27,6 +27,7 @@ from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.reward_expressions import evaluate, names_in, parse_reward
 from pairwright.sources.score_values import read_score
+from pairwright.sources.shapes.any_messages import decode_json_text
 
 # How to read the file: the list or table that holds the records, a second table to join, the CSV dialect.
 _OF_FILE = ("records", "join", "delimiter", "encoding", "decimal")
@@ -307,8 +308,9 @@ def parse_path(text: str) -> Path:
 
 
 def _at(value: Any, path: Path, where: str) -> Any:
-    """Return the value at a path; if a step is missing, raise BadRecord that lists the keys found there."""
+    """Return the value at a path, also inside JSON text; if a step is missing, raise BadRecord that lists the keys."""
     for position, step in enumerate(path):
+        value = decode_json_text(value)
         if step is None:
             if not isinstance(value, list):
                 raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, not a list)")
@@ -353,6 +355,8 @@ def remove_paths(row: Json, paths: Iterator[Path]) -> Json:
 
 def _without(value: Any, path: Path) -> Any:
     first, rest = path[0], path[1:]
+    if isinstance(value, str):
+        return value if decode_json_text(value) is value else None  # JSON text that the map reads
     if first is None and isinstance(value, list):
         return [_without(item, rest) if rest else None for item in value]
     if isinstance(first, int) and isinstance(value, list) and -len(value) <= first < len(value):

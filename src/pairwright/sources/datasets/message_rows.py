@@ -41,13 +41,18 @@ _CONVERSATIONS = _words(
     rollout_id episode_id run_id trace_id interaction_id message_tree_id conversation session thread
     dialog dialogue chat"""
 )
-_NUMBERS = _words(
-    """turn turn_id turn_index turn_number position message_index message_number message_idx sequence sequence_number
-    seq seq_num order ordinal idx index step"""
-)
+_NUMBERS = (
+    *("turn", "turn_id"),
+    *(f"{item}_{number}" for item in _words("turn message msg utterance sequence seq step position order line")
+      for number in _words("index number num no nr idx")),
+    *_words("position sequence seq order ordinal idx index step"),
+)  # fmt: skip
 _TIMES = _words("created_at timestamp time created sent_at date datetime created_time create_time ts")
 _IDS = _words("message_id message_uuid msg_id uuid id")
-_SPEAKERS = _words("role sender speaker author message_role sender_role author_role from who participant sender_type")
+_ROLES = _words("role message_role sender_role author_role")
+_SPEAKERS = _words(
+    "sender speaker author from who participant sender_type author_type speaker_type participant_type direction"
+)
 _TEXTS = _words("content text message body message_content message_text value utterance")
 _MAX_BRANCHES = 256
 # Fields of a message besides role and text; in a table, calls may be JSON text.
@@ -244,13 +249,20 @@ def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
 
 
 def _role(row: Json) -> str | None:
-    key = _field(row, _SPEAKERS)
+    key = _speaker(row)
     return speaker_role(row[key]) if key is not None else None
+
+
+def _speaker(row: Json) -> str | None:
+    """Return the key of the role; without one, of the first speaker whose role is known."""
+    keys = [key for name in _SPEAKERS for key in row if plain_name(key) == name]
+    known = next((key for key in keys if speaker_role(row[key])), keys[0] if keys else None)
+    return _field(row, _ROLES) or known
 
 
 def _read_keys(row: Json) -> set[str]:
     """Return the keys of a row that are read: conversation, message and tools."""
-    fields = (_field(row, _SPEAKERS), _field(row, _TEXTS), _field(row, _CONVERSATIONS))
+    fields = (_speaker(row), _field(row, _TEXTS), _field(row, _CONVERSATIONS))
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
 
 
@@ -270,7 +282,7 @@ def _chat_turn(row: Json, number: int) -> Json:
     """Return a row as a chat message, without fields of the conversation or the log."""
     role, key = _role(row), _field(row, _TEXTS)
     if role is None:
-        said = row.get(_field(row, _SPEAKERS) or "")
+        said = row.get(_speaker(row) or "")
         raise BadRecord(
             f"message {number}: {said!r:.40} is not a role; --map 'session=FIELD,roles={{...}}' gives it one"
         )

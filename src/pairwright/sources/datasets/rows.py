@@ -40,6 +40,7 @@ from pairwright.sources.datasets.row_names import (
     PROMPTS,
     RANKS,
     RENDERED,
+    SPEAKERS,
     SYSTEMS,
     TOOLS,
     is_completion_name,
@@ -322,8 +323,7 @@ def read_turns(value: Any, where: str) -> list[Message]:
     if all("from" in turn and "value" in turn for turn in listed):
         return turns_of_values(listed, where)
     if all("role" not in turn and "type" not in turn for turn in listed):
-        exchanges = [(plain_name(key), text) for turn in listed for key, text in turn.items()]
-        return [Message(SYNONYMS.get(role, role), text) for role, text in exchanges]
+        return [Message(SPEAKERS[plain_name(key)], text) for turn in listed for key, text in turn.items()]
     turns = [_with_usual_role(turn) for turn in listed]
     if all(isinstance(turn.get("role"), str) and "parts" not in turn for turn in turns):
         return read_messages(turns, where)
