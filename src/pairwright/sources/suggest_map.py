@@ -15,14 +15,16 @@ from pairwright.errors import PairwrightError
 from pairwright.paths import Place
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
+from pairwright.sources.datasets.message_rows import CONVERSATION_IDS
 from pairwright.sources.datasets.own_turns import labels_of
-from pairwright.sources.datasets.row_layout import is_turns
+from pairwright.sources.datasets.row_layout import ANSWER_WORDS, is_turns
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
     LOWER_IS_BETTER,
     MODELS,
     SYSTEMS,
     answer_rank,
+    is_asker_name,
     is_preference_name,
     is_reference_name,
     is_score_name,
@@ -37,7 +39,7 @@ from pairwright.sources.fields import BadRecord, score
 from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect, read_file
-from pairwright.sources.score_values import read_score
+from pairwright.sources.score_values import read_score, verdict
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.row_fields import TASK_KEYS
 from pairwright.sources.tables import is_table, table_rows
@@ -135,12 +137,17 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
     if not answers:  # the only remaining text, whatever its name
         texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
+        texts = [path for path in texts if not is_asker_name(plain_name(path.rpartition(".")[2]))]
         texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
         answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
     best, named = _preference(columns)
-    for prompt in prompts[:3]:
+    # A question about a text: both are the prompt.
+    texts = [path for path in prompts if plain_name(path) in CONTEXTS and isinstance(columns[path][0], str)]
+    questions = [path for path in prompts if path not in texts]
+    pairs = [f"{text}+{questions[0]}" for text in texts if questions]
+    for prompt in [*pairs[:1], *questions[:3], *texts]:
         if best is not None and len(named) > 1:
             yield {"prompt": prompt, "completion": "|".join(named), "best": best, **beside}
         # Several answers in one object are candidates.
@@ -210,7 +217,7 @@ def _answer_distance(path: str, values: list[Any]) -> int | None:
     is_text = all(isinstance(value, str) or is_turns(value) for value in values)
     if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
         return None
-    if last in MODELS or not _NO_TEXTS.isdisjoint(words_of(last)[-1:]):
+    if last in MODELS or is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:]):
         return None
     is_named = any(_is_answer(word) for word in words_of(last))  # `gpt4_answer`
     return 0 if is_named else _distance(path, _is_answer)
@@ -228,8 +235,9 @@ def _candidates(answers: list[str]) -> Iterator[list[str]]:
     for path in answers:
         parent, _, name = path.rpartition(".")
         parents.setdefault(parent, []).append(path)
-        if parent:  # `left.text` and `right.text`
-            parents.setdefault((parent.rpartition(".")[0], name), []).append(path)
+        # `left.text` and `right.text`; `ChatGPT answer` and `Gemini answer`
+        same = name if parent else next((word for word in words_of(name) if word in ANSWER_WORDS), name)
+        parents.setdefault((parent.rpartition(".")[0], same), []).append(path)
     together = [paths for parent, paths in parents.items() if parent and len(paths) > 1]
     yield from together
     # Choosing one of several answers of an object would silently drop the others.
@@ -271,7 +279,10 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
         sessions = [
             path
             for path, values in columns.items()
-            if path not in found and len(values) == len(rows) and 1 < len(set(map(str, values))) <= len(rows) / 2
+            if path not in found
+            and len(values) == len(rows)
+            and 1 < len(set(map(str, values))) <= len(rows) / 2
+            and any(verdict(value) is None for value in values)
         ]
         for session in sorted(sessions, key=lambda path: "id" not in words_of(path))[:3]:
             yield {"session": session, "role": speaker, "content": text, "roles": _roles(columns[speaker]), **rest}
@@ -301,7 +312,8 @@ def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str
     speakers = [
         path
         for path, values in columns.items()
-        if len(values) == num_rows > 1
+        if plain_name(path) not in CONVERSATION_IDS
+        and len(values) == num_rows > 1
         and all(isinstance(value, str | int) and len(str(value)) <= 40 for value in values)
         and 2 <= len(set(values)) <= 4
         and len(set(values)) < num_rows

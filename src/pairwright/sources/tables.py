@@ -45,7 +45,13 @@ _MAX_DEPTH = 64
 _CHUNK = 2**20
 # Single-byte text with a larger share of bytes >= 0x80 is not in a Latin script.
 _MANY_HIGH_BYTES = 0.25
-_OTHER_ENCODINGS = {"cp932": "Japanese", "gb18030": "Chinese", "cp949": "Korean", "cp1251": "Cyrillic"}
+# Encodings to suggest: the language, and its letters.
+_OTHER_ENCODINGS = {
+    "cp932": ("Japanese", "[ぁ-ヿ一-龠、。？！]"),
+    "cp949": ("Korean", "[가-힣]"),
+    "gb18030": ("Chinese", "[一-龠、。？！，]"),
+    "cp1251": ("Cyrillic", "[а-яА-ЯёЁ]"),
+}
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(?:,\d+)?")
 OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/import_task.py reads
 
@@ -373,19 +379,24 @@ def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
         return encoding
     num_high = sum(byte >= 0x80 for byte in first)
     if num_high > _MANY_HIGH_BYTES * len(first) or not chunk.decode("utf-8", "ignore").isascii():
-        fitting = [name for name in _OTHER_ENCODINGS if _is_decodable(first, name)] or [*_OTHER_ENCODINGS]
-        choices = " or ".join(f"--map encoding={name} ({_OTHER_ENCODINGS[name]})" for name in fitting)
-        raise BadRecord(f"text that is neither UTF-8 nor Latin-1, and {choices} decides")
+        likely = sorted(_OTHER_ENCODINGS, key=lambda name: -_share_of_letters(first, name))
+        names = ", ".join(f"{name} ({_OTHER_ENCODINGS[name][0]})" for name in likely)
+        raise BadRecord(
+            f"text that is neither UTF-8 nor Latin-1; --map encoding=NAME decides, most likely --map "
+            f"encoding={likely[0]}, of {names}"
+        )
     notes["files read as Latin-1 (Windows-1252) (--map encoding=NAME overrides)"] += 1
     return "cp1252"
 
 
-def _is_decodable(text: bytes, encoding: str) -> bool:
+def _share_of_letters(text: bytes, encoding: str) -> float:
+    """Return which share of the characters beyond ASCII are letters of the encoding's language; -1 if undecodable."""
     try:
-        codecs.getincrementaldecoder(encoding)().decode(text)  # the last character may be cut
+        decoded = codecs.getincrementaldecoder(encoding)().decode(text)  # the last character may be cut
     except UnicodeDecodeError:
-        return False
-    return True
+        return -1.0
+    others = [character for character in decoded if not character.isascii()]
+    return len(re.findall(_OTHER_ENCODINGS[encoding][1], decoded)) / max(1, len(others))
 
 
 def _separator_of(path: Place, lines: list[str], named: str | None, notes: Counter[str]) -> str:

@@ -16,8 +16,8 @@ from pairwright.sources.datasets.row_names import (
     CONVERSATIONS,
     CORRECTED,
     LISTS,
-    RANKS,
     PROMPTS,
+    RANKS,
     SIDES,
     SIGNED,
     SPEAKERS,
@@ -47,7 +47,7 @@ _MODEL = frozenset(("assistant", "gpt", "ai", "model", "bot", "chatgpt"))
 _MAX_ANSWERS = 128
 _ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
 # Words that mark a field as an answer: `gpt4_answer`, `response_llama`.
-_ANSWERS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
+ANSWER_WORDS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
 # Words next to them that are not model names: `model_answer`, `final_response`.
 _NO_MODELS = frozenset(
     ("model", "final", "generated", "raw", "full", "predicted", "user", "correct", "best", "my", "new")
@@ -112,7 +112,8 @@ def _with_prompt(
     """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
-    if talk_key is None and not answers:  # a transcript under any name
+    # A transcript under any name; beside a question, a context holds the turns before it.
+    if talk_key is None and not answers and (key is None or context_key is None):
         talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
@@ -138,9 +139,9 @@ def _with_prompt(
         else:
             key, prompt = talk_key, turns
     if context_key is not None:
-        context = row[context_key]
+        context = _context_turns(row[context_key])
         if key is None:
-            key, prompt, context = context_key, context, None
+            key, prompt, context = context_key, row[context_key], None
     if key is None and not whole:
         raise BadRecord(_no_part("prompt", row))
     names = {name for name in (key, context_key) if name is not None}
@@ -181,7 +182,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     key = _outermost(row, keys, "prompt") if keys else None
     if key is None or context is None:
         return key, None if key is None else row[key], context
-    if turns_in(row[context]) is None:
+    if _context_turns(row[context]) is None:
         if _text_of(row[context]) in _text_of(row[key]):
             context = None
         else:
@@ -322,7 +323,7 @@ def find_named(row: Json) -> tuple[Answer, ...] | None:
     by_word: dict[str, dict[str, str]] = {}
     for key in row:
         words = words_of(key)
-        for word in _ANSWERS.intersection(words) if len(words) > 1 and isinstance(row[key], str) else ():
+        for word in ANSWER_WORDS.intersection(words) if len(words) > 1 and isinstance(row[key], str) else ():
             name = "_".join(other for other in words if other != word)
             if name not in _NO_MODELS and not is_reference_name(name):
                 by_word.setdefault(word, {})[name] = key
@@ -551,6 +552,11 @@ def talk_in(value: Any) -> list[Any] | None:
     """Return the turns of a field named like a conversation, which may also be a transcript."""
     turns = turns_in(value)
     return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
+
+
+def _context_turns(value: Any) -> list[Any] | None:
+    """Return the turns before a prompt: messages, or a transcript with known speakers."""
+    return transcript_turns(value, {}) if _is_transcript(value) else turns_in(value)
 
 
 def _is_transcript(value: Any) -> bool:

@@ -25,7 +25,7 @@ PROMPTS = _names(
     customer_message customer_question customer_query customer_input client_message client_question
     inputs prompt_json input_json
     frage anfrage eingabe kundenfrage kundenanfrage aufgabe pregunta consulta entrada requete demande domanda richiesta
-    pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 用户输入 질문 입력"""
+    pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 질문 입력"""
 )
 # A prompt if none of the above is present.
 WEAK_PROMPTS = _names(
@@ -50,20 +50,22 @@ COMPLETIONS = _names(
     chatbot_reply chatbot_answer model_reply support_reply reply_text suggested_reply outputs output_json
     response_json completion_json
     antwort ausgabe respuesta salida reponse risposta resposta antwoord odpowiedz svar ответ 回答 応答 返信 出力 答え
-    回复 答案 输出 模型回答 답변 응답 출력"""
+    回复 答案 输出 답변 응답 출력"""
 )
 # An answer if none of the above is present, else the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Words that say whose a question is, or whose an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
 _ASKERS = _names(
-    """user users customer client end raw full final rendered original input text usuario usuaria cliente utilisateur
-    utente nutzer benutzer kunde kunden gebruiker ユーザー お客様 顧客 用户 客户 고객 사용자"""
+    """user users customer client requester end usuario usuaria cliente utilisateur utente nutzer benutzer kunde kunden
+    gebruiker klant klienta ユーザー お客様 顧客 用户 客户 고객 사용자"""
 )
 _AUTHORS = _names(
-    """model bot chatbot assistant agent ai ki ia llm gpt system generated predicted actual modell modele modelo
-    assistent asistente assistente agente tatsachliche generierte generee generada モデル 模型"""
+    """model bot chatbot assistant agent ai ki ia llm gpt system generated predicted actual modell modele modelo modello
+    assistent asistente assistente agente tatsachliche generierte generee generada モデル 模型 모델"""
 )
-_LINKS = _names("the of by from to s d del de du des der die das la le el il do da van för av")
+_STAGES = _names("raw full final rendered original input text")
+_LINKS = _names("the of by from to s d l del dell de du des der die das la le el il do da van för av")
+_MESSAGES = frozenset({"message", "msg", "nachricht", "mensaje"})  # whose it is makes it a question or an answer
 # Names of lists of answers, besides the plurals of the names above.
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = (
@@ -72,6 +74,8 @@ SYSTEMS = (
 )
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
+# Objects of a row that may hold its system prompt.
+_SETTINGS = ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
 SIDES = (
@@ -121,7 +125,7 @@ SCORE_WORDS = _names(
     """reward rewards score scores rating ratings grade grades correct correctness pass passed success label labels
     accuracy acc resolved verdict solved match likert helpfulness stars csat nps helpful satisfaction thumbs thumb
     bewertung punkte punktzahl puntuacion calificacion punteggio valutazione evaluation_note avaliacao pontuacao
-    feedback beoordeling ocena betyg hilfreich zufriedenheit zufrieden satisfait satisfaite utile util satisfecho
+    feedback beoordeling voto ocena betyg hilfreich zufriedenheit zufrieden satisfait satisfaite utile util satisfecho
     soddisfatto nutzlich оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
 )
 # Larger numbers are or may be worse: used as a reward only if the user says so.
@@ -141,6 +145,7 @@ REFERENCE_WORDS = _names(
     canonical baseline rubric solution_key doc oracle musterloesung musterlosung musterantwort erwartet erwartete
     erwarteter soll referenz attendu attendue esperado esperada atteso attesa verwacht 期待 期待値 模範 参考 标准"""
 )
+_CORRECT = _names("correct right true richtige korrekte correcta correcte corretta juste")
 # Marks of a prompt that was already rendered by a chat template: raw text, not to be rendered again.
 RENDERED = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>", "<｜User｜>")
 
@@ -169,6 +174,9 @@ SPEAKERS: dict[str, str] = {
 }
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
+_LINKED = re.compile(
+    "(ユーザー|お客様|顧客|モデル|用户|客户|模型|人工|参考|标准|고객|사용자|모델|(?=[の的]))[の的]?(?=.)"
+)
 _TITLE = re.compile(r"[(（\[]([^()（）\[\]]+)[)）\]]\s*$")  # "Maria (Agent)"
 _INDEXES = ("a", "b", "c", "d", "e", "f", "g", "h")
 _MAX_INDEX = 64
@@ -176,12 +184,12 @@ _MAX_INDEX = 64
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> tuple[str, ...]:
-    """Return the words of a name in lower case; の and 的 link words like "of".
+    """Return the words of a name in lower case; names in scripts without spaces are split after a known first word.
 
     >>> words_of("modelResponse"), words_of("output_1"), words_of("AIの回答")
     (('model', 'response'), ('output', '1'), ('ai', '回答'))
     """
-    name = re.sub("[の的]", " ", without_accents(name))
+    name = _LINKED.sub(r"\1 ", without_accents(name))
     return tuple(word.lower() for word in _WORD.findall(name.lower() if name.isupper() else name))
 
 
@@ -213,12 +221,14 @@ def is_score_name(name: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_reference_name(path: str) -> bool:
-    """Whether a path names a reference: `gold`, `expected_output`, `doc.answer`, `label`.
+    """Whether a path names a reference: `gold`, `expected_output`, `doc.answer`, `label`, `correct_answer`.
 
     >>> is_reference_name("doc.answer"), is_reference_name("goldAnswer"), is_reference_name("answer")
     (True, True, False)
     """
-    return any(not REFERENCE_WORDS.isdisjoint(words_of(step)) for step in path.split("."))
+    steps = [words_of(step) for step in path.split(".")]
+    is_correct = not _CORRECT.isdisjoint(steps[-1]) and any(map(is_completion_name, steps[-1]))
+    return is_correct or any(not REFERENCE_WORDS.isdisjoint(words) for words in steps)
 
 
 def speaker_role(name: Any) -> str | None:
@@ -258,12 +268,17 @@ def _without(name: str, words: frozenset[str]) -> str:
     return "_".join(word for word in name.split("_") if word not in words and word not in _LINKS)
 
 
+def is_asker_name(name: str) -> bool:
+    """Whether a plain name says that the user wrote it: `user_answer` is no answer of the model."""
+    return not _ASKERS.isdisjoint(name.split("_"))
+
+
 @lru_cache(maxsize=4096)
 def prompt_rank(name: str) -> int | None:
     """Return how surely a plain name is the prompt's: 0 is in the table, 1 says whose question it is, 2 is weak."""
     if name in PROMPTS:
         return 0
-    if _without(name, _ASKERS) in PROMPTS:
+    if (rest := _without(name, _ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
         return 1
     return 2 if name in WEAK_PROMPTS else None
 
@@ -277,7 +292,8 @@ def answer_rank(name: str) -> int | None:
     """
     if name in COMPLETIONS:
         return 0
-    if name not in WEAK_COMPLETIONS and is_completion_name(_without(name, _AUTHORS)):
+    rest = _without(name, _AUTHORS | _STAGES)
+    if rest != name and (is_completion_name(rest) or rest in _MESSAGES):
         return 1
     return 2 if name in WEAK_COMPLETIONS else None
 
@@ -327,7 +343,8 @@ def is_answer_word(rest: str) -> bool:
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
-        return []
+        nested = [row[name] for name in _SETTINGS if isinstance(row.get(name), dict)]
+        return next((found for inner in nested if (found := system_of(inner, messages))), [])
     for key in SYSTEMS:
         value = row.get(key)
         if value is None or value in ("", []):
