@@ -382,8 +382,8 @@ def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
         likely = sorted(_OTHER_ENCODINGS, key=lambda name: -_share_of_letters(first, name))
         names = ", ".join(f"{name} ({_OTHER_ENCODINGS[name][0]})" for name in likely)
         raise BadRecord(
-            f"text that is neither UTF-8 nor Latin-1; --map encoding=NAME decides, most likely --map "
-            f"encoding={likely[0]}, of {names}"
+            f"text that is neither UTF-8 nor Latin-1, most likely --map encoding={likely[0]}; --map encoding=NAME "
+            f"decides, NAME one of {names}"
         )
     notes["files read as Latin-1 (Windows-1252) (--map encoding=NAME overrides)"] += 1
     return "cp1252"
