@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pairwright.errors import ConfigError
-from pairwright.sources.field_map import NO_MAP, missing_fields, parse_map, remove_paths
+from pairwright.sources.field_map import NO_MAP, parse_map, remove_paths
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect, read_file
@@ -122,4 +122,4 @@ def test_removing_paths_leaves_what_stands_beside_them():
 def test_a_list_that_is_none_says_so():
     with pytest.raises(BadRecord, match="result is an object, not a list"):
         parse_map("completion=result[].text").value(ROW, "completion")
-    assert missing_fields([ROW], parse_map("completion=samples[].text")) is None
+    assert parse_map("completion=samples[].text").missing_field([ROW]) is None

@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from openpyxl import Workbook
 
 from pairwright.records.experience import Experience
 from pairwright.sources.explain import explain_file
@@ -72,6 +73,19 @@ def prompts_as_json(path):
     database.close()
 
 
+def sheet_with_title(path):
+    book = Workbook()
+    rows = [["LLM evaluation"], [], ["#", "Prompt", "Model answer", "Score (0-10)"]]
+    for row in [*rows, *([n, q, a, 8 if g else 3] for n, (q, a, g) in enumerate(ROWS))]:
+        book.active.append(row)
+    book.save(path)
+
+
+def messages_of(names, user, bot, turns):
+    """A table with one message a row; `turns` writes the rows of a question and its answer."""
+    return table(names, [row for n, (q, a, g) in enumerate(ROWS) for row in turns(f"c{n}", n, user, q, bot, a, g)])
+
+
 TALK = [{"who": "kd", "said": q, "next": a, "good": g} for q, a, g in ROWS]
 # name: (file, content or a function that writes it)
 SHAPES = {
@@ -123,6 +137,37 @@ SHAPES = {
     "Discord channel": ("as.json", json.dumps({"channel": {"name": "help"}, "messages": [message for n, (q, a, g) in enumerate(ROWS) for message in ({"timestamp": f"2026-01-01T00:{n:02d}:00", "content": q, "author": {"name": "ann", "isBot": False}, "reactions": []}, {"timestamp": f"2026-01-01T00:{n:02d}:30", "content": a, "author": {"name": "helper", "isBot": True}, "reactions": [{"emoji": {"name": "👍" if g else "👎"}, "count": 2}]})]})),
     "scores with their meaning": ("at.csv", table(["prompt", "completion", "rating"], [(q, a, "5 - Excellent" if g else "1 - Poor") for q, a, g in ROWS])),
     "prompts as JSON in a database": ("au.db", prompts_as_json),
+    # Names that say whose question or answer it is
+    "German sheet": ("ba.csv", table(["Nr", "Kundenfrage", "KI-Antwort", "Bewertung (1-5)"], [(n, q, a, "4,5" if g else "1,5") for n, (q, a, g) in enumerate(ROWS)], ";").encode("cp1252")),
+    "French sheet": ("bb.csv", table(["Question du client", "Réponse du bot", "Satisfait ?"], [(q, a, "oui" if g else "non") for q, a, g in ROWS], ";")),
+    "Spanish sheet": ("bc.csv", table(["Pregunta del usuario", "Respuesta del asistente", "¿Útil?"], [(q, a, "Sí" if g else "No") for q, a, g in ROWS], ";").encode("cp1252")),
+    "Italian sheet with a reference": ("bd.csv", table(["Domanda dell'utente", "Risposta attesa", "Risposta del modello", "Voto"], [(q, ASKED[q][0], a, 8 if g else 2) for q, a, g in ROWS], ";")),
+    "Dutch sheet": ("be.csv", table(["Vraag van klant", "Antwoord van bot", "Beoordeling"], [(q, a, "4,5" if g else "1,0") for q, a, g in ROWS], ";")),
+    "Japanese sheet": ("bf.csv", "\ufeff" + table(["ユーザーの質問", "AIの回答", "評価（5段階）"], [(q, a, 5 if g else 1) for q, a, g in ROWS])),
+    "Chinese sheet": ("bg.csv", table(["用户问题", "模型回答", "人工评分", "参考答案"], [(q, a, 5 if g else 1, ASKED[q][0]) for q, a, g in ROWS])),
+    "Shift-JIS": ("bh.csv", table(["質問", "回答", "点数", "備考"], [(q, a, 90 if g else 20, "確認済みの回答です、はい。" * 9) for q, a, g in ROWS]).encode("cp932")),
+    "Korean": ("bi.csv", table(["질문", "AI 답변", "평가", "메모"], [(q, a, "좋음" if g else "나쁨", "설정에서 바꿀 수 있습니다 " * 9) for q, a, g in ROWS]).encode("cp949")),
+    "tests with their expected answer": ("bj.csv", table(["Testfall", "Eingabe", "Erwartete Antwort", "Tatsächliche Antwort", "Ergebnis"], [(f"T{n}", q, ASKED[q][0], a, "bestanden" if g else "nicht bestanden") for n, (q, a, g) in enumerate(ROWS)], ";")),
+    "requester and agent": ("bk.csv", table(["ticket_id", "subject", "requester_message", "agent_reply", "csat_score"], [(n, "Help", q, a, 5 if g else 1) for n, (q, a, g) in enumerate(ROWS)])),
+    "Dialogflow": ("bl.jsonl", lines({"session": n, "queryText": q, "fulfillmentText": a, "is_good": g} for n, (q, a, g) in enumerate(ROWS))),
+    "a rendered prompt beside its template": ("bm.jsonl", lines({"prompt_template": "{{question}}", "variables": {"question": q}, "rendered_prompt": q, "llm_output": a, "human_score": "4 out of 5" if g else "1 out of 5"} for q, a, g in ROWS)),
+    # Preferences as people write them
+    "columns named after models": ("bn.csv", table(["prompt", "gpt-4o", "claude-3-5-sonnet", "winner"], [(q, right, wrong, "gpt-4o") if n else (q, wrong, right, "claude-3-5-sonnet") for n, (q, (right, wrong)) in enumerate(ASKED.items())])),
+    "a preference in words": ("bo.csv", table(["instruction", "output_a", "output_b", "which_is_better"], [(q, wrong, right, "B is much better") for q, (right, wrong) in ASKED.items()])),
+    "a ranking in words": ("bp.jsonl", lines({"prompt": q, "answer_a": "Eh?", "answer_b": right, "answer_c": wrong, "ranking": "B > C > A"} for q, (right, wrong) in ASKED.items())),
+    "corrections": ("bq.csv", table(["user question", "model answer", "corrected answer"], [(q, wrong, right) for q, (right, wrong) in ASKED.items()])),
+    # Turns
+    "turns out of order": ("br.csv", messages_of(["session", "turn_no", "speaker", "utterance", "rating"], "customer", "bot", lambda c, n, user, q, bot, a, g: [(c, 2, bot, a, ""), (c, 1, user, q, 5 if g else 1)])),
+    "days before months": ("bs.csv", messages_of(["chat_id", "absender", "nachricht", "zeit", "rating"], "Kunde", "Bot", lambda c, n, user, q, bot, a, g: [(c, bot, a, "11.02.2025 10:05", ""), (c, user, q, "09.02.2025 12:01", 5 if g else 1)])),
+    "months before days": ("bt.csv", messages_of(["conversation_id", "sender", "text", "time", "rating"], "user", "bot", lambda c, n, user, q, bot, a, g: [(c, bot, a, "02/14/2025 10:05 AM", ""), (c, user, q, "02/14/2025 9:01 AM", 5 if g else 1)])),
+    "in and out": ("bu.csv", messages_of(["conversation", "from", "to", "direction", "text", "score"], "+4917", "bot", lambda c, n, user, q, bot, a, g: [(c, user, bot, "inbound", q, ""), (c, bot, user, "outbound", a, int(g))])),
+    "a flag for the bot": ("bv.csv", messages_of(["conversation_id", "message", "is_bot", "created_at", "stars"], "", "", lambda c, n, user, q, bot, a, g: [(c, q, "false", f"2026-01-0{n + 1}T00:00", ""), (c, a, "true", f"2026-01-0{n + 1}T00:01", 5 if g else 1)])),
+    "a column a turn": ("bw.csv", table(["user_1", "bot_1", "user_2", "bot_2", "score"], [(q, "Let me see.", "And?", a, int(g)) for q, a, g in ROWS])),
+    "questions and answers in a list": ("bx.json", json.dumps([{"turns": [{"q": q, "a": a}], "rating": 4 if g else 1} for q, a, g in ROWS])),
+    # Where the fields are
+    "JSON text in a column": ("by.jsonl", lines({"event": "llm", "payload": json.dumps({"input": {"messages": [{"role": "user", "content": q}]}, "output": {"text": a}}), "user_rating": 5 if g else 1} for q, a, g in ROWS)),
+    "a title above the table": ("bz.xlsx", sheet_with_title),
+    "a history in a cell": ("ca.csv", table(["chat_history", "question", "answer", "score"], [("User: Hi\nBot: Hello", q, a, int(g)) for q, a, g in ROWS])),
 }  # fmt: skip
 # What the user fills into the hint where it says NUMBER, or user or assistant.
 FILLED = {
@@ -287,6 +332,67 @@ def test_a_database_is_read_whatever_its_path_has_in_it(tmp_path):
     two_tables(folder / "own #2.db")
     path = folder / "own #2.db"
     assert sum(isinstance(one, Experience) for one in read_file(path, detect(path), Options())) == len(ROWS)
+
+
+def hint(path: Path) -> str:
+    command = shlex.split(explain_file(path, "auto", Options()).command or "")
+    return command[command.index("--map") + 1] if "--map" in command else ""
+
+
+@pytest.mark.parametrize(
+    ("row", "map"),
+    [
+        # Both texts are the prompt
+        ({"context": "It is red.", "question": "What is it?", "reply": "An apple."}, "prompt=context+question,completion=reply"),
+        # All candidates, not the first alone
+        ({"Question": "What is it?", "ChatGPT answer": "An apple.", "Gemini answer": "A pear."}, "prompt=Question,completion=ChatGPT answer|Gemini answer"),
+        ({"question": "What is it?", "left": {"text": "An apple."}, "right": {"text": "A pear."}}, "prompt=question,completion=left.text|right.text"),
+        # Neither a person's answer nor a reference is the model's
+        ({"question": "What is it?", "user_answer": "An apple.", "correct_answer": "A pear.", "is_correct": False}, ""),
+        ({"Frage": "Was ist es?", "Erwartete Antwort": "Ein Apfel.", "Musterantwort": "Eine Birne."}, ""),
+        # An id is no answer
+        ({"request": {"prompt": "What is it?"}, "response": {"id": "resp_1.", "body": {"said": {"content": "An apple."}}}}, "prompt=request.prompt,completion=response.body.said.content"),
+    ],
+)  # fmt: skip
+def test_a_hint_keeps_every_part_of_a_row(row, map, tmp_path):
+    rows = [{**row, "nr": number} for number in range(3)]
+    assert hint(write(tmp_path / "rows.jsonl", lines(rows))) == map
+
+
+def test_a_flag_that_names_no_conversation_is_no_session(tmp_path):
+    rows = [
+        {"chat": f"c{n}", "said": said, "bot": bot}
+        for n in range(4)
+        for said, bot in (("Why is it?", 0), ("So it is.", 1))
+    ]
+    assert "session=bot" not in hint(write(tmp_path / "flags.jsonl", lines(rows)))  # fmt: skip
+
+
+def test_a_transcript_whose_other_speaker_is_unknown_is_not_read_as_the_models_alone(tmp_path):
+    text = "[00:01] Maria (Agent): How can I help?\n[00:05] John Doe: Where is it?\n[00:09] Maria (Agent): Here."
+    path = write(tmp_path / "calls.csv", table(["call", "call_text", "qa_score"], [(n, text, "90%") for n in range(3)]))
+    fields = hint(path)
+    assert fields == "messages=call_text,roles={Maria (Agent): assistant, John Doe: user},reward=qa_score"
+    exp = read(path, Options(map=parse_map(fields)))[0]
+    assert [message.role for message in exp.completion] == ["assistant", "user", "assistant"]
+
+
+def test_days_and_months_that_cannot_be_told_apart_are_refused_if_the_order_depends_on_them(tmp_path):
+    rows = [("c1", "user", "Why?", "12/03/2025 10:00"), ("c1", "bot", "So.", "01/04/2025 10:00")]
+    path = write(tmp_path / "days.csv", table(["conversation_id", "sender", "text", "time"], rows))
+    assert "may have the day or the month first" in read(path)[0].reason
+
+
+def test_a_system_prompt_among_the_settings_of_a_row_is_kept(tmp_path):
+    row = {"metadata": {"system_prompt": "Be brief."}, "input": "Why?", "output": "So.", "score": 1}
+    (exp,) = read(write(tmp_path / "settings.jsonl", lines([row])))
+    assert [message.text for message in exp.prompt] == ["Be brief.", "Why?"]
+
+
+def test_a_correction_beside_a_score_leaves_the_scored_answer_alone(tmp_path):
+    row = {"question": "Why?", "answer": "So.", "corrected_answer": "Because.", "score": 2}
+    (exp,) = read(write(tmp_path / "corrected.jsonl", lines([row])))
+    assert (exp.completion[0].text, exp.reward) == ("So.", 2.0)
 
 
 def test_a_span_of_a_trace_is_no_row(tmp_path):

@@ -30,7 +30,7 @@ from pairwright.evaluation.scores import Scores
 from pairwright.flow.example import run_preparation
 from pairwright.flow.manifest import Meter
 from pairwright.flow.recipes import BASE, Recipe, Recipes, flatten, recipe_config
-from pairwright.flow.stages import View, collect_stage, import_stage, pairs_stage, train_stage
+from pairwright.flow.stages import View, collect_stage, import_stage, initial_model, pairs_stage, train_stage
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS
 from pairwright.paths import claim_folder, find_model, write_atomic, write_json
 from pairwright.records.messages import Json, content_hash
@@ -61,16 +61,17 @@ class Comparer:
         place = self.folder / f"seed-{seed}"
         words = self._prepare(seed, place)
         config = load_config(self.path, overrides=words)
-        model = _model_of(config)
+        model = find_model(initial_model(config))
         experience = self._collect(config, place)
         for name in (BASE, *names):
             recipe = self.recipes.recipes.get(name)
             settings = config if recipe is None else recipe_config(self.path, self.recipes, recipe, words)
             folder, key = place / "recipes" / name, self._key(settings, recipe)
-            if _read_done(folder).get("key") == key and "error" not in _read_done(folder):
+            known = _read_done(folder)
+            if known.get("key") == key and "error" not in known:
                 self.view.say(f"seed {seed}, {name}: unchanged")
                 continue
-            if _read_done(folder).get("key") not in (None, key):
+            if known.get("key") not in (None, key):
                 shutil.rmtree(folder)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "done.json", {"key": key, "error": "interrupted"})
@@ -229,13 +230,6 @@ class Comparer:
 
     def _scores(self, name: str, exam: str, seed: int, config: Config) -> Scores:
         return holdout_scores(config, self.folder / f"seed-{seed}" / "recipes" / name / exam)
-
-
-def _model_of(config: Config) -> Path:
-    name = config.model or (config.policy.model if config.policy.base_url is None else None)
-    if name is None:
-        raise ConfigError("model: expected the folder of the model that is trained")
-    return find_model(name)
 
 
 def _read_done(folder: Path) -> Json:

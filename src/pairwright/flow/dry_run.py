@@ -1,9 +1,8 @@
 """The dry run: stages, their states, and estimates of the work."""
 
-from pathlib import Path
-
 from pairwright.config import Config
 from pairwright.flow.run_flow import Flow, Plan
+from pairwright.flow.stages import find_beside
 
 
 def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
@@ -71,7 +70,7 @@ def _estimate_requests(
 def _num_tasks(flow: Flow, dataset: str | None, most: int | None) -> int | None:
     if dataset is None:
         return most
-    path = Path(dataset) if Path(dataset).exists() or flow.base is None else flow.base / dataset
+    path = find_beside(flow.base, dataset)
     if path.suffix not in (".jsonl", ".csv") or not path.is_file():
         return most
     with open(path, "rb") as file:

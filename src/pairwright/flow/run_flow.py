@@ -26,9 +26,12 @@ from pairwright.flow.stages import (
     collect_stage,
     deploy_stage,
     evaluate_stage,
+    find_beside,
     import_stage,
+    initial_model,
     pairs_stage,
     score_stage,
+    source_paths,
     tokens_stage,
     train_stage,
 )
@@ -225,11 +228,9 @@ class Flow:
         """Return the stage that provides the experience of a round: collected by a workflow, or imported from files."""
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
-            do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
-            check: Callable[[], None] = lambda: None  # noqa: E731
-            inputs: dict[str, str] = {}
+            config, gather, inputs = self.config, import_stage, dict[str, str]()
         else:
-            config = self.policy_config(model, number)
+            config, gather = self.policy_config(model, number), collect_stage
             # limits of concurrency and time do not affect sampling, so they are not part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             # the form of earlier versions, so that their collections keep their keys
@@ -241,10 +242,15 @@ class Flow:
             key = content_hash("collect", settings, policy, config.seed, upstream)
             inputs = self._user_files(config.collect.workflow, config.collect.dataset)
             inputs["policy.tools_as_text"] = config.policy.tools_as_text
-            do = lambda: collect_stage(config, place, self.base, self.view)  # noqa: E731
-            check = lambda: check_collection(config, place)  # noqa: E731
-        name = f"round-{number}/{self._gathering}"
-        return PlannedStage(name, key, (place / "experience",), do, is_precious=True, check=check, inputs=inputs)
+        return PlannedStage(
+            f"round-{number}/{self._gathering}",
+            key,
+            (place / "experience",),
+            lambda: gather(config, place, self.base, self.view),
+            is_precious=True,
+            check=lambda: check_collection(config, place) if gather is collect_stage else None,
+            inputs=inputs,
+        )
 
     def scoring(self, number: int, place: Path, upstream: str) -> PlannedStage:
         """Return the stage that scores the experience of a round. Answers of judges are always kept."""
@@ -365,14 +371,11 @@ class Flow:
     def _initial_model(self) -> Path:
         """Return the folder of the model to train; required even if the policy is an endpoint."""
         config = self.config
-        name = config.model or (config.policy.model if config.policy.base_url is None else None)
-        if name is None:
-            raise ConfigError("model: expected the folder of the model that is trained")
+        name = initial_model(config)
         if is_address(name):
             raise ConfigError(f"model: {place(name)} is an address: copy the folder of the model here, and name that")
-        path = Path(name)
-        if self.base is not None and not path.exists() and (self.base / name).exists():
-            path = self.base / name
+        path = find_beside(self.base, name)
+        path = path if path.exists() else Path(name)
         if config.backend.name == "local" and is_hub_id(path):  # other backends resolve Hub ids themselves
             with contextlib.suppress(ModelFolderError):  # downloaded only when the run begins
                 path = find_model(name, download=False)
@@ -383,8 +386,8 @@ class Flow:
         configured; a tokenizer path is resolved from the configuration's folder, like the model."""
         config = self.config
         name = config.tokens.tokenizer
-        if name is not None and self.base is not None and not Path(name).exists() and (self.base / name).exists():
-            tokens = config.tokens.model_copy(update={"tokenizer": str(self.base / name)})
+        if name is not None and (path := find_beside(self.base, name)).exists():
+            tokens = config.tokens.model_copy(update={"tokenizer": str(path)})
             config = config.model_copy(update={"tokens": tokens})
         if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
             train = config.train.model_copy(update={"reference": str(self.initial)})
@@ -425,21 +428,18 @@ class Flow:
         from pairwright.sources.files import expand_paths
         from pairwright.sources.format import read_compaction_prompt
 
-        paths = [
-            path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
-            for path in self.config.sources.paths
-        ]
         # The text, since a touched file with the same content must not cause another import.
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
-        return [[str(path), *stamp_of(path)] for path in expand_paths(paths)] + ([prompt] if prompt else [])
+        return [[str(path), *stamp_of(path)] for path in expand_paths(source_paths(self.config, self.base))] + (
+            [prompt] if prompt else []
+        )
 
     def _user_files(self, *names: str | None) -> dict[str, str]:
         """Return the files that workflows (file.py:name), rubrics and datasets refer to, with their hashes."""
         found = {}
         for name in filter(None, names):
             for part in (name, name.rpartition(":")[0]):
-                path = Path(part) if self.base is None or Path(part).is_file() else self.base / part
-                if part and path.is_file():
+                if part and (path := find_beside(self.base, part)).is_file():
                     found[part] = content_hash(path.read_bytes().hex())
         return found
 

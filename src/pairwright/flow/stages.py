@@ -80,22 +80,36 @@ def check_collection(config: Config, folder: Path) -> None:
     check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
 
 
+def find_beside(base: Path | None, name: str | Path) -> Path:
+    """Return a path as it is if it exists, else in the folder of the configuration."""
+    return Path(name) if base is None or Path(name).exists() else base / name
+
+
+def initial_model(config: Config) -> str:
+    """Return the name of the model to train: `model`, else that of a policy without an endpoint."""
+    name = config.model or (config.policy.model if config.policy.base_url is None else None)
+    if name is None:
+        raise ConfigError("model: expected the folder of the model that is trained")
+    return name
+
+
+def source_paths(config: Config, base: Path | None) -> list[str]:
+    """Return the paths of `sources`, relative to the folder of the configuration, and its addresses."""
+    from pairwright.paths import is_address
+
+    return [path if base is None or is_address(path) else str(base / path) for path in config.sources.paths]
+
+
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Import the files of `sources` into an experience table."""
-    from pairwright.paths import is_address
     from pairwright.sources.format import options_of
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
 
     sources = config.sources
-    # paths are relative to the folder of the configuration, except addresses and absolute paths
-    paths = [
-        path if base is None or is_address(path) or Path(path).is_absolute() else str(base / path)
-        for path in sources.paths
-    ]
     with open_engine(config.engine) as engine:
         summary = import_files(
-            paths,
+            source_paths(config, base),
             Table(folder / "experience"),
             format_name=sources.format,
             options=options_of(sources, base),

@@ -3,7 +3,7 @@
 from pairwright.ledger import Account, build_ledger
 from pairwright.ledger.trained import FILE_NAME, TRAINED
 from pairwright.report.page_sections import Bar, Section, bar_chart
-from pairwright.report.plots import Markup, join, tag
+from pairwright.report.plots import Markup, join, shorten, tag
 from pairwright.report.run_folder import RunFolder, Stages
 from pairwright.report.style_sheets import Plot
 
@@ -56,8 +56,14 @@ def _plot(account: Account, stages: Stages) -> Plot:
     bars = [Bar("generated", total, "before")]
     for fate in account.fates:
         value = fate.tokens if is_counted else fate.turns
-        label = fate.name if len(fate.name) <= MAX_LABEL else fate.name[: MAX_LABEL - 1] + "…"
-        bars.append(Bar(label, value, "accent" if fate.name == TRAINED else "rejected", f"{value / (total or 1):.0%}"))
+        bars.append(
+            Bar(
+                shorten(fate.name, MAX_LABEL),
+                value,
+                "accent" if fate.name == TRAINED else "rejected",
+                f"{value / (total or 1):.0%}",
+            )
+        )
     rows: list[tuple[str | int | float, ...]] = [("fate", "turns", "tokens")]
     rows.append(("generated", account.turns, account.tokens))
     rows += [(fate.name, fate.turns, fate.tokens) for fate in account.fates]

@@ -13,7 +13,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.grouping import conversation_of
 from pairwright.report.page_sections import Line, Section, Span, interval_chart, line_chart
 from pairwright.report.pairs_section import render_sides, render_turn
-from pairwright.report.plots import Markup, format_count, format_number, join, tag
+from pairwright.report.plots import Markup, format_count, format_number, format_range, join, tag
 from pairwright.report.run_folder import RunFolder, find_side
 from pairwright.report.style_sheets import Plot
 from pairwright.store.table import Table
@@ -48,9 +48,7 @@ def outcome_section(run: RunFolder) -> Section | None:
 
 def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
     """Render the main card: first metric before and after, its difference, wins and losses, and the gate."""
-    difference = metric["difference"]
-    # positive if the new model is better, regardless of the direction of the metric
-    better = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
+    difference, better = metric["difference"], _gain(metric)
     figure = tag(
         "div",
         tag("span", format_number(metric["before"]["mean"], 3), class_="was"),
@@ -58,17 +56,18 @@ def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Mar
         format_number(metric["after"]["mean"], 3),
         class_="figure",
     )
-    bounds = (
-        ""
-        if difference["low"] is None
-        else f" ({format_number(difference['low'], 3)} to {format_number(difference['high'], 3)})"
-    )
+    bounds = format_range(difference["low"], difference["high"], 3)
+    bounds = f" ({bounds})" if bounds else ""
     word = (
         f"{'better' if better > 0 else 'worse'} by {format_number(abs(difference['mean']), 3)}"
         if better
         else "no change"
     )
-    sentence = tag("p", tag("b", word[:1].upper() + word[1:]), f"{bounds} on {format_count(metric['tasks'], 'task')}.")
+    sentence = tag(
+        "p",
+        tag("b", word[:1].upper() + word[1:]),
+        f"{bounds} on {format_count(metric['tasks'], 'task')}.",
+    )
     words = tag("div", tag("h3", plot.title), figure, sentence, _wins(metric), _verdict(evaluation.get("gate")))
     return tag("div", words, tag("div", plot.svg), class_="card hero")
 
@@ -135,11 +134,7 @@ def _table(metrics: list[dict[str, Any]]) -> Markup:
     rows = []
     for metric in metrics:
         difference = metric["difference"]
-        span = (
-            "–"
-            if difference["low"] is None
-            else f"{format_number(difference['low'], 3)} to {format_number(difference['high'], 3)}"
-        )
+        span = format_range(difference["low"], difference["high"], 3) or "–"
         cells = (metric["before"]["mean"], metric["after"]["mean"], difference["mean"])
         counts = (metric["wins"], metric["draws"], metric["losses"])
         p_value = metric["sign_test_p"]
@@ -152,12 +147,17 @@ def _table(metrics: list[dict[str, Any]]) -> Markup:
 def _change(metric: dict[str, Any]) -> Markup:
     """Render a chip: whether a metric changed significantly, i.e. its interval excludes zero or the sign test is below
     0.05."""
-    difference = metric["difference"]
-    gain = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
+    difference, gain = metric["difference"], _gain(metric)
     is_clear = difference["low"] is not None and (difference["low"] > 0 or difference["high"] < 0)
     if not gain or not (is_clear or metric["sign_test_p"] < 0.05):
         return tag("span", "within chance" if gain else "none", class_="chip quiet")
     return tag("span", "better" if gain > 0 else "worse", class_=f"chip {'good' if gain > 0 else 'bad'}")
+
+
+def _gain(metric: dict[str, Any]) -> float:
+    """Return the difference of a metric, positive if the new model is better."""
+    mean: float = metric["difference"]["mean"]
+    return mean if metric["better"] == "higher" else -mean
 
 
 def table(heads: tuple[str, ...], rows: list[list[Any]]) -> Markup:

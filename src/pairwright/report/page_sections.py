@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairwright.report.plots import Markup, format_number, join, tag
+from pairwright.report.plots import Markup, format_number, format_range, join, shorten, tag
 from pairwright.report.style_sheets import Plot
 
 
@@ -165,9 +165,8 @@ def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> 
     for number, span in enumerate(spans):
         y = ROW * number + 24
         parts.append(tag("text", span.name, x=8, y=y - 11, class_="label"))
-        caption = format_number(span.mean) + (
-            "" if span.low is None else f"  ({format_number(span.low)} to {format_number(span.high)})"
-        )
+        bounds = format_range(span.low, span.high)
+        caption = format_number(span.mean) + (f"  ({bounds})" if bounds else "")
         parts.append(tag("text", caption, x=WIDTH - 8, y=y - 11, text_anchor="end", class_="number"))
         if span.low is not None and span.high is not None:
             x1, x2 = across(span.low), across(span.high)
@@ -184,8 +183,7 @@ def bar_chart(bars: Sequence[Bar], *, label: str) -> Markup:
     parts = []
     for number, bar in enumerate(bars):
         y = ROW * number + 14
-        name = bar.name if len(bar.name) <= 44 else bar.name[:43] + "…"
-        parts.append(tag("text", tag("title", bar.name), name, x=0, y=y, class_="label"))
+        parts.append(tag("text", tag("title", bar.name), shorten(bar.name, 44), x=0, y=y, class_="label"))
         caption = format_number(bar.amount) + (f" · {bar.note}" if bar.note else "")
         parts.append(tag("text", caption, x=WIDTH, y=y, text_anchor="end", class_="number"))
         parts.append(tag("rect", x=0, y=y + 5, width=WIDTH, height=8, rx=2, class_="track"))

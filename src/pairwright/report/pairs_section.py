@@ -14,7 +14,7 @@ from pairwright.records.experience import Pair
 from pairwright.records.messages import Message, canonical_messages
 from pairwright.report.page_sections import Section
 from pairwright.report.pair_histograms import narrow_rows, pick_ids, spread_plots
-from pairwright.report.plots import Markup, format_count, format_number, join, tag
+from pairwright.report.plots import Markup, format_count, format_number, join, shorten, tag
 from pairwright.report.run_folder import RunFolder
 
 MAX_PAIRS = 12  # sample pairs on the page
@@ -25,7 +25,7 @@ KEPT_OF_SAME = 120  # characters that are shown of a common start
 
 def pairs_section(run: RunFolder) -> Section | None:
     """Return plots of all pairs of the last round, and sample pairs."""
-    folder = next((stages.pairs for stages in reversed(run.rounds) if stages.pairs), None)
+    folder = run.last("pairs")
     if folder is None:
         return None
     rows = narrow_rows(folder)
@@ -87,7 +87,7 @@ def _credit_line(folder: Path) -> Markup | str:
 
 def sample_pairs(run: RunFolder) -> list[Pair]:
     """Return the sample pairs of the page."""
-    folder = next((stages.pairs for stages in reversed(run.rounds) if stages.pairs), None)
+    folder = run.last("pairs")
     if folder is None:
         return []
     ids = pick_ids(narrow_rows(folder), MAX_PAIRS)
@@ -118,7 +118,7 @@ def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
     ]
     if is_open:
         return tag("article", *body, class_="card pair")
-    line = f"Gap {format_number(pair.gap)}, task {_cut(str(pair.chosen_eid.task), 60)}"
+    line = f"Gap {format_number(pair.gap)}, task {shorten(str(pair.chosen_eid.task), 60)}"
     return tag("details", tag("summary", line), tag("article", *body, class_="card pair"))
 
 
@@ -126,10 +126,8 @@ def _prompt(pair: Pair) -> Markup:
     *before, last = pair.prompt or (Message("user", ""),)
     earlier = ""
     if before:
-        turns = [render_turn(message) for message in before[:MAX_TURNS]]
-        if len(before) > MAX_TURNS:
-            turns.append(tag("p", f"… {format_count(len(before) - MAX_TURNS, 'more turn')}", class_="more"))
-        earlier = tag("details", tag("summary", f"{format_count(len(before), 'earlier turn')} of the prompt"), *turns)
+        summary = tag("summary", f"{format_count(len(before), 'earlier turn')} of the prompt")
+        earlier = tag("details", summary, *_render_turns(before))
     return join([earlier, render_turn(last)])
 
 
@@ -148,15 +146,17 @@ def render_sides(
     same = count_common(*first)
     columns = []
     for tone, head, messages in zip(tones, heads, (left, right), strict=True):
-        turns = [
-            render_turn(message, same=same if number == 0 else 0) for number, message in enumerate(messages[:MAX_TURNS])
-        ]
-        if len(messages) > MAX_TURNS:
-            turns.append(tag("p", f"… {format_count(len(messages) - MAX_TURNS, 'more turn')}", class_="more"))
-        if not messages:
-            turns.append(tag("p", "ends here", class_="more"))
+        turns = _render_turns(messages, same) if messages else [tag("p", "ends here", class_="more")]
         columns.append(tag("div", tag("h4", head), *turns, class_=f"side {tone}"))
     return columns
+
+
+def _render_turns(messages: Sequence[Message], same: int = 0) -> list[Markup]:
+    """Render the first turns, and how many more there are; `same` characters of the first are dimmed."""
+    turns = [render_turn(message, same=0 if number else same) for number, message in enumerate(messages[:MAX_TURNS])]
+    if len(messages) > MAX_TURNS:
+        turns.append(tag("p", f"… {format_count(len(messages) - MAX_TURNS, 'more turn')}", class_="more"))
+    return turns
 
 
 def render_turn(message: Message, *, same: int = 0) -> Markup:
@@ -212,7 +212,3 @@ def count_common(first: str, second: str) -> int:
     while 0 < length < max(len(first), len(second)) and not first[length - 1].isspace():
         length -= 1
     return length
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

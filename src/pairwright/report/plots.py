@@ -56,6 +56,15 @@ def format_number(value: float | int | None, digits: int = 4) -> str:
     return text.replace("-", "−") if "e" not in text else text
 
 
+def format_range(low: float | None, high: float | None, digits: int = 4) -> str:
+    """Format the bounds of an interval; empty if it has none."""
+    return "" if low is None else f"{format_number(low, digits)} to {format_number(high, digits)}"
+
+
+def shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def format_count(number: int, noun: str) -> str:
     """Format a count with its noun in singular or plural.
 

@@ -9,7 +9,7 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -61,6 +61,10 @@ class RunFolder:
             bases = [Path(), Path(config.get("base") or "")]
             folders += [base / name for name in named if isinstance(name, str) for base in bases]
         return [path for path in dict.fromkeys(folders) if (path / "tokenizer.json").is_file()]
+
+    def last(self, output: Literal["pairs", "tokens"]) -> Path | None:
+        """Return the folder of an output of the last round that has it."""
+        return next((path for stages in reversed(self.rounds) if (path := getattr(stages, output))), None)
 
     @property
     def is_empty(self) -> bool:

@@ -84,7 +84,7 @@ MAX_TOKENS = 600  # tokens of a sequence that are shown
 
 def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | None:
     """Return sequences of the sample pairs: from the tokens stage, or else encoded with the tokenizer of the run."""
-    cached = next((stages.tokens for stages in reversed(run.rounds) if stages.tokens), None)
+    cached = run.last("tokens")
     pairs = sample_pairs(run)[:MAX_PAIRS]
     folders = [tokenizer] if tokenizer is not None else run.tokenizers
     if cached is None:

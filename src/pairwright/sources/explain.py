@@ -124,7 +124,10 @@ def explain_file(path: Place, format_name: str, options: Options) -> Explanation
             records.append(RecordUse("a record", [], [_describe(unit)]))
         else:
             records.append(_explain_record(unit[0], unit[1], layout, options))
-    return Explanation(str(path), layout.format, None, records)
+    explanation = Explanation(str(path), layout.format, None, records)
+    # A general reader takes any row with an input and an output, also one whose answer is deeper inside.
+    is_refused = bool(records) and layout.reader.is_general and all(record.reason for record in records)
+    return _with_suggestion(explanation, path, options) if is_refused else explanation
 
 
 def _explain_record(origin: Origin, value: Any, layout: Layout, options: Options) -> RecordUse:
@@ -301,8 +304,13 @@ def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Expla
     hits = sorted(names.intersection(_KEYS[nearest].split()))
     missing = [word for word in _KEYS[nearest].split() if word not in names]
     described = f"{nearest} (has {', '.join(hits)}; not {', '.join(missing)})" if hits else None
+    return _with_suggestion(Explanation(str(path), rejected.format, reason, [], keys, described), path, options)
+
+
+def _with_suggestion(explanation: Explanation, path: Place, options: Options) -> Explanation:
+    """Add a map that reads the file, if one is found."""
     trial = suggest(path, options)
     if trial is None:
-        return Explanation(str(path), rejected.format, reason, [], keys, described)
+        return explanation
     command = f"pairwright import {shlex.quote(str(path))} --map {shlex.quote(trial.map)} -o DIR"
-    return Explanation(str(path), rejected.format, reason, [], keys, described, command, trial)
+    return msgspec.structs.replace(explanation, command=command, trial=trial)

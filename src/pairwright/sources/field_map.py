@@ -27,6 +27,7 @@ from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.reward_expressions import evaluate, names_in, parse_reward
 from pairwright.sources.score_values import read_score
+from pairwright.sources.shapes.any_messages import decode_json_text
 
 # How to read the file: the list or table that holds the records, a second table to join, the CSV dialect.
 _OF_FILE = ("records", "join", "delimiter", "encoding", "decimal")
@@ -133,14 +134,38 @@ class FieldMap(msgspec.Struct, frozen=True):
 
     def paths(self) -> Iterator[Path]:
         """Yield every record path that the map reads."""
-        for target, text in self.fields.items():
-            if target in (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in self.fields else ())):
-                continue
-            for piece in text.split("|"):
-                if target in _REWARDS and not is_path(piece):
-                    yield from (parse_path(name) for name in names_in(parse_reward(piece)))
-                else:
-                    yield from split_joined(piece)
+        for target in self._record_targets():
+            yield from self._paths_of(target)
+
+    def missing_field(self, rows: list[Any]) -> str | None:
+        """Return why the map fits none of these records, or None if each target is in at least one record."""
+        for target in self._record_targets():
+            reasons = [self._why_missing(row, target) for row in rows]
+            if rows and all(reasons):
+                return reasons[0]
+        return None
+
+    def _record_targets(self) -> list[str]:
+        """Return the targets that are fields of a record."""
+        others = (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in self.fields else ()))
+        return [target for target in self.fields if target not in others]
+
+    def _paths_of(self, target: str) -> Iterator[Path]:
+        for piece in self.fields[target].split("|"):
+            if target in _REWARDS and not is_path(piece):
+                yield from (parse_path(name) for name in names_in(parse_reward(piece)))
+            else:
+                yield from split_joined(piece)
+
+    def _why_missing(self, row: Any, target: str) -> str | None:
+        try:
+            for path in self._paths_of(target):
+                _at(row, path, f"--map {target}={self.fields[target]}")
+            if "+" in self.fields[target] and target not in _REWARDS:
+                self.value(row, target)  # only texts can be joined
+        except BadRecord as error:
+            return str(error)
+        return None
 
 
 NO_MAP = FieldMap()
@@ -283,8 +308,9 @@ def parse_path(text: str) -> Path:
 
 
 def _at(value: Any, path: Path, where: str) -> Any:
-    """Return the value at a path; if a step is missing, raise BadRecord that lists the keys found there."""
+    """Return the value at a path, also inside JSON text; if a step is missing, raise BadRecord that lists the keys."""
     for position, step in enumerate(path):
+        value = decode_json_text(value)
         if step is None:
             if not isinstance(value, list):
                 raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, not a list)")
@@ -329,6 +355,8 @@ def remove_paths(row: Json, paths: Iterator[Path]) -> Json:
 
 def _without(value: Any, path: Path) -> Any:
     first, rest = path[0], path[1:]
+    if isinstance(value, str):
+        return value if decode_json_text(value) is value else None  # JSON text that the map reads
     if first is None and isinstance(value, list):
         return [_without(item, rest) if rest else None for item in value]
     if isinstance(first, int) and isinstance(value, list) and -len(value) <= first < len(value):
@@ -344,35 +372,6 @@ def _without(value: Any, path: Path) -> Any:
     inner = _without(value[first], rest) if rest else None
     is_empty = inner is None or inner in ({}, []) or (isinstance(inner, list) and not any(inner))
     return {key: inner if key == first else item for key, item in value.items() if key != first or not is_empty}
-
-
-def missing_fields(rows: list[Any], fields: FieldMap) -> str | None:
-    """Return why a map fits none of these records, or None if each target is in at least one record."""
-    for target in fields.fields:
-        if target in (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in fields else ())):
-            continue
-        reason = None
-        for row in rows:
-            try:
-                if target in _REWARDS:
-                    names = [name for piece in fields.fields[target].split("|") for name in _reward_paths(piece)]
-                    for path in names:
-                        _at(row, path, f"--map {target}={fields.fields[target]}")
-                elif "|" in fields.fields[target]:
-                    fields.candidates(row, target)
-                else:
-                    fields.value(row, target)
-                reason = None
-                break
-            except BadRecord as error:
-                reason = reason or str(error)
-        if reason is not None:
-            return reason
-    return None
-
-
-def _reward_paths(text: str) -> list[Path]:
-    return [parse_path(text)] if is_path(text) else [parse_path(name) for name in names_in(parse_reward(text))]
 
 
 def _joined(values: list[Any], where: str) -> str:

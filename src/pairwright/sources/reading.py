@@ -20,7 +20,6 @@ from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
 from pairwright.sources.datasets.rows import NAME as ROWS
-from pairwright.sources.field_map import missing_fields
 from pairwright.sources.fields import BadRecord, items
 from pairwright.sources.files import (
     BROKEN_STREAM,
@@ -345,7 +344,7 @@ def _checked(
         way_out = f"its fields, and a --map that may read it: pairwright explain {path}"
         return Rejected(str(path), None, f"no known format: {way_out}")
     rows = [record for record in records if isinstance(record, dict)]
-    reason = missing_fields(rows, options.map) or layout.reader.refuse(rows, options)
+    reason = options.map.missing_field(rows) or layout.reader.refuse(rows, options)
     return layout if reason is None else Rejected(str(path), None, reason, layout.format)
 
 

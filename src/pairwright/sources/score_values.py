@@ -33,6 +33,7 @@ _BAD = _words(
     fracaso inutil nao ruim errado falha sbagliato cattivo net nepravda плохо нет неверно неправильно いいえ 悪い 不正解
     不合格 否 错 坏 错误 不通过 没用 아니오 아니요 나쁨 오답 불통과 nie zle hayir yanlis huono ei nee nej fout fel"""
 )
+_NEGATIONS = _words("not nicht non no nao pas niet nie inte ikke не")
 # Variation selectors and skin tones, which change an emoji's look but not its meaning.
 _LOOKS = re.compile("[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]")
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -73,6 +74,9 @@ def verdict(value: Any) -> float | None:
         word = re.sub(r"[\s-]+", "_", word) if not word.startswith(":") else word
         if word in _GOOD or word in _BAD:
             return float(word in _GOOD)
+        negation, _, rest = word.partition("_")
+        if negation in _NEGATIONS and rest in _GOOD:
+            return 0.0
         # The same emoji several times.
         if len(word) > 1 and len(set(word)) == 1 and not word.isalnum():
             return verdict(word[0])

@@ -15,19 +15,21 @@ from pairwright.errors import PairwrightError
 from pairwright.paths import Place
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.row_layout import is_turns
+from pairwright.sources.datasets.message_rows import CONVERSATION_IDS
+from pairwright.sources.datasets.own_turns import labels_of
+from pairwright.sources.datasets.row_layout import ANSWER_WORDS, is_turns
 from pairwright.sources.datasets.row_names import (
-    COMPLETIONS,
     CONTEXTS,
     LOWER_IS_BETTER,
     MODELS,
-    PROMPTS,
     SYSTEMS,
-    WEAK_COMPLETIONS,
-    WEAK_PROMPTS,
+    answer_rank,
+    is_asker_name,
+    is_preference_name,
     is_reference_name,
     is_score_name,
     plain_name,
+    prompt_rank,
     singular,
     speaker_role,
     words_of,
@@ -37,14 +39,18 @@ from pairwright.sources.fields import BadRecord, score
 from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect, read_file
-from pairwright.sources.score_values import read_score
+from pairwright.sources.score_values import read_score, verdict
+from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.row_fields import TASK_KEYS
 from pairwright.sources.tables import is_table, table_rows
 
 _NUM_ROWS = 64  # examined for a proposal
 _NUM_TRIED = 1000  # records that a map is tried on
 _ENDS = (".", "?", "!")
-_ANSWERS = COMPLETIONS | WEAK_COMPLETIONS | {"result", "reply", "text", "content"}
+_MORE_ANSWERS = frozenset(("result", "reply", "text", "content"))
+# Last words of the names of texts that are no answers: `response.id`.
+_NO_TEXTS = frozenset(("id", "ids", "uuid", "url", "status", "type", "role", "object", "reason", "date", "time"))
+_MAX_SPEAKERS = 40
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -86,7 +92,9 @@ def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options:
         return None
     first = read[0]
     said = first.chosen.messages if first.chosen is not None else first.completion
-    prompt = first.prompt[-1].text if first.prompt else ""
+    # A conversation that the model began has its first question in the completion.
+    asked = [message.text for message in said if message.role == "user"]
+    prompt = first.prompt[-1].text if first.prompt else asked[0] if asked else ""
     answer = next((message.text for message in said if message.text), "")
     if not prompt.strip() or not answer.strip() or prompt == answer:
         return None
@@ -129,16 +137,27 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
     if not answers:  # the only remaining text, whatever its name
         texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
+        texts = [path for path in texts if not is_asker_name(plain_name(path.rpartition(".")[2]))]
         texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
         answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
-    for prompt in prompts[:3]:
+    best, named = _preference(columns)
+    # A question about a text: both are the prompt.
+    texts = [path for path in prompts if plain_name(path) in CONTEXTS and isinstance(columns[path][0], str)]
+    questions = [path for path in prompts if path not in texts]
+    pairs = [f"{text}+{questions[0]}" for text in texts if questions]
+    for prompt in [*pairs[:1], *questions[:3], *texts]:
+        if best is not None and len(named) > 1:
+            yield {"prompt": prompt, "completion": "|".join(named), "best": best, **beside}
         # Several answers in one object are candidates.
         for group in _candidates([path for path in answers if path != prompt]):
-            scores = _scores_of(group, columns)
-            yield {"prompt": prompt, "completion": "|".join(group), **beside, **(scores or rest)}
+            start = {"prompt": prompt, "completion": "|".join(group), **beside}
+            if best is not None and len(group) > 1:
+                yield {**start, "best": best}
+            yield {**start, **(_scores_of(group, columns) or rest)}
     yield from _message_maps(columns, rows, rest)
+    yield from _transcript_maps(columns, rest)
 
 
 def _columns(rows: list[Json]) -> dict[str, list[Any]]:
@@ -152,9 +171,9 @@ def _columns(rows: list[Json]) -> dict[str, list[Any]]:
 
 
 def leaves_of(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield (`--map` path, value) for the values inside a record."""
+    """Yield (`--map` path, value) for the values inside a record, also inside JSON text."""
     for key, part in value.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
+        path, part = f"{prefix}.{key}" if prefix else str(key), decode_json_text(part)
         if isinstance(part, dict) and part and depth < 5:
             yield from leaves_of(part, path, depth + 1)
         elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
@@ -174,25 +193,34 @@ def _is_prose(values: list[Any]) -> bool:
     )
 
 
-def _distance(path: str, names: frozenset[str]) -> int | None:
-    """Return the distance of one of these names from the end of a path: `request.prompt` 0, `question.text` 1."""
+def _distance(path: str, is_named: Callable[[str], bool]) -> int | None:
+    """Return the distance of such a name from the end of a path: `request.prompt` 0, `question.text` 1."""
     words = [plain_name(step.partition("[")[0]) for step in reversed(path.split("."))]
-    return next((number for number, word in enumerate(words) if word in names or singular(word) in names), None)
+    return next((number for number, word in enumerate(words) if is_named(word) or is_named(singular(word))), None)
+
+
+def _is_prompt(name: str) -> bool:
+    return prompt_rank(name) is not None or name in CONTEXTS
+
+
+def _is_answer(name: str) -> bool:
+    return answer_rank(name) is not None or name in _MORE_ANSWERS
 
 
 def _prompt_distance(path: str, values: list[Any]) -> int | None:
     is_usable = not is_reference_name(path) and _is_prose(values)
-    return _distance(path, PROMPTS | CONTEXTS | WEAK_PROMPTS) if is_usable else None
+    return _distance(path, _is_prompt) if is_usable else None
 
 
 def _answer_distance(path: str, values: list[Any]) -> int | None:
-    is_text = all(isinstance(value, str) or is_turns(value) for value in values) and (
-        path.rpartition(".")[2] not in MODELS
-    )
+    last = path.rpartition(".")[2]
+    is_text = all(isinstance(value, str) or is_turns(value) for value in values)
     if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
         return None
-    is_named = any(word in _ANSWERS for word in words_of(path.rpartition(".")[2]))  # `gpt4_answer`
-    return 0 if is_named else _distance(path, _ANSWERS)
+    if last in MODELS or is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:]):
+        return None
+    is_named = any(_is_answer(word) for word in words_of(last))  # `gpt4_answer`
+    return 0 if is_named else _distance(path, _is_answer)
 
 
 def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any]], int | None]) -> list[str]:
@@ -203,13 +231,24 @@ def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any
 
 def _candidates(answers: list[str]) -> Iterator[list[str]]:
     """Yield answers that belong together, then each alone."""
-    parents: dict[str, list[str]] = {}
+    parents: dict[Any, list[str]] = {}
     for path in answers:
-        parents.setdefault(path.rpartition(".")[0], []).append(path)
+        parent, _, name = path.rpartition(".")
+        parents.setdefault(parent, []).append(path)
+        # `left.text` and `right.text`; `ChatGPT answer` and `Gemini answer`
+        same = name if parent else next((word for word in words_of(name) if word in ANSWER_WORDS), name)
+        parents.setdefault((parent.rpartition(".")[0], same), []).append(path)
     together = [paths for parent, paths in parents.items() if parent and len(paths) > 1]
     yield from together
     # Choosing one of several answers of an object would silently drop the others.
     yield from ([path] for path in answers if not any(path in paths for paths in together))
+
+
+def _preference(columns: dict[str, list[Any]]) -> tuple[str | None, list[str]]:
+    """Return the path of the preference, and the paths of the answers that its values name: {gpt: ..., winner: gpt}."""
+    best = next((path for path in columns if is_preference_name(plain_name(path.rpartition(".")[2]))), None)
+    chosen = {plain_name(value) for value in columns.get(best or "", ()) if isinstance(value, str)}
+    return best, [path for path in columns if plain_name(path) in chosen and _is_prose(columns[path])]
 
 
 def _scores_of(group: list[str], columns: dict[str, list[Any]]) -> dict[str, str]:
@@ -240,7 +279,10 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
         sessions = [
             path
             for path, values in columns.items()
-            if path not in found and len(values) == len(rows) and 1 < len(set(map(str, values))) <= len(rows) / 2
+            if path not in found
+            and len(values) == len(rows)
+            and 1 < len(set(map(str, values))) <= len(rows) / 2
+            and any(verdict(value) is None for value in values)
         ]
         for session in sorted(sessions, key=lambda path: "id" not in words_of(path))[:3]:
             yield {"session": session, "role": speaker, "content": text, "roles": _roles(columns[speaker]), **rest}
@@ -256,12 +298,22 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
             yield {"messages": key, "role": found[0], "content": found[1], "roles": _roles(inner[found[0]]), **scored}
 
 
+def _transcript_maps(columns: dict[str, list[Any]], rest: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Yield maps for transcripts whose speakers have unusual names."""
+    for path, values in columns.items():
+        labels = [labels_of(value) if isinstance(value, str) else [] for value in values]
+        names = list(dict.fromkeys(name for some in labels for name in some))
+        if all(len(some) > 1 for some in labels) and len(names) <= _MAX_SPEAKERS:
+            yield {"messages": path, "roles": _roles(names), **rest}
+
+
 def _speaker_and_text(columns: dict[str, list[Any]], num_rows: int) -> tuple[str, str] | None:
     """Return the field with two or three short, repeated values (the speaker), and the field with the longest text."""
     speakers = [
         path
         for path, values in columns.items()
-        if len(values) == num_rows > 1
+        if plain_name(path) not in CONVERSATION_IDS
+        and len(values) == num_rows > 1
         and all(isinstance(value, str | int) and len(str(value)) <= 40 for value in values)
         and 2 <= len(set(values)) <= 4
         and len(set(values)) < num_rows

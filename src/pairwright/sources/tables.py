@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ from pairwright.errors import ConfigError
 from pairwright.paths import Place, local_copy, open_binary
 from pairwright.paths.parquet_files import parquet_batches, parquet_metadata
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.row_names import COMPLETIONS, PROMPTS, plain_name, singular
+from pairwright.sources.datasets.row_names import answer_rank, plain_name, prompt_rank, singular
 from pairwright.sources.field_map import FieldMap
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import MAX_LINE_BYTES, encoding_of, open_bytes
@@ -40,10 +40,18 @@ _EXCEL = (".xlsx", ".xlsm")
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _ROWS_AT_ONCE = 1024
 _NUM_SNIFFED = 50  # rows used to detect the CSV dialect
+_NUM_TITLES = 8  # rows searched for the names of the columns
 _MAX_DEPTH = 64
 _CHUNK = 2**20
 # Single-byte text with a larger share of bytes >= 0x80 is not in a Latin script.
 _MANY_HIGH_BYTES = 0.25
+# Encodings to suggest: the language, and its letters.
+_OTHER_ENCODINGS = {
+    "cp932": ("Japanese", "[ぁ-ヿ一-龠、。？！]"),
+    "cp949": ("Korean", "[가-힣]"),
+    "gb18030": ("Chinese", "[一-龠、。？！，]"),
+    "cp1251": ("Cyrillic", "[а-яА-ЯёЁ]"),
+}
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(?:,\d+)?")
 OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/import_task.py reads
 
@@ -197,17 +205,31 @@ def _excel_rows(path: str, sheet: str | None) -> Iterator[Json | BadRecord]:
 
 
 def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | BadRecord]:
-    """Yield rows as objects, named by the first row; an empty cell is null."""
-    names = ["" if name is None else str(name).strip() for name in next(rows, [])]
+    """Yield rows as objects, named by the first row below a title; an empty cell is null."""
+    head = list(islice(rows, _NUM_TITLES))
+    first = _header_of(head)
+    rows = chain(head[first + 1 :], rows)
+    names = ["" if name is None else str(name).strip() for name in (head[first] if head else ())]
     while names and not names[-1]:  # a spreadsheet may have empty trailing columns
         names.pop()
     if len(set(names)) < len(names):
         raise BadRecord("a table with two columns of one name")
-    for number, cells in enumerate(rows, start=2):
+    for number, cells in enumerate(rows, start=first + 2):
         if any(cell not in (None, "") for cell in cells[len(names) :]):
             yield BadRecord(f"more cells than columns: {len(cells)} under {len(names)} names in row {number}")
         elif cells and (is_text or any(cell is not None for cell in cells)):
             yield {name: None if cell == "" else cell for name, cell in zip(names, cells, strict=False)}
+
+
+def _header_of(rows: list[list[Any]]) -> int:
+    """Return the index of the row with the names: the first, or the first with several cells below a title.
+
+    A spreadsheet writes a title as a row of full width with a single filled cell.
+    """
+    for number, cells in enumerate(rows):
+        if sum(cell not in (None, "") for cell in cells) > 1:
+            return number if all(len(title) in (0, len(cells)) for title in rows[:number]) else 0
+    return 0
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -357,12 +379,24 @@ def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
         return encoding
     num_high = sum(byte >= 0x80 for byte in first)
     if num_high > _MANY_HIGH_BYTES * len(first) or not chunk.decode("utf-8", "ignore").isascii():
+        likely = sorted(_OTHER_ENCODINGS, key=lambda name: -_share_of_letters(first, name))
+        names = ", ".join(f"{name} ({_OTHER_ENCODINGS[name][0]})" for name in likely)
         raise BadRecord(
-            "text that is neither UTF-8 nor Latin-1; --map encoding=NAME decides, e.g. cp932 (Japanese), gb18030 "
-            "(Chinese), cp949 (Korean), cp1251 (Cyrillic)"
+            f"text that is neither UTF-8 nor Latin-1, most likely --map encoding={likely[0]}; --map encoding=NAME "
+            f"decides, NAME one of {names}"
         )
     notes["files read as Latin-1 (Windows-1252) (--map encoding=NAME overrides)"] += 1
     return "cp1252"
+
+
+def _share_of_letters(text: bytes, encoding: str) -> float:
+    """Return which share of the characters beyond ASCII are letters of the encoding's language; -1 if undecodable."""
+    try:
+        decoded = codecs.getincrementaldecoder(encoding)().decode(text)  # the last character may be cut
+    except UnicodeDecodeError:
+        return -1.0
+    others = [character for character in decoded if not character.isascii()]
+    return len(re.findall(_OTHER_ENCODINGS[encoding][1], decoded)) / max(1, len(others))
 
 
 def _separator_of(path: Place, lines: list[str], named: str | None, notes: Counter[str]) -> str:
@@ -394,9 +428,10 @@ def _comma_columns(rows: list[list[str]], named: str | None, notes: Counter[str]
     if named not in (None, "comma", "point"):
         raise ConfigError(f"--map decimal={named}: expected comma or point")
     columns = []
+    rows = rows[_header_of(rows) :]
     for number, name in enumerate(rows[0] if rows and named != "point" else ()):
         cells = [row[number].strip() for row in rows[1:] if number < len(row) and row[number].strip()]
-        is_text = plain_name(name) in PROMPTS or plain_name(name) in COMPLETIONS
+        is_text = prompt_rank(plain_name(name)) is not None or answer_rank(plain_name(name)) is not None
         if is_text or not cells or not all(_COMMA_NUMBER.fullmatch(cell) for cell in cells):
             continue
         with_comma = [cell for cell in cells if "," in cell]

@@ -24,7 +24,7 @@ from typing import Any
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, prompt_from
-from pairwright.sources.datasets.row_names import speaker_role
+from pairwright.sources.datasets.row_names import TIES, speaker_role
 from pairwright.sources.fields import (
     BadRecord,
     list_or_empty,
@@ -43,8 +43,7 @@ _PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "c
 _ANSWER = re.compile(r"(response|answer|completion|generation|output|text)s?([-_ ]?([0-9]|[a-h]))?", re.I)
 _SIDES = ("left", "right")
 # The number or letter that ends a name: response-1, answer_b, answer2. A letter needs a separator.
-_INDEX = re.compile(r"(?:^|[-_ ])([0-9]|[a-h])$|[a-z]([0-9])$", re.I)
-_TIES = ("tie", "equal", "same", "both", "neither", "draw", "none")
+_INDEX = re.compile(r"(?:(?:^|[-_ ])(?=[0-9a-h]$)|(?<=[a-z])(?=[0-9]$))(.)$", re.I)
 _CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winner", "pairwise", "comparison")
 _RESPONDED = (None, "submitted")  # statuses that count; None for exports without a status
 
@@ -223,16 +222,16 @@ def _place(value: Any, keys: list[str]) -> int | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     word = str(value).strip().lower()
-    if word in _TIES:
+    if word in TIES:
         return -1
     if word in _SIDES and len(keys) == 2:
         return _SIDES.index(word)
     names = [key.lower() for key in keys]
     if word in names:
         return names.index(word)
-    ends = [_end(key) for key in keys]
+    end, ends = _end(word), [_end(key) for key in keys]
     # Only if exactly one answer has this number or letter.
-    return ends.index(_end(word)) if _end(word) is not None and ends.count(_end(word)) == 1 else None
+    return ends.index(end) if end is not None and ends.count(end) == 1 else None
 
 
 def _is_choice(question: str, value: Any) -> bool:
@@ -243,7 +242,7 @@ def _is_choice(question: str, value: Any) -> bool:
 
 def _end(name: str) -> str | None:
     match = _INDEX.search(name.lower())
-    return match and (match.group(1) or match.group(2))
+    return match and match[1]
 
 
 def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
@@ -302,6 +301,7 @@ def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
 
 
 def _rating(value: Any) -> float | None:
+    # Not `read_score`: "right" is a side here.
     words = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
     return words[value.lower()] if isinstance(value, str) and value.lower() in words else score(value)
 

@@ -10,6 +10,7 @@ sessions of coding agents.
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -19,12 +20,13 @@ from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import PARENTS
 from pairwright.sources.datasets.own_turns import mapped_turn
-from pairwright.sources.datasets.row_names import MODELS, is_score_name, plain_name, speaker_role
+from pairwright.sources.datasets.row_names import MODELS, is_score_name, plain_name, speaker_role, words_of
 from pairwright.sources.datasets.rows import read_turns, score_in
 from pairwright.sources.field_map import FieldMap, parse_path, remove_paths, value_at_path
 from pairwright.sources.fields import BadRecord, identifier, items, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run
+from pairwright.sources.score_values import verdict
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.row_fields import TASK_KEYS, task_of, tools_of
 
@@ -36,19 +38,34 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 # Names of the conversation id, as `plain_name` returns them; the first name found in any row is used.
-_CONVERSATIONS = _words(
+CONVERSATION_IDS = _words(
     """conversation_id conversation_uuid session_id session_uuid thread_id chat_id dialog_id dialogue_id trajectory_id
     rollout_id episode_id run_id trace_id interaction_id message_tree_id conversation session thread
     dialog dialogue chat"""
 )
-_NUMBERS = _words(
-    """turn turn_id turn_index turn_number position message_index message_number message_idx sequence sequence_number
-    seq seq_num order ordinal idx index step"""
+_NUMBERS = (
+    *("turn", "turn_id"),
+    *(f"{item}_{number}" for item in _words("turn message msg utterance sequence seq step position order line")
+      for number in _words("index number num no nr idx")),
+    *_words("position sequence seq order ordinal idx index step"),
+)  # fmt: skip
+_TIMES = _words(
+    """created_at timestamp time created sent_at date datetime created_time create_time ts zeit zeitstempel datum
+    fecha 日時"""
 )
-_TIMES = _words("created_at timestamp time created sent_at date datetime created_time create_time ts")
+# Times as people's tables have them, besides ISO 8601; all values of a column have the same form.
+_DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y")
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 _IDS = _words("message_id message_uuid msg_id uuid id")
-_SPEAKERS = _words("role sender speaker author message_role sender_role author_role from who participant sender_type")
-_TEXTS = _words("content text message body message_content message_text value utterance")
+_ROLES = _words("role message_role sender_role author_role")
+_SPEAKERS = _words(
+    "sender speaker author from who participant sender_type author_type speaker_type participant_type direction "
+    "absender sprecher rolle rol remitente emisor auteur locuteur 送信者 発言者 话者 发送者 角色"
+)
+_TEXTS = _words(
+    """content text message body message_content message_text value utterance nachricht mensaje texte texto
+    メッセージ 内容 消息 本文"""
+)
 _MAX_BRANCHES = 256
 # Fields of a message besides role and text; in a table, calls may be JSON text.
 _MESSAGE_KEYS = (
@@ -61,7 +78,7 @@ _JSON_KEYS = frozenset({"tool_calls", "function_call"})
 
 def matches(value: Any) -> bool:
     """Whether the records of a file are messages with conversation ids, and a model's answer is among them."""
-    return matches_transcript(value) and _shared_key(value, _CONVERSATIONS) is not None
+    return matches_transcript(value) and _shared_key(value, CONVERSATION_IDS) is not None
 
 
 def matches_transcript(value: Any) -> bool:
@@ -76,7 +93,7 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
     rows = items(value, "rows")
     if "session" in options.map:
         rows = [turn for number, row in enumerate(rows) for turn in _mapped_rows(row, options.map, number)]
-    key = _shared_key(rows, _CONVERSATIONS)
+    key = _shared_key(rows, CONVERSATION_IDS)
     roots = _roots(rows) if key is None else {}
     conversations: dict[int | str | None, list[tuple[int, Json]]] = {}  # (row number, row)
     for number, row in enumerate(rows):
@@ -178,18 +195,44 @@ def _roots(rows: list[Any]) -> dict[int, int | str]:
 
 def _in_order(rows: list[Json]) -> list[Json]:
     """Sort rows by number, else by time, if all have one; rows with equal times stay in file order."""
-    for names, read_value in ((_NUMBERS, score), (_TIMES, _seconds)):
+    for names, read_values in ((_NUMBERS, _numbers), (_TIMES, _times)):
         key = _shared_key(rows, names)
-        values = [None if key is None else read_value(row.get(key)) for row in rows]
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        if len(known) < len(rows):
-            continue
-        # Equal values keep file order (a question and its answer within one second), reversed if the file has the
-        # newest row first.
-        is_newest_first = known[0] > known[-1] and known == sorted(known, reverse=True)
-        numbers = range(len(rows) - 1, -1, -1) if is_newest_first else range(len(rows))
-        return [rows[number] for number in sorted(numbers, key=known.__getitem__)]
+        orders = [] if key is None else [_sorted(values) for values in read_values([row.get(key) for row in rows])]
+        if any(order != orders[0] for order in orders):
+            raise BadRecord(f"{key}: {rows[0].get(key or '')!r} may have the day or the month first, and the order of "
+                            "the messages depends on it")  # fmt: skip
+        if orders:
+            return [rows[number] for number in orders[0]]
     return rows
+
+
+def _sorted(known: list[float]) -> list[int]:
+    """Return the positions of values in ascending order.
+
+    Equal values keep file order (a question and its answer within one second), reversed if the newest row is first.
+    """
+    is_newest_first = known[0] > known[-1] and known == sorted(known, reverse=True)
+    numbers = range(len(known) - 1, -1, -1) if is_newest_first else range(len(known))
+    return sorted(numbers, key=known.__getitem__)
+
+
+def _numbers(values: list[Any]) -> Iterator[list[float]]:
+    """Yield the values as numbers if all are."""
+    known = [number for value in values if (number := score(value)) is not None and not math.isnan(number)]
+    if len(known) == len(values):
+        yield known
+
+
+def _times(values: list[Any]) -> Iterator[list[float]]:
+    """Yield the values as times, in each form that all of them have."""
+    known = [number for value in values if (number := _seconds(value)) is not None and not math.isnan(number)]
+    if len(known) == len(values):
+        yield known
+        return
+    for form in (f"{date} {clock}" for date in _DATES for clock in _CLOCKS):
+        with suppress(ValueError):
+            texts = [str(value).replace(",", "").strip() for value in values]
+            yield [datetime.strptime(text, form).replace(tzinfo=UTC).timestamp() for text in texts]
 
 
 def _seconds(value: Any) -> float | None:
@@ -244,13 +287,30 @@ def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
 
 
 def _role(row: Json) -> str | None:
-    key = _field(row, _SPEAKERS)
-    return speaker_role(row[key]) if key is not None else None
+    key = _speaker(row)
+    role = speaker_role(row[key]) if key is not None else None
+    return role or next((role for name, value in row.items() if (role := _flagged_role(name, value))), None)
+
+
+def _flagged_role(name: str, value: Any) -> str | None:
+    """Return the role that a flag says: `is_bot: false`."""
+    words, flag = words_of(name), verdict(value)
+    if len(words) != 2 or words[0] not in ("is", "from") or flag not in (0.0, 1.0):
+        return None
+    role = speaker_role(words[1])
+    return role if flag else {"user": "assistant", "assistant": "user"}.get(role or "")
+
+
+def _speaker(row: Json) -> str | None:
+    """Return the key of the role; without one, of the first speaker whose role is known."""
+    keys = [key for name in _SPEAKERS for key in row if plain_name(key) == name]
+    known = next((key for key in keys if speaker_role(row[key])), keys[0] if keys else None)
+    return _field(row, _ROLES) or known
 
 
 def _read_keys(row: Json) -> set[str]:
     """Return the keys of a row that are read: conversation, message and tools."""
-    fields = (_field(row, _SPEAKERS), _field(row, _TEXTS), _field(row, _CONVERSATIONS))
+    fields = (_speaker(row), _field(row, _TEXTS), _field(row, CONVERSATION_IDS))
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
 
 
@@ -270,7 +330,7 @@ def _chat_turn(row: Json, number: int) -> Json:
     """Return a row as a chat message, without fields of the conversation or the log."""
     role, key = _role(row), _field(row, _TEXTS)
     if role is None:
-        said = row.get(_field(row, _SPEAKERS) or "")
+        said = row.get(_speaker(row) or "")
         raise BadRecord(
             f"message {number}: {said!r:.40} is not a role; --map 'session=FIELD,roles={{...}}' gives it one"
         )

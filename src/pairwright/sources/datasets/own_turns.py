@@ -42,10 +42,9 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     """
     if "\n" not in text and not roles:
         return _line_turns(text)
-    labels = list(_LABEL.finditer(text))
-    if not labels or text[: labels[0].start()].strip():
+    labels, names = _labels(text)
+    if not labels:
         return None
-    names = [match[1].strip() for match in labels]
     known = [roles.get(name.lower()) or (None if roles else speaker_role(name)) for name in names]
     if known[0] is None:
         # Two alternating names are speakers; other text with colons is not a transcript.
@@ -57,11 +56,26 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     marks = [(match, role) for match, role in zip(labels, known, strict=True) if role is not None]
     if "assistant" not in {role for _, role in marks} or len(marks) < 2:
         return None
-    others = dict.fromkeys(name for name, role in zip(names, known, strict=True) if role is None)
-    repeated_names = [name for name in others if names.count(name) > 1]
-    if repeated_names:
-        raise BadRecord(f"{repeated_names[0]!r} has no known role, and {_roles_hint(names)} decides")
+    # A repeated label is a speaker, and so is one after a time, or the only partner of the model.
+    others = [(name, match) for name, match, role in zip(names, labels, known, strict=True) if role is None]
+    is_alone = {role for _, role in marks} == {"assistant"}
+    speakers = [name for name, match in others if is_alone or names.count(name) > 1 or "[" in match[0]]
+    if speakers:
+        raise BadRecord(f"{speakers[0]!r} has no known role, and {_roles_hint(names)} decides")
     return _cut(text, marks)
+
+
+def _labels(text: str) -> tuple[list[re.Match[str]], list[str]]:
+    """Return the labels of a text that begins with one, and their names."""
+    labels = list(_LABEL.finditer(text))
+    if not labels or text[: labels[0].start()].strip():
+        return [], []
+    return labels, [match[1].strip() for match in labels]
+
+
+def labels_of(text: str) -> list[str]:
+    """Return the names of the possible speakers of a transcript; [] for other text."""
+    return _labels(text)[1]
 
 
 def _line_turns(text: str) -> list[Json] | None:

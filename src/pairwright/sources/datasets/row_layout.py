@@ -12,26 +12,29 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.own_turns import is_step, transcript_turns
 from pairwright.sources.datasets.row_names import (
-    COMPLETIONS,
     CONTEXTS,
     CONVERSATIONS,
+    CORRECTED,
     LISTS,
-    PREFERENCES,
     PROMPTS,
+    RANKS,
     SIDES,
     SIGNED,
+    SPEAKERS,
     STEPS,
     TIES,
     WEAK_COMPLETIONS,
-    WEAK_PROMPTS,
+    answer_rank,
     index_of,
     is_answer_stem,
     is_answer_word,
     is_completion_name,
     is_lettered,
+    is_preference_name,
     is_reference_name,
     is_score_name,
     plain_name,
+    prompt_rank,
     side_of,
     singular,
     words_of,
@@ -40,10 +43,11 @@ from pairwright.sources.fields import BadRecord, score
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
-_ROLES = frozenset(("system", "user", "assistant", "tool", "human", "gpt", "ai", "model", "bot", "chatgpt"))
+_MODEL = frozenset(("assistant", "gpt", "ai", "model", "bot", "chatgpt"))
 _MAX_ANSWERS = 128
+_ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
 # Words that mark a field as an answer: `gpt4_answer`, `response_llama`.
-_ANSWERS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
+ANSWER_WORDS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
 # Words next to them that are not model names: `model_answer`, `final_response`.
 _NO_MODELS = frozenset(
     ("model", "final", "generated", "raw", "full", "predicted", "user", "correct", "best", "my", "new")
@@ -78,9 +82,13 @@ class Layout(msgspec.Struct, frozen=True):
 
 def arrange(row: Json) -> Layout:
     """Identify the parts of a row; raise BadRecord if a part is missing or ambiguous."""
-    sides = find_sides(row)
+    sides = find_sides(row) or find_correction(row)
     if sides is not None:
         return _with_prompt(row, sides, used=_keys_of(sides), best=0)
+    columns = find_turn_columns(row)
+    if columns:
+        turns = [{"role": _role_of_column(key), "content": row[key]} for key in columns]
+        return Layout(conversation=turns, conversation_key=columns[0], used=frozenset(columns))
     several = find_numbered(row) or find_named(row)
     found = find_keyed(row) if several is None else (several, _keys_of(several))
     if found is not None:
@@ -104,13 +112,14 @@ def _with_prompt(
     """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
-    if talk_key is None and not answers:  # a transcript under any name
+    # A transcript under any name; beside a question, a context holds the turns before it.
+    if talk_key is None and not answers and (key is None or context_key is None):
         talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
         # An agent's turns do not include its task, so the prompt is needed.
-        if key is not None and (is_step(turns[0]) or _role_of(turns[0]) == "assistant"):
+        if key is not None and (is_step(turns[0]) or (exchange_in(turns[0]) is None and is_from_model(turns[0]))):
             both = frozenset({talk_key, key})
             return Layout(prompt=prompt, prompt_key=key, conversation=turns, conversation_key=talk_key, used=both)
         # A separate question repeats a turn of the conversation; it is kept in info.
@@ -122,7 +131,7 @@ def _with_prompt(
         turns = talk_in(row[talk_key]) or []
         if whole:
             talk_key = None  # repeats the conversation of one side
-        elif turns and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
+        elif turns and is_from_model(turns[-1]):
             raise BadRecord(
                 f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
                 f"--map prompt={talk_key},completion={answers[0].where} decides"
@@ -130,9 +139,9 @@ def _with_prompt(
         else:
             key, prompt = talk_key, turns
     if context_key is not None:
-        context = row[context_key]
+        context = _context_turns(row[context_key])
         if key is None:
-            key, prompt, context = context_key, context, None
+            key, prompt, context = context_key, row[context_key], None
     if key is None and not whole:
         raise BadRecord(_no_part("prompt", row))
     names = {name for name in (key, context_key) if name is not None}
@@ -158,8 +167,8 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     """Return the key and the value of the prompt, and the key of the context before it; None for missing parts."""
     filled = [key for key in row if key not in used and _is_filled(row[key])]
     asked = [key for key in filled if _can_be_prompt(row[key])]
-    keys = [key for key in asked if plain_name(key) in PROMPTS]
-    keys = keys or [key for key in asked if plain_name(key) in WEAK_PROMPTS]
+    ranks = {key: rank for key in asked if (rank := prompt_rank(plain_name(key))) is not None}
+    keys = [key for key in ranks if ranks[key] == min(ranks.values())]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
@@ -173,7 +182,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     key = _outermost(row, keys, "prompt") if keys else None
     if key is None or context is None:
         return key, None if key is None else row[key], context
-    if turns_in(row[context]) is None:
+    if _context_turns(row[context]) is None:
         if _text_of(row[context]) in _text_of(row[key]):
             context = None
         else:
@@ -227,6 +236,39 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
     return None
 
 
+def find_correction(row: Json) -> tuple[Answer, ...] | None:
+    """Return a corrected answer and the unscored answer that it corrects, or None."""
+    for key in row:
+        words = words_of(key)
+        rest = "_".join(word for word in words if word not in CORRECTED)
+        if CORRECTED.isdisjoint(words) or not is_completion_name(rest) or not isinstance(row[key], str) or not row[key]:
+            continue
+        if any(is_score_name(name) and read_score(value) is not None for name, value in row.items()):
+            return None
+        answers, _ = find_answers({name: value for name, value in row.items() if name != key})
+        if len(answers) == 1 and isinstance(answers[0].value, str) and answers[0].value.strip() != row[key].strip():
+            return Answer(row[key], key), answers[0]
+    return None
+
+
+def find_turn_columns(row: Json) -> list[str]:
+    """Return columns with one turn each, `user_1, bot_1, user_2, bot_2`, in order; [] if the row has none."""
+    numbered = [(split[1], key) for key in row if (split := index_of(key)) is not None and not is_lettered(key)]
+    filled = [(number, key) for number, key in numbered if _role_of_column(key) and isinstance(row[key], str)]
+    columns = [key for _, key in sorted(filled, key=lambda one: one[0])]  # a question stands before its answer
+    numbers = {number for number, key in filled if _role_of_column(key) == "user"}
+    said = {number for number, key in filled if _role_of_column(key) == "assistant"}
+    is_whole = len(numbers) > 1 and said <= numbers and len(numbers) <= len(said) + 1
+    return columns if is_whole and len(numbers) + len(said) == len(columns) else []
+
+
+def _role_of_column(key: str) -> str | None:
+    """Return the role of the speaker whom a column is named after: `user_1`, `bot message 2`."""
+    split = index_of(key)
+    roles = {SPEAKERS[word] for word in split[0].split("_") if word in SPEAKERS} if split is not None else set()
+    return roles.pop() if len(roles) == 1 else None
+
+
 def find_numbered(row: Json) -> tuple[Answer, ...] | None:
     """Return numbered answers of a row (response_a, response_b), or None."""
     stems: dict[str, dict[int, str]] = {}
@@ -252,7 +294,24 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
 
         return _scores_beside(row, rest_of)
 
-    return tuple(Answer(row[keys[number]], keys[number], scores_of(number)) for number in sorted(keys))
+    order = _written_order(row, list(keys))
+    return tuple(
+        Answer(
+            row[keys[number]], keys[number], {**scores_of(number), **({order[0]: order[1][number]} if order else {})}
+        )
+        for number in sorted(keys)
+    )
+
+
+def _written_order(row: Json, numbers: list[int]) -> tuple[str, dict[int, int]] | None:
+    """Return the key of a ranking such as "B > A > C", and the rank of each answer."""
+    for key, value in row.items():
+        if plain_name(key) in RANKS and isinstance(value, str):
+            splits = [index_of(f"answer_{name.strip()}") for name in value.split(">")]
+            places = {split[1]: rank for rank, split in enumerate(splits, start=1) if split is not None}
+            if len(splits) == len(numbers) and places.keys() == set(numbers):
+                return key, places
+    return None
 
 
 def find_named(row: Json) -> tuple[Answer, ...] | None:
@@ -264,7 +323,7 @@ def find_named(row: Json) -> tuple[Answer, ...] | None:
     by_word: dict[str, dict[str, str]] = {}
     for key in row:
         words = words_of(key)
-        for word in _ANSWERS.intersection(words) if len(words) > 1 and isinstance(row[key], str) else ():
+        for word in ANSWER_WORDS.intersection(words) if len(words) > 1 and isinstance(row[key], str) else ():
             name = "_".join(other for other in words if other != word)
             if name not in _NO_MODELS and not is_reference_name(name):
                 by_word.setdefault(word, {})[name] = key
@@ -315,8 +374,10 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
     # "answers" may be references: they are candidates only if each has a score or a rank.
     weak_lists = [key for key in listed if singular(plain_name(key)) in WEAK_COMPLETIONS]
     scored = [key for key in weak_lists if _has_scores(row, key)]
-    strong = [key for key in row if plain_name(key) in COMPLETIONS and _is_answer(row[key])]
-    weak = [key for key in row if plain_name(key) in WEAK_COMPLETIONS and _is_answer(row[key])]
+    strong, qualified, weak = (
+        [key for key in row if answer_rank(plain_name(key)) == rank and _is_answer(row[key])] for rank in range(3)
+    )
+    strong = strong or qualified
     # Likewise, a list under "solution" holds candidates only if each has a score or a rank.
     weak = [key for key in weak if isinstance(row[key], str) or not _is_candidates(row[key]) or _has_scores(row, key)]
     # Next to several candidates, a single answer is the reference or one of them.
@@ -395,7 +456,7 @@ def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None,
 
 def _preference_key(row: Json) -> str | None:
     """Return the key of the preference between the answers, or None."""
-    keys = [key for key in row if plain_name(key) in PREFERENCES and row[key] is not None]
+    keys = [key for key in row if is_preference_name(plain_name(key)) and row[key] is not None]
     # The id of the better response takes precedence over a label.
     return min(keys, key=lambda key: plain_name(key) in _LABELS) if keys else None
 
@@ -493,6 +554,11 @@ def talk_in(value: Any) -> list[Any] | None:
     return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
 
 
+def _context_turns(value: Any) -> list[Any] | None:
+    """Return the turns before a prompt: messages, or a transcript with known speakers."""
+    return transcript_turns(value, {}) if _is_transcript(value) else turns_in(value)
+
+
 def _is_transcript(value: Any) -> bool:
     try:
         return isinstance(value, str) and transcript_turns(value, {}) is not None
@@ -532,22 +598,26 @@ def _is_turn(item: Any) -> bool:
         return True
     if isinstance(item.get("type"), str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
         return True
-    # {"human": ..., "assistant": ...}: one exchange.
-    return len(item) > 1 and all(plain_name(key) in _ROLES and isinstance(text, str) for key, text in item.items())
+    # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
+    return len(item) > 1 and all(_role_of_key(key) and isinstance(text, str) for key, text in item.items())
+
+
+def _role_of_key(key: Any) -> str | None:
+    return SPEAKERS.get(plain_name(key))
 
 
 _ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
-def _last_role(turns: list[Any]) -> str:
-    last = turns[-1]
-    return "assistant" if exchange_in(last) or is_step(last) else _role_of(last)
-
-
-def _role_of(turn: Any) -> str:
-    if isinstance(turn, list):
-        return "user"
-    return str(turn.get("role", turn.get("from", turn.get("type", list(turn)[-1]))))
+def is_from_model(turn: Any) -> bool:
+    """Whether a turn, or the end of an exchange, was written by the model."""
+    if exchange_in(turn) is not None or is_step(turn):
+        return True
+    speaker = turn.get("role", turn.get("from", turn.get("type")))
+    names = [speaker] if isinstance(speaker, str) else turn
+    # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
+    known = _MODEL if isinstance(speaker, str) else _ANSWERERS
+    return any(plain_name(name) in known or name in ("constructor", "function_call") for name in names)
 
 
 def _is_answer(value: Any) -> bool:
@@ -574,7 +644,7 @@ def _is_content_part(item: Any) -> bool:
 def is_answer_name(key: str) -> bool:
     """Whether a field would be read as one or several answers, or as the preference between them."""
     name, split = plain_name(key), index_of(key)
-    if is_completion_name(name) or _is_list_name(name) or name in PREFERENCES or "winner" in words_of(key):
+    if is_completion_name(name) or _is_list_name(name) or is_preference_name(name) or "winner" in words_of(key):
         return True
     if split is not None and is_answer_stem(split[0]):
         return True

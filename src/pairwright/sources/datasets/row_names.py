@@ -25,7 +25,7 @@ PROMPTS = _names(
     customer_message customer_question customer_query customer_input client_message client_question
     inputs prompt_json input_json
     frage anfrage eingabe kundenfrage kundenanfrage aufgabe pregunta consulta entrada requete demande domanda richiesta
-    pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 用户输入 질문 입력"""
+    pergunta vraag pytanie fraga вопрос запрос 質問 問題 問い合わせ 入力 プロンプト 问题 提问 输入 질문 입력"""
 )
 # A prompt if none of the above is present.
 WEAK_PROMPTS = _names(
@@ -50,10 +50,22 @@ COMPLETIONS = _names(
     chatbot_reply chatbot_answer model_reply support_reply reply_text suggested_reply outputs output_json
     response_json completion_json
     antwort ausgabe respuesta salida reponse risposta resposta antwoord odpowiedz svar ответ 回答 応答 返信 出力 答え
-    回复 答案 输出 模型回答 답변 응답 출력"""
+    回复 答案 输出 답변 응답 출력"""
 )
 # An answer if none of the above is present, else the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
+# Words that say whose a question is, or whose an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
+_ASKERS = _names(
+    """user users customer client requester end usuario usuaria cliente utilisateur utente nutzer benutzer kunde kunden
+    gebruiker klant klienta ユーザー お客様 顧客 用户 客户 고객 사용자"""
+)
+_AUTHORS = _names(
+    """model bot chatbot assistant agent ai ki ia llm gpt system generated predicted actual modell modele modelo modello
+    assistent asistente assistente agente tatsachliche generierte generee generada モデル 模型 모델"""
+)
+_STAGES = _names("raw full final rendered original input text")
+_LINKS = _names("the of by from to s d l del dell de du des der die das la le el il do da van för av")
+_MESSAGES = frozenset({"message", "msg", "nachricht", "mensaje"})  # whose it is makes it a question or an answer
 # Names of lists of answers, besides the plurals of the names above.
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = (
@@ -62,6 +74,8 @@ SYSTEMS = (
 )
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
+# Objects of a row that may hold its system prompt.
+_SETTINGS = ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
 SIDES = (
@@ -95,16 +109,24 @@ PREFERENCES = _names(
     human_choice vote judgement judgment verdict best best_response preferred_response label labels preference_strength
     gpt_preference human_label preferred_output preferred_answer preferred_model annotator_preference selected
     chosen better_answer better_output human_vote selection preferred_index winner_index best_index
-    besser bevorzugt mejor meilleur meilleure preferita preferito"""
+    besser bevorzugt bevorzugte_antwort gewinner mejor preferida ganador meilleur meilleure preferee gagnant
+    preferita preferito vincitore 勝者 優れた 偏好 胜者"""
 )
+_ABOUT_PREFERENCE = _names("which what who is was are one side user human annotator rater reviewer final")
 # Signed preferences (HelpSteer): below zero the first answer is better, above zero the second.
 SIGNED = frozenset({"overall_preference", "preference_strength"})
-TIES = frozenset({"tie", "draw", "equal", "same", "both", "neither", "none", "bothbad", "similar", "unclear"})
+TIES = _names(
+    """tie draw equal same both neither none bothbad similar unclear unentschieden gleich empate egalite egal
+    pareggio 同じ 引き分け 平局"""
+)
+# A corrected answer is better than the one that it corrects: "corrected answer" beside "model answer".
+CORRECTED = _names("corrected edited revised improved rewritten korrigierte corrigee corregida corretta 修正後 修正")
 SCORE_WORDS = _names(
     """reward rewards score scores rating ratings grade grades correct correctness pass passed success label labels
     accuracy acc resolved verdict solved match likert helpfulness stars csat nps helpful satisfaction thumbs thumb
     bewertung punkte punktzahl puntuacion calificacion punteggio valutazione evaluation_note avaliacao pontuacao
-    feedback beoordeling ocena betyg оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
+    feedback beoordeling voto ocena betyg hilfreich zufriedenheit zufrieden satisfait satisfaite utile util satisfecho
+    soddisfatto nutzlich оценка 評価 評点 点数 スコア 评分 得分 分数 打分 평가 점수 평점"""
 )
 # Larger numbers are or may be worse: used as a reward only if the user says so.
 LOWER_IS_BETTER = _names(
@@ -120,8 +142,10 @@ RANKS = _names("rank ranking rang platz place")  # 1 is the best
 # The expected answer, never an answer of the model.
 REFERENCE_WORDS = _names(
     """gold golden target targets expected reference references ref label labels ideal truth groundtruth answerkey
-    canonical baseline rubric solution_key doc oracle musterloesung"""
+    canonical baseline rubric solution_key doc oracle musterloesung musterlosung musterantwort erwartet erwartete
+    erwarteter soll referenz attendu attendue esperado esperada atteso attesa verwacht 期待 期待値 模範 参考 标准"""
 )
+_CORRECT = _names("correct right true richtige korrekte correcta correcte corretta juste")
 # Marks of a prompt that was already rendered by a chat template: raw text, not to be rendered again.
 RENDERED = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>", "<｜User｜>")
 
@@ -131,7 +155,7 @@ SPEAKERS: dict[str, str] = {
         _names(
             """user human customer client caller visitor guest buyer patient student member end_user requester consumer
             prompter question q me usuario utilisateur nutzer benutzer kunde kundin cliente utente klant klient kund
-            клиент пользователь 顧客 お客様 ユーザー 客户 用户 고객 사용자"""
+            inbound incoming клиент пользователь 顧客 お客様 ユーザー 客户 用户 고객 사용자"""
         ),
         "user",
     ),
@@ -139,7 +163,8 @@ SPEAKERS: dict[str, str] = {
         _names(
             """assistant ai bot gpt chatgpt model agent chatbot support operator advisor adviser representative rep
             helpdesk service assistente asistente assistent agente berater beraterin mitarbeiter soporte answer a claude
-            gemini llama copilot оператор бот ассистент 担当者 アシスタント ボット 客服 助手 机器人 상담원 봇"""
+            gemini llama copilot outbound outgoing ki ia llm
+            оператор бот ассистент 担当者 アシスタント ボット 客服 助手 机器人 상담원 봇"""
         ),
         "assistant",
     ),
@@ -149,18 +174,22 @@ SPEAKERS: dict[str, str] = {
 }
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
+_LINKED = re.compile(
+    "(ユーザー|お客様|顧客|モデル|用户|客户|模型|人工|参考|标准|고객|사용자|모델|(?=[の的]))[の的]?(?=.)"
+)
+_TITLE = re.compile(r"[(（\[]([^()（）\[\]]+)[)）\]]\s*$")  # "Maria (Agent)"
 _INDEXES = ("a", "b", "c", "d", "e", "f", "g", "h")
 _MAX_INDEX = 64
 
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> tuple[str, ...]:
-    """Return the words of a name in lower case.
+    """Return the words of a name in lower case; names in scripts without spaces are split after a known first word.
 
-    >>> words_of("modelResponse"), words_of("output_1"), words_of("human_ref_A")
-    (('model', 'response'), ('output', '1'), ('human', 'ref', 'a'))
+    >>> words_of("modelResponse"), words_of("output_1"), words_of("AIの回答")
+    (('model', 'response'), ('output', '1'), ('ai', '回答'))
     """
-    name = without_accents(name)
+    name = _LINKED.sub(r"\1 ", without_accents(name))
     return tuple(word.lower() for word in _WORD.findall(name.lower() if name.isupper() else name))
 
 
@@ -183,6 +212,8 @@ def plain_name(name: Any) -> str:
 def is_score_name(name: Any) -> bool:
     """Whether a name contains a word for scores, and no word that means lower is better."""
     words = words_of(name) if isinstance(name, str) else ()
+    if words[:1] in (("is",), ("was",)) and words[1:] in (("good",), ("ok",), ("acceptable",), ("valid",), ("useful",)):
+        return True
     if SCORE_WORDS.isdisjoint(words) or not LOWER_IS_BETTER.isdisjoint(words) or not _NO_SCORES.isdisjoint(words):
         return False
     return words[-1] not in _NO_SCORES_LAST
@@ -190,27 +221,32 @@ def is_score_name(name: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_reference_name(path: str) -> bool:
-    """Whether a path names a reference: `gold`, `expected_output`, `doc.answer`, `label`.
+    """Whether a path names a reference: `gold`, `expected_output`, `doc.answer`, `label`, `correct_answer`.
 
     >>> is_reference_name("doc.answer"), is_reference_name("goldAnswer"), is_reference_name("answer")
     (True, True, False)
     """
-    return any(not REFERENCE_WORDS.isdisjoint(words_of(step)) for step in path.split("."))
+    steps = [words_of(step) for step in path.split(".")]
+    is_correct = not _CORRECT.isdisjoint(steps[-1]) and any(map(is_completion_name, steps[-1]))
+    return is_correct or any(not REFERENCE_WORDS.isdisjoint(words) for words in steps)
 
 
 def speaker_role(name: Any) -> str | None:
     """Return the role of a speaker with a usual name, or None.
 
-    >>> speaker_role("Customer"), speaker_role("support-agent"), speaker_role("U024")
+    >>> speaker_role("Customer"), speaker_role("Maria (Agent)"), speaker_role("U024")
     ('user', 'assistant', None)
     """
-    return _role_of(words_of(name)) if isinstance(name, str) and len(name) <= 40 else None
+    if not isinstance(name, str) or len(name) > 40:
+        return None
+    title = _TITLE.search(name)
+    return _role_of(words_of(name)) or (_role_of(words_of(title[1])) if title else None)
 
 
 @lru_cache(maxsize=4096)
 def _role_of(words: tuple[str, ...]) -> str | None:
     role = SPEAKERS.get("_".join(words))
-    if role is None:
+    if role is None and len(words) > 1:
         # "Support Agent", "bot v2", "Customer 17": all known words have the same role.
         known = {SPEAKERS[word] for word in words if word in SPEAKERS and len(word) > 1}
         others = [word for word in words if word not in SPEAKERS and not word.isdigit() and len(word) > 2]
@@ -220,6 +256,46 @@ def _role_of(words: tuple[str, ...]) -> str | None:
 
 def is_completion_name(name: str) -> bool:
     return name in COMPLETIONS or name in WEAK_COMPLETIONS
+
+
+@lru_cache(maxsize=4096)
+def is_preference_name(name: str) -> bool:
+    """Whether a plain name is that of a preference: `winner`, `which_is_better`."""
+    return name in PREFERENCES or _without(name, _ABOUT_PREFERENCE) in PREFERENCES
+
+
+def _without(name: str, words: frozenset[str]) -> str:
+    return "_".join(word for word in name.split("_") if word not in words and word not in _LINKS)
+
+
+def is_asker_name(name: str) -> bool:
+    """Whether a plain name says that the user wrote it: `user_answer` is no answer of the model."""
+    return not _ASKERS.isdisjoint(name.split("_"))
+
+
+@lru_cache(maxsize=4096)
+def prompt_rank(name: str) -> int | None:
+    """Return how surely a plain name is the prompt's: 0 is in the table, 1 says whose question it is, 2 is weak."""
+    if name in PROMPTS:
+        return 0
+    if (rest := _without(name, _ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
+        return 1
+    return 2 if name in WEAK_PROMPTS else None
+
+
+@lru_cache(maxsize=4096)
+def answer_rank(name: str) -> int | None:
+    """Return how surely a plain name is the answer's: 0 is in the table, 1 says whose answer it is, 2 is weak.
+
+    >>> answer_rank("respuesta_del_asistente"), answer_rank("answer"), answer_rank("expected_answer")
+    (1, 2, None)
+    """
+    if name in COMPLETIONS:
+        return 0
+    rest = _without(name, _AUTHORS | _STAGES)
+    if rest != name and (is_completion_name(rest) or rest in _MESSAGES):
+        return 1
+    return 2 if name in WEAK_COMPLETIONS else None
 
 
 @lru_cache(maxsize=4096)
@@ -267,7 +343,8 @@ def is_answer_word(rest: str) -> bool:
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
-        return []
+        nested = [row[name] for name in _SETTINGS if isinstance(row.get(name), dict)]
+        return next((found for inner in nested if (found := system_of(inner, messages))), [])
     for key in SYSTEMS:
         value = row.get(key)
         if value is None or value in ("", []):

@@ -30,6 +30,7 @@ from pairwright.sources.datasets.row_layout import (
     exchange_in,
     find_sides,
     is_answer_name,
+    is_from_model,
     turns_in,
 )
 from pairwright.sources.datasets.row_names import (
@@ -39,6 +40,7 @@ from pairwright.sources.datasets.row_names import (
     PROMPTS,
     RANKS,
     RENDERED,
+    SPEAKERS,
     SYSTEMS,
     TOOLS,
     is_completion_name,
@@ -84,7 +86,7 @@ def matches(value: Any) -> bool:
         return False
     try:
         layout = arrange(apply_map(value, NO_MAP)[0])
-        return layout.conversation is None or any(map(_is_from_model, turns_in(layout.conversation) or ()))
+        return layout.conversation is None or any(map(is_from_model, turns_in(layout.conversation) or ()))
     except BadRecord as error:
         return _DECIDES in str(error)  # a row, but the user must say how to read it
     except RecursionError:
@@ -321,8 +323,7 @@ def read_turns(value: Any, where: str) -> list[Message]:
     if all("from" in turn and "value" in turn for turn in listed):
         return turns_of_values(listed, where)
     if all("role" not in turn and "type" not in turn for turn in listed):
-        exchanges = [(plain_name(key), text) for turn in listed for key, text in turn.items()]
-        return [Message(SYNONYMS.get(role, role), text) for role, text in exchanges]
+        return [Message(SPEAKERS[plain_name(key)], text) for turn in listed for key, text in turn.items()]
     turns = [_with_usual_role(turn) for turn in listed]
     if all(isinstance(turn.get("role"), str) and "parts" not in turn for turn in turns):
         return read_messages(turns, where)
@@ -362,16 +363,6 @@ def _result_in(part: Json) -> Any:
         if key in part:
             return part[key]
     raise BadRecord(f"a tool_result with the fields {', '.join(sorted(part))}: none of them is known to be the result")
-
-
-def _is_from_model(turn: Any) -> bool:
-    if exchange_in(turn) is not None or is_step(turn):
-        return True
-    speaker = turn.get("role", turn.get("from", turn.get("type")))
-    if isinstance(speaker, str):
-        # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
-        return speaker.lower() in ("assistant", "gpt", "ai", "bot", "model", "chatgpt", "constructor", "function_call")
-    return any(plain_name(key) in ("assistant", "gpt", "ai", "bot", "model", "chatgpt") for key in turn)
 
 
 def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[list[Message]]]:
