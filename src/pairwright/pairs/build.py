@@ -13,6 +13,7 @@ were appended and of the number of buckets and slices.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.engines import Engine
+from pairwright.engines import Engine, Pool
 from pairwright.errors import PairwrightError, TableError
-from pairwright.pairs.buckets import Buckets, is_parted, num_buckets
-from pairwright.pairs.candidates.candidates import Floats, Scale, add_scales, count_reasons
+from pairwright.pairs.buckets import find_bounds, is_parted, num_buckets, split_rows
+from pairwright.pairs.candidates.candidates import (
+    Floats,
+    Scale,
+    add_scales,
+    count_reasons,
+    narrower_keys,
+    read_candidate_rows,
+)
 from pairwright.pairs.crossing import check_within, count_crossings
 from pairwright.pairs.curriculum import shares
 from pairwright.pairs.decisions.exclusions import check_exclusions
@@ -55,8 +63,8 @@ MAX_NOISE = 0.45  # largest label noise ε of a pair: robust DPO divides by 1 - 
 class _Planned:
     """The partitions planned so far: drafts and experiences are spilled, the input of selection and counts is kept."""
 
-    drafts: Spill[pl.DataFrame]
-    experiences: Spill[pl.DataFrame]
+    drafts: Spill
+    experiences: Spill
     sizes: list[int] = field(default_factory=list)
     """Number of drafts in each partition."""
     funnel: Funnel = field(default_factory=Funnel)
@@ -87,10 +95,10 @@ def build_pairs(
 ) -> dict[str, Any]:
     """Build pairs from tables and write them to a folder; returns the content of funnel.json.
 
-    With an engine, its workers run the tasks of pairs/workers.py, and `progress` is called with the number of tasks
-    done and in total.
+    With an engine, its workers run the tasks of pairs/workers.py; without one, this process runs them if the rows or
+    texts do not fit in memory. `progress` is called with the number of tasks done and in total.
     """
-    options = options or PairOptions()
+    options, runner = options or PairOptions(), engine or Pool()
     with (
         claim_folder(output, "pairs.parquet", work="pairs"),
         plain_memory(),
@@ -108,10 +116,13 @@ def build_pairs(
 
         # Plan each partition, then select among the drafts of all.
         votes: Votes | None = None
-        if engine is not None and is_parted(options) and any(table.count() for table in tables):
-            planned, resolved = _plan_on_workers(tables, options, folder, engine, progress)
+        number = num_buckets(tables, options)
+        in_pieces = is_parted(options) and any(table.count() for table in tables)
+        if in_pieces and (engine is not None or number > 1):
+            rows = SpreadRows(tables, options, folder, runner, progress, number=number)
+            planned, resolved = _plan_in_pieces(rows, options, folder)
         else:
-            planned, resolved, votes = _plan_in_process(tables, everything, options, folder)
+            planned, resolved, votes = _plan_in_memory(tables, everything, options, folder)
         slope = None
         if options.reliability != "off" or options.min_probability > 0.5:
             slope = _calibrated_slope(tables, str(options.score))
@@ -163,11 +174,9 @@ def build_pairs(
             first, place = first + size, place + remaining.height
         writer.close()
 
-        if engine is None or slices == 1:
-            rows = texts.rows(everything)
-        else:
-            rows = spread_rows(texts, everything, folder, engine, progress)
-        num_pairs = write_pair_file(pairs_file, rows)
+        is_whole = slices == 1
+        pairs = texts.rows(everything) if is_whole else spread_rows(texts, everything, folder, runner, progress)
+        num_pairs = write_pair_file(pairs_file, pairs)
         assert num_pairs == num_kept, "every draft that is kept is a pair"
         experience_stage.sort()
         experience_stage.close(experience_stage.num_out or 0)
@@ -185,42 +194,33 @@ def build_pairs(
     return summary
 
 
-def _plan_on_workers(
-    tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
-) -> tuple[_Planned, PairOptions]:
-    """Plan all partitions on the workers of an engine; returns the plans, and the options with thresholds as rewards.
-
-    Workers hand rows over in files of the folder.
-    """
-    spread = SpreadRows(tables, options, folder, engine, progress)
-    resolved = _resolve_thresholds(spread.rewards(options), options)
-    planned = _Planned(Spill(folder, "plans", kind=pl.DataFrame), Spill(folder, "experiences", kind=pl.DataFrame))
-    for number, bucket in enumerate(spread.plans(resolved)):
+def _plan_in_pieces(rows: SpreadRows, options: PairOptions, folder: Place) -> tuple[_Planned, PairOptions]:
+    """Plan rows bucket by bucket; returns the plans, and the options with thresholds as rewards."""
+    resolved = _resolve_thresholds(rows.rewards(options), options)
+    planned = _Planned(Spill(folder, "plans"), Spill(folder, "experiences"))
+    for number, bucket in enumerate(rows.plans(resolved)):
         planned.drafts.adopt(number, bucket.drafts)
         planned.experiences.adopt(number, bucket.experiences)
         planned.add(bucket.plan, bucket.narrow, bucket.num_drafts)
     return planned, resolved
 
 
-def _plan_in_process(
+def _plan_in_memory(
     tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place
 ) -> tuple[_Planned, PairOptions, Votes | None]:
-    """Plan all partitions in this process; returns the plans, the options with thresholds as rewards, and the votes."""
-    buckets = Buckets(tables, options, num_buckets(tables, options), folder)
-    rows: Iterable[pl.DataFrame] = buckets
+    """Plan all rows, which fit in memory; returns the plans, the options with thresholds as rewards, and the votes."""
+    rows = read_candidate_rows(tables, where=options.where, keys=narrower_keys(options))
     votes: Votes | None = None
     if options.votes is not None:
-        # With votes, rows are never split (`is_parted`), so there is exactly one piece.
-        (only,) = rows
-        votes = read_votes(Path(options.votes), only)
+        votes = read_votes(Path(options.votes), rows)
         if votes.ratings is not None:
-            rows = [with_ratings(only, votes.ratings)]
-    # Quantiles need all rewards, hence a separate pass; `Buckets` can be iterated again for the plans.
-    resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
-    aside = None if buckets.fits else folder
-    planned = _Planned(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))
+            rows = with_ratings(rows, votes.ratings)
+    resolved = _resolve_thresholds(map(partial(candidate_rewards, options=options), [rows]), options)
+    bounds = find_bounds(rows, options)
+    aside = folder if bounds else None
+    planned = _Planned(Spill(aside, "plans"), Spill(aside, "experiences"))
     on_pairs = votes if votes is not None and votes.ratings is None else None
-    for number, some in enumerate(rows):
+    for number, some in enumerate(split_rows(rows, bounds)):
         plan = plan_partition(some, resolved, tables=everything, votes=on_pairs)
         planned.drafts.add(number, plan.drafts)
         planned.experiences.add(number, plan.experiences)

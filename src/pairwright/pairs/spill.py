@@ -5,52 +5,48 @@ folder is remote, spill files are written locally and uploaded on `close`.
 """
 
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
 
 import polars as pl
 import pyarrow as pa
 
 from pairwright.paths import Place, at_once, deliver, open_binary, workspace_of
 
-Rows = TypeVar("Rows")  # pl.DataFrame or pa.Table
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Spill(Generic[Rows]):
+class Spill:
     """Partitions of rows with one schema, by partition number; kept in memory if there is no folder.
 
     Args:
         folder: Folder of the Arrow files, local or remote; None keeps the rows in memory.
         name: Prefix of the file names.
-        kind: Type of the rows: `pl.DataFrame` or `pa.Table`.
     """
 
-    def __init__(self, folder: Place | None, name: str, *, kind: type[Rows]) -> None:
+    def __init__(self, folder: Place | None, name: str) -> None:
         self._folder = None if folder is None else workspace_of(folder, owner=self)
         self._shared = None if folder == self._folder else folder  # remote: other processes read the files there
         self._adopted: dict[int, Place] = {}
         self._name = name
-        self._kind: Any = kind
         # Without a folder: the pieces of each partition. With a folder: its open file and stream writer.
-        self._held: dict[int, list[Rows]] = {}
+        self._held: dict[int, list[pl.DataFrame]] = {}
         self._writers: dict[int, tuple[pa.OSFile, pa.RecordBatchStreamWriter]] = {}
 
-    def add(self, number: int, rows: Rows) -> None:
+    def add(self, number: int, rows: pl.DataFrame) -> None:
         """Append rows to a partition."""
         if self._folder is None:
             self._held.setdefault(number, []).append(rows)
             return
-        table: Any = rows.to_arrow() if isinstance(rows, pl.DataFrame) else rows
+        table = rows.to_arrow()
         if number not in self._writers:
             file = pa.OSFile(str(self._path(number)), "wb")
             self._writers[number] = file, pa.ipc.new_stream(file, table.schema, options=_OPTIONS)
         self._writers[number][1].write_table(table)
 
-    def read(self, number: int) -> Rows | None:
+    def read(self, number: int) -> pl.DataFrame | None:
         """Return all rows of a partition in insertion order, or None if it is empty; closes the partition's file."""
         if self._folder is None:
             held = self._held.get(number, [])
-            return self._joined(held) if held else None
+            return pl.concat(held) if held else None
         # The stream writer closes before its file.
         for part in reversed(self._writers.pop(number, ())):
             part.close()
@@ -58,9 +54,9 @@ class Spill(Generic[Rows]):
         if path is None:
             return None
         with open_binary(path) as file, pa.ipc.open_stream(file) as reader:
-            return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
+            return pl.DataFrame(reader.read_all())
 
-    def take(self, number: int) -> Rows | None:
+    def take(self, number: int) -> pl.DataFrame | None:
         """Return the rows of a partition as `read` does, and delete them from memory and disk."""
         rows = self.read(number)
         self._held.pop(number, None)
@@ -92,12 +88,6 @@ class Spill(Generic[Rows]):
         assert self._shared is not None
         deliver(self._path(number), self._shared)
         self._path(number).unlink()
-
-    def _joined(self, held: list[Rows]) -> Rows:
-        if len(held) == 1:
-            return held[0]
-        several: Any = held
-        return cast(Rows, pl.concat(several) if self._kind is pl.DataFrame else pa.concat_tables(several))
 
     def _path(self, number: int) -> Path:
         assert self._folder is not None

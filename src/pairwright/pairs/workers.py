@@ -1,11 +1,12 @@
-"""A build distributed over the workers of an engine: tasks are functions that exchange rows through files.
+"""A build in pieces that fit in memory: tasks are functions that exchange rows through files.
 
     segment of a table ─► its rows, by bucket                 part_rows
     bucket             ─► the plans of its partitions         plan_bucket
     segment of a table ─► its texts, by slice                 fetch_texts
     slice              ─► its rows of the pairs table         make_rows
 
-Workers run the same code as a build in one process (pairs/partition.py, pairs/texts.py), so the result is the same.
+An engine runs the tasks, on workers or one after the other in this process. They run the same code as a build in
+memory (pairs/partition.py, pairs/texts.py), so the result is the same.
 Files are in the build folder under random names: a task that is retried after its worker was lost does not overwrite
 the files of its first attempt.
 """
@@ -21,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.engines import Engine
-from pairwright.pairs.buckets import MAX_BUCKETS, bucket_of, num_buckets, split_rows
+from pairwright.pairs.buckets import MAX_BUCKETS, bucket_of, find_bounds, split_rows
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Floats, Indices, narrower_keys, row_batches
 from pairwright.pairs.fetch_texts import WANTED_BITS, PairTexts, fetch_texts_of
 from pairwright.pairs.memory_pool import plain_memory
@@ -81,14 +82,21 @@ def segments_of(tables: Sequence[Table]) -> list[Segment]:
 
 
 class SpreadRows:
-    """The rows of tables, shuffled into buckets by workers, and planned by workers bucket by bucket."""
+    """The rows of tables, shuffled into at least `number` buckets, and planned bucket by bucket."""
 
     def __init__(
-        self, tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
+        self,
+        tables: Sequence[Table],
+        options: PairOptions,
+        folder: Place,
+        engine: Engine,
+        progress: Progress,
+        *,
+        number: int,
     ) -> None:
         self._folder, self._engine, self._progress = folder, engine, progress
-        self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
-        part = partial(part_rows, number=self._number, folder=folder, where=options.where, keys=narrower_keys(options))
+        number = min(MAX_BUCKETS, max(number, _BUCKETS_PER_WORKER * engine.num_workers))
+        part = partial(part_rows, number=number, folder=folder, where=options.where, keys=narrower_keys(options))
         segments = segments_of(tables)
         files = _report_progress(engine.map(part, segments), len(segments), progress)
         self._buckets = _by_number(file for file in files if file is not None)
@@ -108,7 +116,7 @@ class SpreadRows:
 def spread_rows(
     texts: PairTexts, tables: Sequence[Table], folder: Place, engine: Engine, progress: Progress
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same batches as `texts.rows`, built by workers."""
+    """Yield batches of the pairs table, in order, slice by slice."""
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
@@ -179,7 +187,7 @@ def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
     """Task: return the rows of the pairs table for one slice."""
     number, files = task
     with plain_memory():
-        drafts = Spill(folder, "drafts", kind=pl.DataFrame).read(number)
+        drafts = Spill(folder, "drafts").read(number)
         texts = read_aside(files, number)
         assert drafts is not None, "a slice has drafts"
         assert texts is not None, "drafts have texts"
@@ -189,7 +197,8 @@ def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
 
 def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:
     bucket, files = task
-    return split_rows(pl.DataFrame(read_aside(files, bucket)), options)
+    rows = pl.DataFrame(read_aside(files, bucket))
+    return split_rows(rows, find_bounds(rows, options))
 
 
 def _by_number(files: Iterable[Aside]) -> list[Numbered]:
@@ -204,7 +213,7 @@ def _by_number(files: Iterable[Aside]) -> list[Numbered]:
 def _put(folder: Place, rows: pl.DataFrame) -> Place:
     """Write rows to an Arrow file that `Spill.adopt` takes; returns its path."""
     name = f"put-{os.urandom(6).hex()}"
-    spill = Spill(folder, name, kind=pl.DataFrame)
+    spill = Spill(folder, name)
     spill.add(0, rows)
     spill.close()
     return folder / f"{name}.0.arrow"
