@@ -11,6 +11,7 @@ Output is deterministic: the same tables and options give the same bytes, regard
 were appended and of the number of buckets and slices.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +49,7 @@ from pairwright.pairs.pair_table import write_pair_file
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
 from pairwright.pairs.selection import REASONS, Selection, narrow_columns, select_drafts
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import Stored, store_rows, take_rows
 from pairwright.pairs.strategies.strategies import compares_groups, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.workers import PIECE_MEGABYTES, Progress, SpreadRows, spread_rows
@@ -61,12 +62,10 @@ MAX_NOISE = 0.45  # largest label noise ε of a pair: robust DPO divides by 1 - 
 
 @dataclass
 class _Planned:
-    """The partitions planned so far: drafts and experiences are spilled, the input of selection and counts is kept."""
+    """The partitions planned so far: drafts and experiences are stored, the input of selection and counts is kept."""
 
-    drafts: Spill
-    experiences: Spill
-    sizes: list[int] = field(default_factory=list)
-    """Number of drafts in each partition."""
+    stored: deque[tuple[int, Stored, Stored]] = field(default_factory=deque)
+    """Of each partition: number of drafts, drafts, experiences."""
     funnel: Funnel = field(default_factory=Funnel)
     scales: dict[str, Scale] = field(default_factory=dict)
     clues: Clues = field(default_factory=Clues)
@@ -74,9 +73,11 @@ class _Planned:
     steps: list[pl.DataFrame] = field(default_factory=list)
     tasks: list[pl.DataFrame] = field(default_factory=list)
 
-    def add(self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int) -> None:
-        """Count a partition, whose drafts and experiences were spilled."""
-        self.sizes.append(num_drafts)
+    def add(
+        self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int, drafts: Stored, experiences: Stored
+    ) -> None:
+        """Add a partition, whose drafts and experiences are stored."""
+        self.stored.append((num_drafts, drafts, experiences))
         self.funnel.add(plan.funnel)
         self.scales = add_scales(self.scales, plan.scales)
         self.clues = self.clues.merged(plan.clues)
@@ -120,7 +121,7 @@ def build_pairs(
         in_pieces = is_parted(options) and any(table.count() for table in tables)
         if in_pieces and (engine is not None or number > 1):
             rows = SpreadRows(tables, options, folder, runner, progress, number=number)
-            planned, resolved = _plan_in_pieces(rows, options, folder)
+            planned, resolved = _plan_in_pieces(rows, options)
         else:
             planned, resolved, votes = _plan_in_memory(tables, everything, options, folder)
         slope = None
@@ -148,11 +149,10 @@ def build_pairs(
         writer = OutcomesWriter(outcomes_file)
         # `first` counts all drafts of earlier partitions, `place` only the kept ones.
         first = place = 0
-        for number, size in enumerate(planned.sizes):
-            # `take` also deletes the file, so that disk use falls while pairs are written.
-            drafts, experiences = planned.drafts.take(number), planned.experiences.take(number)
-            assert drafts is not None, "every partition was put aside"
-            assert experiences is not None, "every partition was put aside"
+        while planned.stored:
+            # Taken from the queue and deleted, so that memory and disk use fall while pairs are written.
+            size, *stored = planned.stored.popleft()
+            drafts, experiences = map(take_rows, stored)
             if compares_steps:
                 experiences = _name_other_prompts(experiences, crowded)
             experience_stage.num_in += experiences.height
@@ -194,14 +194,12 @@ def build_pairs(
     return summary
 
 
-def _plan_in_pieces(rows: SpreadRows, options: PairOptions, folder: Place) -> tuple[_Planned, PairOptions]:
+def _plan_in_pieces(rows: SpreadRows, options: PairOptions) -> tuple[_Planned, PairOptions]:
     """Plan rows bucket by bucket; returns the plans, and the options with thresholds as rewards."""
     resolved = _resolve_thresholds(rows.rewards(options), options)
-    planned = _Planned(Spill(folder, "plans"), Spill(folder, "experiences"))
-    for number, bucket in enumerate(rows.plans(resolved)):
-        planned.drafts.adopt(number, bucket.drafts)
-        planned.experiences.adopt(number, bucket.experiences)
-        planned.add(bucket.plan, bucket.narrow, bucket.num_drafts)
+    planned = _Planned()
+    for bucket in rows.plans(resolved):
+        planned.add(bucket.plan, bucket.narrow, bucket.num_drafts, bucket.drafts, bucket.experiences)
     return planned, resolved
 
 
@@ -218,13 +216,12 @@ def _plan_in_memory(
     resolved = _resolve_thresholds(map(partial(candidate_rewards, options=options), [rows]), options)
     bounds = find_bounds(rows, options)
     aside = folder if bounds else None
-    planned = _Planned(Spill(aside, "plans"), Spill(aside, "experiences"))
+    planned = _Planned()
     on_pairs = votes if votes is not None and votes.ratings is None else None
-    for number, some in enumerate(split_rows(rows, bounds)):
+    for some in split_rows(rows, bounds):
         plan = plan_partition(some, resolved, tables=everything, votes=on_pairs)
-        planned.drafts.add(number, plan.drafts)
-        planned.experiences.add(number, plan.experiences)
-        planned.add(plan, narrow_columns(plan.drafts, resolved), plan.drafts.height)
+        stored = [store_rows(aside, frame) for frame in (plan.drafts, plan.experiences)]
+        planned.add(plan, narrow_columns(plan.drafts, resolved), plan.drafts.height, *stored)
     return planned, resolved, votes
 
 

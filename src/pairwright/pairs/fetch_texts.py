@@ -16,7 +16,7 @@ from pairwright.errors import TableError
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, distinct
 from pairwright.pairs.rewritten_texts import with_messages
 from pairwright.pairs.row_groups import Filling, int64_array
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import Aside, write_aside
 from pairwright.pairs.texts import SIDES, slice_rows
 from pairwright.paths import Place
 from pairwright.paths.parquet_files import footers_of
@@ -37,8 +37,9 @@ class PairTexts:
     """Kept drafts and their texts: add all drafts first, then read the rows of the pairs table."""
 
     def __init__(self, num_drafts: int, num_slices: int, folder: Place | None) -> None:
-        folder = None if num_slices == 1 else folder
-        self.drafts = Spill(folder, "drafts")
+        self._folder = folder
+        self._drafts: list[pl.DataFrame] = []  # in memory if there is a single slice
+        self.files: list[Aside] = []  # of the drafts, by slice, if there are several
         self._bounds = np.linspace(0, num_drafts, num_slices + 1).astype(np.int64)[1:]
         self._wanted: list[Indices] = []
         self.columns: tuple[str, ...] = _CONTENT
@@ -57,8 +58,16 @@ class PairTexts:
         if drafts["row_uid"].null_count() < drafts.height:
             self.columns = (*_CONTENT, *SIDES)
         drafts = drafts.with_columns(pl.Series("place", places))
-        for number in np.flatnonzero(np.bincount(slices)).tolist():
-            self.drafts.add(number, drafts if len(self._bounds) == 1 else drafts.filter(pl.Series(slices == number)))
+        if len(self._bounds) == 1:
+            self._drafts.append(drafts)
+            return
+        assert self._folder is not None, "several slices are in files"
+        by_slice = (
+            (number, drafts.filter(pl.Series(slices == number)).to_arrow())
+            for number in np.flatnonzero(np.bincount(slices)).tolist()
+        )
+        file = write_aside(self._folder, "drafts", by_slice)
+        self.files += [] if file is None else [file]
 
     def take_wanted(self) -> Indices:
         """Return the rows whose texts are needed, sorted, and clear the list; the low `WANTED_BITS` are flags.
@@ -80,9 +89,8 @@ class PairTexts:
             first, last = np.searchsorted(wanted, ends).tolist()
             own = wanted[first:last] - ends[0]
             texts += [some for _, some in fetch_texts_of(table, self.columns, own, first=number << PLACE_BITS)]
-        drafts = self.drafts.take(0)
-        if drafts is not None:
-            yield from slice_rows(drafts, pa.concat_tables(texts), Filling())
+        if texts:
+            yield from slice_rows(pl.concat(self._drafts), pa.concat_tables(texts), Filling())
 
 
 def fetch_texts_of(

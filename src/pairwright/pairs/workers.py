@@ -11,7 +11,6 @@ Files are in the build folder under random names: a task that is retried after i
 the files of its first attempt.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,8 +29,7 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.row_groups import Filling
 from pairwright.pairs.selection import narrow_columns
-from pairwright.pairs.shuffle_files import Aside, read_aside, write_aside
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import Aside, Stored, read_aside, store_rows, write_aside
 from pairwright.pairs.texts import slice_rows
 from pairwright.paths import Place
 from pairwright.store.table import Table
@@ -39,6 +37,7 @@ from pairwright.store.table import Table
 Progress = Callable[[int, int], None]
 R = TypeVar("R")
 Numbered = tuple[int, list[Aside]]  # a bucket or a slice, and the files that have rows of it
+SliceTask = tuple[int, list[Aside], list[Aside]]  # a slice, and the files that have drafts and texts of it
 PIECE_MEGABYTES = 256  # of texts in a slice while a worker builds it
 _BUCKETS_PER_WORKER = 4  # several, so that a slow bucket does not leave other workers idle
 
@@ -60,13 +59,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The plan of one partition; its drafts and experiences are in Arrow files."""
+    """The plan of one partition; its drafts and experiences are stored."""
 
     plan: PartitionPlan
     narrow: pl.DataFrame
     num_drafts: int
-    drafts: Place
-    experiences: Place
+    drafts: Stored
+    experiences: Stored
 
 
 def segments_of(tables: Sequence[Table]) -> list[Segment]:
@@ -127,10 +126,9 @@ def spread_rows(
             tasks.append((segment, wanted[first:last] - ends[0]))
     fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
     files = list(_report_progress(engine.map(fetch, tasks), len(tasks), progress))
-    # Workers read the drafts from here on.
-    texts.drafts.close()
-    slices = _by_number(files)
-    for batches in _report_progress(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
+    with_texts = dict(_by_number(files))
+    slices = [(number, drafts, with_texts[number]) for number, drafts in _by_number(texts.files)]
+    for batches in _report_progress(engine.map(make_rows, slices), len(slices), progress):
         yield from batches
 
 
@@ -167,8 +165,8 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[
                     plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
                     narrow=narrow_columns(plan.drafts, options),
                     num_drafts=plan.drafts.height,
-                    drafts=_put(folder, plan.drafts),
-                    experiences=_put(folder, plan.experiences),
+                    drafts=store_rows(folder, plan.drafts),
+                    experiences=store_rows(folder, plan.experiences),
                 )
             )
     return plans
@@ -183,16 +181,15 @@ def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], fold
     return spilled
 
 
-def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
+def make_rows(task: SliceTask) -> list[pa.RecordBatch]:
     """Task: return the rows of the pairs table for one slice."""
-    number, files = task
+    number, *files = task
     with plain_memory():
-        drafts = Spill(folder, "drafts").read(number)
-        texts = read_aside(files, number)
+        drafts, texts = (read_aside(some, number) for some in files)
         assert drafts is not None, "a slice has drafts"
         assert texts is not None, "drafts have texts"
         # A new Filling: `write_pairs` regroups the rows, independent of batches.
-        return list(slice_rows(drafts, texts, Filling()))
+        return list(slice_rows(pl.DataFrame(drafts), texts, Filling()))
 
 
 def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:
@@ -208,15 +205,6 @@ def _by_number(files: Iterable[Aside]) -> list[Numbered]:
         for number in set(aside.numbers):
             by_number.setdefault(number, []).append(aside)
     return sorted(by_number.items())
-
-
-def _put(folder: Place, rows: pl.DataFrame) -> Place:
-    """Write rows to an Arrow file that `Spill.adopt` takes; returns its path."""
-    name = f"put-{os.urandom(6).hex()}"
-    spill = Spill(folder, name)
-    spill.add(0, rows)
-    spill.close()
-    return folder / f"{name}.0.arrow"
 
 
 def _report_progress(results: Iterable[R], total: int, progress: Progress) -> Iterator[R]:
