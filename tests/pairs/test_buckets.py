@@ -18,7 +18,7 @@ from pairwright.pairs import build as plan
 from pairwright.pairs.buckets import bucket_of, num_buckets
 from pairwright.pairs.candidates import candidates as rows
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import store_rows, take_rows
 from pairwright.paths import build_folder
 from pairwright.store import table as parquet
 
@@ -98,7 +98,7 @@ def test_rows_that_go_to_buckets_are_read_a_few_at_a_time(tmp_path, monkeypatch)
     other = made(tmp_path / "other", many_groups()[70:])
     build_pairs([table, other], tmp_path / "whole")
     monkeypatch.setattr(plan, "num_buckets", lambda *_: 4)
-    monkeypatch.setattr(buckets, "read_candidate_rows", lambda *_: pytest.fail("all rows were read at once"))
+    monkeypatch.setattr(plan, "read_candidate_rows", lambda *_: pytest.fail("all rows were read at once"))
     monkeypatch.setattr(rows, "_BATCH_BYTES", 1)
     monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 7)
     sizes = []
@@ -214,11 +214,8 @@ def test_a_disk_that_refuses_is_an_error_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_rows_put_aside_come_back_in_order(tmp_path, in_memory):
-    spill = Spill(None if in_memory else tmp_path, "rows", kind=pl.DataFrame)
-    for number in (1, 0, 1):
-        spill.add(number, pl.DataFrame({"value": [number, number + 1]}))
-    assert spill.read(1)["value"].to_list() == [1, 2, 1, 2]
-    assert spill.take(1)["value"].to_list() == [1, 2, 1, 2]
-    assert spill.take(1) is None
-    assert spill.take(5) is None
+def test_stored_rows_come_back_once(tmp_path, in_memory):
+    for frame in (pl.DataFrame({"value": [1, 2], "text": ["a", None]}), pl.DataFrame(schema={"value": pl.Int64})):
+        stored = store_rows(None if in_memory else tmp_path, frame)
+        assert take_rows(stored).equals(frame)
+        assert not list(tmp_path.iterdir())

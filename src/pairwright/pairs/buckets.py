@@ -7,11 +7,8 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import narrower_keys, no_rows, read_candidate_rows, row_batches
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies.strategies import compares_groups
-from pairwright.paths import Place
 from pairwright.store.table import Table
 
 BYTES_PER_ROW = 2_000  # memory per row while its bucket is planned, including intermediate results
@@ -31,33 +28,6 @@ def num_buckets(tables: Sequence[Table], options: PairOptions) -> int:
     return min(MAX_BUCKETS, max(1, -(-num_rows * BYTES_PER_ROW // (options.memory_megabytes * 2**20))))
 
 
-class Buckets:
-    """The rows of tables, partitioned by prompt hash in ascending order; can be iterated more than once.
-
-    Iteration yields each bucket, split further if its pairs would not fit in memory. `number` is the number of buckets;
-    `fits` is True if all rows are a single piece.
-    """
-
-    def __init__(self, tables: Sequence[Table], options: PairOptions, number: int, folder: Place | None) -> None:
-        self._options = options
-        self._number = number
-        self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        where, keys = options.where, narrower_keys(options)
-        is_whole = number == 1
-        self._only = (
-            read_candidate_rows(tables, where=where, keys=keys) if is_whole else no_rows(where=where, keys=keys)
-        )
-        for batch in () if is_whole else row_batches(tables, where=where, keys=keys):
-            for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
-                self._spill.add(int(bucket), rows)
-        self.fits = number == 1 and len(_bounds(self._only, options)) == 0
-
-    def __iter__(self) -> Iterator[pl.DataFrame]:
-        for bucket in range(self._number):
-            spilled = self._spill.read(bucket) if self._number > 1 else None
-            yield from split_rows(self._only if spilled is None else spilled, self._options)
-
-
 def bucket_of(number: int) -> pl.Expr:
     """Polars expression for the bucket of a row, out of `number`: a range of the leading digits of its prompt hash."""
     prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
@@ -70,15 +40,14 @@ def is_parted(options: PairOptions) -> bool:
     return compares_groups(options.strategy) and not options.across_groups and options.votes is None
 
 
-def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:
-    """Split rows by prompt hash into pieces whose pairs fit in memory."""
-    bounds = [None, *_bounds(rows, options), None]
-    for first, last in pairwise(bounds):
+def split_rows(rows: pl.DataFrame, bounds: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """Split rows at the prompt hashes of `find_bounds`."""
+    for first, last in pairwise([None, *bounds, None]):
         piece = rows if first is None else rows.filter(pl.col("prompt_hash") >= first)
         yield piece if last is None else piece.filter(pl.col("prompt_hash") < last)
 
 
-def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
+def find_bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
     """Return the prompt hashes at which to split rows, so that the pairs planned at once fit in memory."""
     most = options.memory_megabytes * 2**20 // BYTES_PER_PAIR
     # n² / 2 bounds the pairs of n rows, however they are grouped.

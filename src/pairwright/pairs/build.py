@@ -11,8 +11,10 @@ Output is deterministic: the same tables and options give the same bytes, regard
 were appended and of the number of buckets and slices.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.engines import Engine
+from pairwright.engines import Engine, Pool
 from pairwright.errors import PairwrightError, TableError
-from pairwright.pairs.buckets import Buckets, is_parted, num_buckets
-from pairwright.pairs.candidates.candidates import Floats, Scale, add_scales, count_reasons
+from pairwright.pairs.buckets import find_bounds, is_parted, num_buckets, split_rows
+from pairwright.pairs.candidates.candidates import (
+    Floats,
+    Scale,
+    add_scales,
+    count_reasons,
+    narrower_keys,
+    read_candidate_rows,
+)
 from pairwright.pairs.crossing import check_within, count_crossings
 from pairwright.pairs.curriculum import shares
 from pairwright.pairs.decisions.exclusions import check_exclusions
@@ -40,7 +49,7 @@ from pairwright.pairs.pair_table import write_pair_file
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
 from pairwright.pairs.selection import REASONS, Selection, narrow_columns, select_drafts
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import Stored, store_rows, take_rows
 from pairwright.pairs.strategies.strategies import compares_groups, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.workers import PIECE_MEGABYTES, Progress, SpreadRows, spread_rows
@@ -53,12 +62,10 @@ MAX_NOISE = 0.45  # largest label noise ε of a pair: robust DPO divides by 1 - 
 
 @dataclass
 class _Planned:
-    """The partitions planned so far: drafts and experiences are spilled, the input of selection and counts is kept."""
+    """The partitions planned so far: drafts and experiences are stored, the input of selection and counts is kept."""
 
-    drafts: Spill[pl.DataFrame]
-    experiences: Spill[pl.DataFrame]
-    sizes: list[int] = field(default_factory=list)
-    """Number of drafts in each partition."""
+    stored: deque[tuple[int, Stored, Stored]] = field(default_factory=deque)
+    """Of each partition: number of drafts, drafts, experiences."""
     funnel: Funnel = field(default_factory=Funnel)
     scales: dict[str, Scale] = field(default_factory=dict)
     clues: Clues = field(default_factory=Clues)
@@ -66,9 +73,11 @@ class _Planned:
     steps: list[pl.DataFrame] = field(default_factory=list)
     tasks: list[pl.DataFrame] = field(default_factory=list)
 
-    def add(self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int) -> None:
-        """Count a partition, whose drafts and experiences were spilled."""
-        self.sizes.append(num_drafts)
+    def add(
+        self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int, drafts: Stored, experiences: Stored
+    ) -> None:
+        """Add a partition, whose drafts and experiences are stored."""
+        self.stored.append((num_drafts, drafts, experiences))
         self.funnel.add(plan.funnel)
         self.scales = add_scales(self.scales, plan.scales)
         self.clues = self.clues.merged(plan.clues)
@@ -87,10 +96,10 @@ def build_pairs(
 ) -> dict[str, Any]:
     """Build pairs from tables and write them to a folder; returns the content of funnel.json.
 
-    With an engine, its workers run the tasks of pairs/workers.py, and `progress` is called with the number of tasks
-    done and in total.
+    With an engine, its workers run the tasks of pairs/workers.py; without one, this process runs them if the rows or
+    texts do not fit in memory. `progress` is called with the number of tasks done and in total.
     """
-    options = options or PairOptions()
+    options, runner = options or PairOptions(), engine or Pool()
     with (
         claim_folder(output, "pairs.parquet", work="pairs"),
         plain_memory(),
@@ -108,10 +117,13 @@ def build_pairs(
 
         # Plan each partition, then select among the drafts of all.
         votes: Votes | None = None
-        if engine is not None and is_parted(options) and any(table.count() for table in tables):
-            planned, resolved = _plan_on_workers(tables, options, folder, engine, progress)
+        number = num_buckets(tables, options)
+        in_pieces = is_parted(options) and any(table.count() for table in tables)
+        if in_pieces and (engine is not None or number > 1):
+            rows = SpreadRows(tables, options, folder, runner, progress, number=number)
+            planned, resolved = _plan_in_pieces(rows, options)
         else:
-            planned, resolved, votes = _plan_in_process(tables, everything, options, folder)
+            planned, resolved, votes = _plan_in_memory(tables, everything, options, folder)
         slope = None
         if options.reliability != "off" or options.min_probability > 0.5:
             slope = _calibrated_slope(tables, str(options.score))
@@ -137,11 +149,10 @@ def build_pairs(
         writer = OutcomesWriter(outcomes_file)
         # `first` counts all drafts of earlier partitions, `place` only the kept ones.
         first = place = 0
-        for number, size in enumerate(planned.sizes):
-            # `take` also deletes the file, so that disk use falls while pairs are written.
-            drafts, experiences = planned.drafts.take(number), planned.experiences.take(number)
-            assert drafts is not None, "every partition was put aside"
-            assert experiences is not None, "every partition was put aside"
+        while planned.stored:
+            # Taken from the queue and deleted, so that memory and disk use fall while pairs are written.
+            size, *stored = planned.stored.popleft()
+            drafts, experiences = map(take_rows, stored)
             if compares_steps:
                 experiences = _name_other_prompts(experiences, crowded)
             experience_stage.num_in += experiences.height
@@ -163,11 +174,9 @@ def build_pairs(
             first, place = first + size, place + remaining.height
         writer.close()
 
-        if engine is None or slices == 1:
-            rows = texts.rows(everything)
-        else:
-            rows = spread_rows(texts, everything, folder, engine, progress)
-        num_pairs = write_pair_file(pairs_file, rows)
+        is_whole = slices == 1
+        pairs = texts.rows(everything) if is_whole else spread_rows(texts, everything, folder, runner, progress)
+        num_pairs = write_pair_file(pairs_file, pairs)
         assert num_pairs == num_kept, "every draft that is kept is a pair"
         experience_stage.sort()
         experience_stage.close(experience_stage.num_out or 0)
@@ -185,46 +194,34 @@ def build_pairs(
     return summary
 
 
-def _plan_on_workers(
-    tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
-) -> tuple[_Planned, PairOptions]:
-    """Plan all partitions on the workers of an engine; returns the plans, and the options with thresholds as rewards.
-
-    Workers hand rows over in files of the folder.
-    """
-    spread = SpreadRows(tables, options, folder, engine, progress)
-    resolved = _resolve_thresholds(spread.rewards(options), options)
-    planned = _Planned(Spill(folder, "plans", kind=pl.DataFrame), Spill(folder, "experiences", kind=pl.DataFrame))
-    for number, bucket in enumerate(spread.plans(resolved)):
-        planned.drafts.adopt(number, bucket.drafts)
-        planned.experiences.adopt(number, bucket.experiences)
-        planned.add(bucket.plan, bucket.narrow, bucket.num_drafts)
+def _plan_in_pieces(rows: SpreadRows, options: PairOptions) -> tuple[_Planned, PairOptions]:
+    """Plan rows bucket by bucket; returns the plans, and the options with thresholds as rewards."""
+    resolved = _resolve_thresholds(rows.rewards(options), options)
+    planned = _Planned()
+    for bucket in rows.plans(resolved):
+        planned.add(bucket.plan, bucket.narrow, bucket.num_drafts, bucket.drafts, bucket.experiences)
     return planned, resolved
 
 
-def _plan_in_process(
+def _plan_in_memory(
     tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place
 ) -> tuple[_Planned, PairOptions, Votes | None]:
-    """Plan all partitions in this process; returns the plans, the options with thresholds as rewards, and the votes."""
-    buckets = Buckets(tables, options, num_buckets(tables, options), folder)
-    rows: Iterable[pl.DataFrame] = buckets
+    """Plan all rows, which fit in memory; returns the plans, the options with thresholds as rewards, and the votes."""
+    rows = read_candidate_rows(tables, where=options.where, keys=narrower_keys(options))
     votes: Votes | None = None
     if options.votes is not None:
-        # With votes, rows are never split (`is_parted`), so there is exactly one piece.
-        (only,) = rows
-        votes = read_votes(Path(options.votes), only)
+        votes = read_votes(Path(options.votes), rows)
         if votes.ratings is not None:
-            rows = [with_ratings(only, votes.ratings)]
-    # Quantiles need all rewards, hence a separate pass; `Buckets` can be iterated again for the plans.
-    resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
-    aside = None if buckets.fits else folder
-    planned = _Planned(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))
+            rows = with_ratings(rows, votes.ratings)
+    resolved = _resolve_thresholds(map(partial(candidate_rewards, options=options), [rows]), options)
+    bounds = find_bounds(rows, options)
+    aside = folder if bounds else None
+    planned = _Planned()
     on_pairs = votes if votes is not None and votes.ratings is None else None
-    for number, some in enumerate(rows):
+    for some in split_rows(rows, bounds):
         plan = plan_partition(some, resolved, tables=everything, votes=on_pairs)
-        planned.drafts.add(number, plan.drafts)
-        planned.experiences.add(number, plan.experiences)
-        planned.add(plan, narrow_columns(plan.drafts, resolved), plan.drafts.height)
+        stored = [store_rows(aside, frame) for frame in (plan.drafts, plan.experiences)]
+        planned.add(plan, narrow_columns(plan.drafts, resolved), plan.drafts.height, *stored)
     return planned, resolved, votes
 
 

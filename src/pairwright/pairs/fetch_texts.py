@@ -1,8 +1,8 @@
 """Fetching the texts of kept drafts, in slices.
 
 The experience tables are scanned once. For a row that is only ever rejected, only the completion is kept. If the texts
-of all pairs do not fit in memory, they are spilled in slices: each slice has the texts of a contiguous range of pairs,
-and pairs are written slice by slice.
+of all pairs do not fit in memory, they are in files, by slice: each slice has the texts of a contiguous range of pairs,
+and pairs are written slice by slice (`spread_rows` in pairs/workers.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from pairwright.errors import TableError
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, distinct
 from pairwright.pairs.rewritten_texts import with_messages
 from pairwright.pairs.row_groups import Filling, int64_array
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import Aside, write_aside
 from pairwright.pairs.texts import SIDES, slice_rows
 from pairwright.paths import Place
 from pairwright.paths.parquet_files import footers_of
@@ -37,9 +37,9 @@ class PairTexts:
     """Kept drafts and their texts: add all drafts first, then read the rows of the pairs table."""
 
     def __init__(self, num_drafts: int, num_slices: int, folder: Place | None) -> None:
-        folder = None if num_slices == 1 else folder
-        self.drafts = Spill(folder, "drafts", kind=pl.DataFrame)
-        self._texts = Spill(folder, "texts", kind=pa.Table)
+        self._folder = folder
+        self._drafts: list[pl.DataFrame] = []  # in memory if there is a single slice
+        self.files: list[Aside] = []  # of the drafts, by slice, if there are several
         self._bounds = np.linspace(0, num_drafts, num_slices + 1).astype(np.int64)[1:]
         self._wanted: list[Indices] = []
         self.columns: tuple[str, ...] = _CONTENT
@@ -58,12 +58,16 @@ class PairTexts:
         if drafts["row_uid"].null_count() < drafts.height:
             self.columns = (*_CONTENT, *SIDES)
         drafts = drafts.with_columns(pl.Series("place", places))
-        for number in np.flatnonzero(np.bincount(slices)).tolist():
-            self.drafts.add(number, drafts if len(self._bounds) == 1 else drafts.filter(pl.Series(slices == number)))
-
-    @property
-    def num_slices(self) -> int:
-        return len(self._bounds)
+        if len(self._bounds) == 1:
+            self._drafts.append(drafts)
+            return
+        assert self._folder is not None, "several slices are in files"
+        by_slice = (
+            (number, drafts.filter(pl.Series(slices == number)).to_arrow())
+            for number in np.flatnonzero(np.bincount(slices)).tolist()
+        )
+        file = write_aside(self._folder, "drafts", by_slice)
+        self.files += [] if file is None else [file]
 
     def take_wanted(self) -> Indices:
         """Return the rows whose texts are needed, sorted, and clear the list; the low `WANTED_BITS` are flags.
@@ -76,24 +80,17 @@ class PairTexts:
         return np.compress(~twice, wanted)
 
     def rows(self, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
-        """Yield batches of the pairs table, in order."""
+        """Yield batches of the pairs table, in order, for drafts in a single slice."""
         wanted = self.take_wanted()
+        texts: list[pa.Table] = []
         for number, table in enumerate(tables):
             # Table numbers are the highest bits, so the wanted rows of a table are one slice of the sorted array.
             ends = np.array([number, number + 1]) << (PLACE_BITS + WANTED_BITS)
             first, last = np.searchsorted(wanted, ends).tolist()
-            for some, texts in fetch_texts_of(
-                table, self.columns, wanted[first:last] - ends[0], first=number << PLACE_BITS
-            ):
-                self._texts.add(some, texts)
-        del wanted
-        filling = Filling()
-        for number in range(self.num_slices):
-            drafts = self.drafts.take(number)
-            if drafts is not None:
-                texts_of_slice = self._texts.take(number)
-                assert texts_of_slice is not None, "pairs have texts"
-                yield from slice_rows(drafts, texts_of_slice, filling)
+            own = wanted[first:last] - ends[0]
+            texts += [some for _, some in fetch_texts_of(table, self.columns, own, first=number << PLACE_BITS)]
+        if texts:
+            yield from slice_rows(pl.concat(self._drafts), pa.concat_tables(texts), Filling())
 
 
 def fetch_texts_of(

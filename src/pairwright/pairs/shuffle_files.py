@@ -1,14 +1,43 @@
-"""Shuffle files: one Arrow file with batches of many partitions; a reader takes one partition from many files."""
+"""Files of a build: rows that wait, and rows that are shuffled.
+
+A shuffle file is one Arrow file with batches of many partitions; a reader takes one partition from many files.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import polars as pl
 import pyarrow as pa
 
 from pairwright.paths import Place, arrow_input, at_once, is_address, stage_file
 
-_SHUFFLE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+Stored = pl.DataFrame | Place  # rows in memory, or their Arrow file
+
+
+def store_rows(folder: Place | None, rows: pl.DataFrame) -> Stored:
+    """Write rows to an Arrow file of a folder, or keep them in memory if there is no folder."""
+    if folder is None:
+        return rows
+    path, table = folder / f"stored.{os.urandom(6).hex()}.arrow", rows.to_arrow()
+    with (
+        stage_file(path) as written,
+        pa.OSFile(str(written), "wb") as file,
+        pa.ipc.new_file(file, table.schema, options=_OPTIONS) as writer,
+    ):
+        writer.write_table(table)
+    return path
+
+
+def take_rows(stored: Stored) -> pl.DataFrame:
+    """Return stored rows, and delete their file."""
+    if isinstance(stored, pl.DataFrame):
+        return stored
+    with arrow_input(stored) as file, pa.ipc.open_file(file) as reader:
+        rows = pl.DataFrame(reader.read_all())
+    stored.unlink()
+    return rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +59,7 @@ def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) 
     with stage_file(path) as written, pa.OSFile(str(written), "wb") as file:
         for number, table in rows:
             if writer is None:
-                writer = pa.ipc.new_file(file, table.schema, options=_SHUFFLE_OPTIONS)
+                writer = pa.ipc.new_file(file, table.schema, options=_OPTIONS)
             # One batch for each entry of `numbers`: batch k of the file belongs to numbers[k].
             for batch in table.combine_chunks().to_batches():
                 writer.write_batch(batch)

@@ -1,16 +1,16 @@
-"""A build distributed over the workers of an engine: tasks are functions that exchange rows through files.
+"""A build in pieces that fit in memory: tasks are functions that exchange rows through files.
 
     segment of a table ─► its rows, by bucket                 part_rows
     bucket             ─► the plans of its partitions         plan_bucket
     segment of a table ─► its texts, by slice                 fetch_texts
     slice              ─► its rows of the pairs table         make_rows
 
-Workers run the same code as a build in one process (pairs/partition.py, pairs/texts.py), so the result is the same.
+An engine runs the tasks, on workers or one after the other in this process. They run the same code as a build in
+memory (pairs/partition.py, pairs/texts.py), so the result is the same.
 Files are in the build folder under random names: a task that is retried after its worker was lost does not overwrite
 the files of its first attempt.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.engines import Engine
-from pairwright.pairs.buckets import MAX_BUCKETS, bucket_of, num_buckets, split_rows
+from pairwright.pairs.buckets import MAX_BUCKETS, bucket_of, find_bounds, split_rows
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Floats, Indices, narrower_keys, row_batches
 from pairwright.pairs.fetch_texts import WANTED_BITS, PairTexts, fetch_texts_of
 from pairwright.pairs.memory_pool import plain_memory
@@ -29,8 +29,7 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
 from pairwright.pairs.row_groups import Filling
 from pairwright.pairs.selection import narrow_columns
-from pairwright.pairs.shuffle_files import Aside, read_aside, write_aside
-from pairwright.pairs.spill import Spill
+from pairwright.pairs.shuffle_files import Aside, Stored, read_aside, store_rows, write_aside
 from pairwright.pairs.texts import slice_rows
 from pairwright.paths import Place
 from pairwright.store.table import Table
@@ -38,6 +37,7 @@ from pairwright.store.table import Table
 Progress = Callable[[int, int], None]
 R = TypeVar("R")
 Numbered = tuple[int, list[Aside]]  # a bucket or a slice, and the files that have rows of it
+SliceTask = tuple[int, list[Aside], list[Aside]]  # a slice, and the files that have drafts and texts of it
 PIECE_MEGABYTES = 256  # of texts in a slice while a worker builds it
 _BUCKETS_PER_WORKER = 4  # several, so that a slow bucket does not leave other workers idle
 
@@ -59,13 +59,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The plan of one partition; its drafts and experiences are in Arrow files."""
+    """The plan of one partition; its drafts and experiences are stored."""
 
     plan: PartitionPlan
     narrow: pl.DataFrame
     num_drafts: int
-    drafts: Place
-    experiences: Place
+    drafts: Stored
+    experiences: Stored
 
 
 def segments_of(tables: Sequence[Table]) -> list[Segment]:
@@ -81,14 +81,21 @@ def segments_of(tables: Sequence[Table]) -> list[Segment]:
 
 
 class SpreadRows:
-    """The rows of tables, shuffled into buckets by workers, and planned by workers bucket by bucket."""
+    """The rows of tables, shuffled into at least `number` buckets, and planned bucket by bucket."""
 
     def __init__(
-        self, tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
+        self,
+        tables: Sequence[Table],
+        options: PairOptions,
+        folder: Place,
+        engine: Engine,
+        progress: Progress,
+        *,
+        number: int,
     ) -> None:
         self._folder, self._engine, self._progress = folder, engine, progress
-        self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
-        part = partial(part_rows, number=self._number, folder=folder, where=options.where, keys=narrower_keys(options))
+        number = min(MAX_BUCKETS, max(number, _BUCKETS_PER_WORKER * engine.num_workers))
+        part = partial(part_rows, number=number, folder=folder, where=options.where, keys=narrower_keys(options))
         segments = segments_of(tables)
         files = _report_progress(engine.map(part, segments), len(segments), progress)
         self._buckets = _by_number(file for file in files if file is not None)
@@ -108,7 +115,7 @@ class SpreadRows:
 def spread_rows(
     texts: PairTexts, tables: Sequence[Table], folder: Place, engine: Engine, progress: Progress
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same batches as `texts.rows`, built by workers."""
+    """Yield batches of the pairs table, in order, slice by slice."""
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
@@ -119,10 +126,9 @@ def spread_rows(
             tasks.append((segment, wanted[first:last] - ends[0]))
     fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
     files = list(_report_progress(engine.map(fetch, tasks), len(tasks), progress))
-    # Workers read the drafts from here on.
-    texts.drafts.close()
-    slices = _by_number(files)
-    for batches in _report_progress(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
+    with_texts = dict(_by_number(files))
+    slices = [(number, drafts, with_texts[number]) for number, drafts in _by_number(texts.files)]
+    for batches in _report_progress(engine.map(make_rows, slices), len(slices), progress):
         yield from batches
 
 
@@ -159,8 +165,8 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[
                     plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
                     narrow=narrow_columns(plan.drafts, options),
                     num_drafts=plan.drafts.height,
-                    drafts=_put(folder, plan.drafts),
-                    experiences=_put(folder, plan.experiences),
+                    drafts=store_rows(folder, plan.drafts),
+                    experiences=store_rows(folder, plan.experiences),
                 )
             )
     return plans
@@ -175,21 +181,21 @@ def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], fold
     return spilled
 
 
-def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
+def make_rows(task: SliceTask) -> list[pa.RecordBatch]:
     """Task: return the rows of the pairs table for one slice."""
-    number, files = task
+    number, *files = task
     with plain_memory():
-        drafts = Spill(folder, "drafts", kind=pl.DataFrame).read(number)
-        texts = read_aside(files, number)
+        drafts, texts = (read_aside(some, number) for some in files)
         assert drafts is not None, "a slice has drafts"
         assert texts is not None, "drafts have texts"
         # A new Filling: `write_pairs` regroups the rows, independent of batches.
-        return list(slice_rows(drafts, texts, Filling()))
+        return list(slice_rows(pl.DataFrame(drafts), texts, Filling()))
 
 
 def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:
     bucket, files = task
-    return split_rows(pl.DataFrame(read_aside(files, bucket)), options)
+    rows = pl.DataFrame(read_aside(files, bucket))
+    return split_rows(rows, find_bounds(rows, options))
 
 
 def _by_number(files: Iterable[Aside]) -> list[Numbered]:
@@ -199,15 +205,6 @@ def _by_number(files: Iterable[Aside]) -> list[Numbered]:
         for number in set(aside.numbers):
             by_number.setdefault(number, []).append(aside)
     return sorted(by_number.items())
-
-
-def _put(folder: Place, rows: pl.DataFrame) -> Place:
-    """Write rows to an Arrow file that `Spill.adopt` takes; returns its path."""
-    name = f"put-{os.urandom(6).hex()}"
-    spill = Spill(folder, name, kind=pl.DataFrame)
-    spill.add(0, rows)
-    spill.close()
-    return folder / f"{name}.0.arrow"
 
 
 def _report_progress(results: Iterable[R], total: int, progress: Progress) -> Iterator[R]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,11 +42,22 @@ NUM_AT_ONCE = 1024  # runs that are in memory while they are encoded
 SIDES = ("student", "teacher")
 
 
-class Taught(Protocol):
-    """Items by position, built lazily."""
+class Aligned:
+    """Items by position, built lazily: two sequences, whose masks mark the same distilled tokens."""
 
-    def __len__(self) -> int: ...
-    def __getitem__(self, position: int) -> Distillation: ...
+    def __init__(
+        self, students: Items[Sequence] | CachedSequences, teachers: Items[Sequence] | CachedSequences
+    ) -> None:
+        self._sides = students, teachers
+
+    def __len__(self) -> int:
+        return len(self._sides[0])
+
+    def __getitem__(self, position: int) -> Distillation:
+        student, teacher = (side[position] for side in self._sides)
+        # (K,) positions of the distilled tokens: the k-th is the same token on both sides. Nothing predicts the first.
+        index = [np.flatnonzero(side.mask[1:]).astype(np.int32) + 1 for side in (student, teacher)]
+        return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class DistillData:
     """Aligned sequences of student and teacher."""
 
     ids: list[str]
-    items: Taught
+    items: Aligned
     num_tokens: Array  # (N,) of both sides together
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
@@ -119,47 +130,17 @@ def load_distill_data(
     if not manifest["num_items"]:
         reasons = list_reasons(manifest["counts"])
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil ({reasons})")
-    items = _Mapped(output)
-    return DistillData(items.ids, items, items.num_tokens, manifest["counts"], manifest["refusals"])
+    students, teachers = (CachedSequences(output, side) for side in SIDES)
+    num_tokens = students.lengths + teachers.lengths
+    items = Aligned(students, teachers)
+    return DistillData(students.ids, items, num_tokens, manifest["counts"], manifest["refusals"])
 
 
 def distill_runs(runs: PolicyData) -> DistillData:
     """Distil whole runs: the teacher reads the student's context."""
-    items = _Same(runs.sequences)
+    items = Aligned(runs.sequences, runs.sequences)
     # Twice the length: both sides are computed, although they are one sequence.
     return DistillData(runs.ids, items, 2 * runs.lengths, runs.counts, runs.refusals)
-
-
-class _Same:
-    def __init__(self, sequences: Items[Sequence]) -> None:
-        self._sequences = sequences
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __getitem__(self, position: int) -> Distillation:
-        sequence = self._sequences[position]
-        # Nothing predicts the first token.
-        index = np.flatnonzero(sequence.mask[1:]).astype(np.int32) + 1
-        return Distillation(student=sequence, teacher=sequence, student_index=index, teacher_index=index)
-
-
-class _Mapped:
-    """Both sides of each item from the mapped file; their masks mark the distilled tokens."""
-
-    def __init__(self, output: Path) -> None:
-        self._sides = [CachedSequences(output, side) for side in SIDES]
-        self.ids = self._sides[0].ids
-        self.num_tokens: Array = self._sides[0].lengths + self._sides[1].lengths
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, position: int) -> Distillation:
-        student, teacher = (side[position] for side in self._sides)
-        # (K,) positions of the distilled tokens: the k-th is the same token on both sides.
-        index = [np.flatnonzero(side.mask).astype(np.int32) for side in (student, teacher)]
-        return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
 
 
 def _encode(

@@ -30,7 +30,6 @@ from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
 from pairwright.pairs.options import PairOptions
 from pairwright.records.json_text import from_json
 from pairwright.records.messages import content_hash
-from pairwright.store.columns import SCHEMA
 from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 
@@ -376,12 +375,6 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
             pending, num_bytes = [], 0
     if pending:
         yield pl.DataFrame(pa.Table.from_batches(pending))
-
-
-def no_rows(*, where: str | None = None, keys: Sequence[str] = ()) -> pl.DataFrame:
-    """Return an empty frame with the columns of narrow rows."""
-    empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
-    return _select_narrow(empty, 0, where, keys)
 
 
 def _select_narrow(

@@ -1,18 +1,16 @@
-"""The file format of votes, ratings and exclusions: CSV with a header, appended line by line, read incrementally.
+"""The file format of votes, ratings and exclusions: CSV with a header, appended line by line.
 
 Every line ends with its time, which distinguishes a last line without line break from one that a crash cut off.
 """
 
 import csv
 import io
-import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 
 from pairwright.errors import PairwrightError, SourceError
 from pairwright.paths import Place, append_lines, repair_tail
@@ -44,10 +42,6 @@ class DecisionLog:
         self.path = path
         self._columns = tuple(columns)
         self._header = ",".join(columns).encode()
-        self._lines: list[Line] = []
-        self._offset = self._num_lines = 0  # of the part read so far
-        self._file_id: tuple[int, int] | None = None
-        self._lock = Lock()
         self.unfinished = repair_tail(path, header=self._header, is_whole=has_time).decode(errors="replace")
         """What was removed from the end of the file when it was opened: a line that was never saved."""
 
@@ -60,51 +54,12 @@ class DecisionLog:
 
     def read(self) -> list[Line]:
         """Return all lines of the file, including those that other processes have added."""
-        with self._lock:
-            added = self._read_added()
-            # Text after the last line break is still being written.
-            whole = added[: added.rfind(b"\n") + 1]
-            rows = read_csv(self.path, whole, self._num_lines + 1)
-            if not self._offset and whole:
-                next(rows)  # the header, which was checked when the file was opened
-            self._lines += [Line(number, dict(zip(self._columns, row, strict=False))) for number, row in rows if row]
-            self._offset += len(whole)
-            self._num_lines += whole.count(b"\n")
-            return list(self._lines)
-
-    def _read_added(self) -> bytes:
-        """Return the bytes added since the last read; all bytes if the file was replaced or truncated."""
-        try:
-            with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if self._file_id != (status.st_dev, status.st_ino) or status.st_size < self._offset:
-                    self._lines, self._offset, self._num_lines = [], 0, 0
-                    self._file_id = (status.st_dev, status.st_ino)
-                file.seek(self._offset)
-                return file.read()
-        except FileNotFoundError:
-            self._lines, self._offset, self._num_lines, self._file_id = [], 0, 0, None
-            return b""
-        except OSError as error:
-            raise PairwrightError(f"{self.path}: {error.strerror or error}") from error
+        return read_lines(self.path, self._columns)
 
 
 def has_time(line: bytes) -> bool:
     """Return whether a line is complete, i.e. ends with a time."""
     return bool(_TIME.search(line))
-
-
-def read_csv(path: Place, content: bytes, first: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of CSV text with their line numbers; raises SourceError that names the line."""
-    number = first
-    try:
-        text = content.decode("utf-8-sig" if first == 1 else "utf-8")
-        reader = csv.reader(io.StringIO(text, newline=""))
-        for row in reader:
-            number = first + reader.line_num - 1
-            yield number, row
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"{path}:{number}: cannot be read: {error}") from error
 
 
 def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
@@ -118,13 +73,34 @@ def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
         content = path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    end = content.rfind(b"\n") + 1
-    is_torn = bool(content[end:]) and not has_time(content[end:])
-    rows = read_csv(path, content[:end] if is_torn else content)
-    header = next(rows, (1, []))[1]
-    if not set(columns) <= set(header):
+    header, lines, _ = parse_lines(path, content)
+    if content and not set(columns) <= set(header):
         raise SourceError(f"{path}:1: got columns {header}, expected {','.join(columns)}")
-    return [Line(number, dict(zip(header, row, strict=False))) for number, row in rows if row]
+    return lines
+
+
+def parse_lines(path: Place, content: bytes) -> tuple[list[str], list[Line], int]:
+    """Return the columns of CSV text, its complete lines, and the number of unfinished ones, which were never saved.
+
+    Lines are complete if they end with a time; without a column of times, the last line needs no line break. Raises
+    SourceError that names the line.
+    """
+    end = content.rfind(b"\n") + 1
+    has_times = content.partition(b"\n")[0].rstrip(b"\r").endswith(b",time")
+    is_torn = has_times and 0 < end < len(content) and not has_time(content[end:])
+    number = 1
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        text = (content[:end] if is_torn else content).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""))
+        for row in reader:
+            number = reader.line_num
+            rows.append((number, row))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path}:{number}: cannot be read: {error}") from error
+    header = rows[0][1] if rows else []
+    lines = [Line(number, dict(zip(header, row, strict=False))) for number, row in rows[1:] if row]
+    return header, lines, int(is_torn)
 
 
 def check_name(name: str) -> str:

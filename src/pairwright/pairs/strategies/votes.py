@@ -21,7 +21,7 @@ import polars as pl
 
 from pairwright.errors import SourceError
 from pairwright.pairs.decisions.agreement import rating_agreement, vote_agreement
-from pairwright.pairs.decisions.decision_log import Line, has_time, read_csv
+from pairwright.pairs.decisions.decision_log import Line, parse_lines
 from pairwright.pairs.decisions.vote_file import (
     RATING_COLUMNS,
     VOTE_COLUMNS,
@@ -73,7 +73,8 @@ def read_votes(path: Path, rows: pl.DataFrame) -> Votes:
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error}") from error
     rewards: dict[str, float | None] = dict(rows.select("uid", "reward").iter_rows())
-    names, lines, unfinished = read_vote_lines(path, content)
+    header, lines, unfinished = parse_lines(path, content)
+    names = set(header)
     if set(VOTE_COLUMNS) <= names:
         votes = replay(lines, lambda line: parse_vote(path, line), column="verdict")
         return _count_verdicts(path, votes, rewards, unfinished)
@@ -96,17 +97,6 @@ def read_votes(path: Path, rows: pl.DataFrame) -> Votes:
         f"{path}:1: got columns {sorted(names)}, expected uid,rating or chosen,rejected, or a file of pairwright view: "
         f"{','.join(VOTE_COLUMNS)} or {','.join(RATING_COLUMNS)}"
     )
-
-
-def read_vote_lines(path: Path, content: bytes) -> tuple[set[str], list[Line], int]:
-    """Return the names of the columns, the lines, and the number of unfinished ones, which were never saved."""
-    rows = read_csv(path, content)
-    header = next(rows, (1, []))[1]
-    lines = [Line(number, dict(zip(header, row, strict=False))) for number, row in rows if row]
-    # Lines of append-only files end with a time; other files may end without a line break.
-    end = content[content.rfind(b"\n") + 1 :]
-    is_unfinished = "time" in header[-1:] and bool(lines) and bool(end) and not has_time(end)
-    return set(header), lines[:-1] if is_unfinished else lines, int(is_unfinished)
 
 
 def _count_verdicts(path: Path, votes: Replay[Vote], rewards: dict[str, float | None], unfinished: int) -> Votes:
