@@ -10,7 +10,6 @@ from pairwright import Table
 from pairwright.errors import ConfigError, PairwrightError, TableError
 from pairwright.pairs.pair_stats import lint_pairs
 from pairwright.pairs.pair_table import read_pairs
-from pairwright.view.facets import _quantile
 from pairwright.view.library import Library
 from pairwright.view.row_queries import Query, _snippet
 
@@ -326,10 +325,3 @@ def test_a_search_shows_what_stands_around_the_match(answers):
 def test_a_snippet_is_text_as_people_read_it(value, text, expected):
     snippet = _snippet(value, "prompt", text)
     assert expected == (snippet and (snippet["before"], snippet["match"], snippet["after"]))
-
-
-@pytest.mark.parametrize("values", [[0.5] * 9 + [1.0], list(range(1000)), [0.1, 0.2, 0.30000000000000004, 7.5, -3.0]])
-def test_a_quantile_of_counted_values_is_that_of_the_values(values):
-    distinct, counts = np.unique(np.array(values, float), return_counts=True)
-    for share in (0.0, 0.5, 0.99, 1.0):
-        assert _quantile(distinct, counts, share) == pytest.approx(np.quantile(values, share), rel=1e-12)

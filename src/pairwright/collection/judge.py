@@ -49,16 +49,6 @@ class Answers(Protocol):
     def put(self, answer: Answer) -> None: ...
 
 
-class NoAnswers:
-    """Stores nothing: a collection has its own log."""
-
-    def get(self, key: str) -> Answer | None:
-        return None
-
-    def put(self, answer: Answer) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class Verdict:
     value: Any
@@ -86,7 +76,7 @@ class Judge:
 
     def __init__(self, policy: Policy, terms: JudgeTerms, answers: Answers | None = None) -> None:
         self._policy, self._terms = policy, terms
-        self._answers = NoAnswers() if answers is None else answers
+        self._answers = answers  # None in a collection, which has its own log
         self._pending: dict[str, asyncio.Future[Answer]] = {}  # requests in flight, by key
         self.num_requests = self.num_cut = self.num_invalid = 0
         self.spent = 0.0
@@ -185,7 +175,7 @@ class Judge:
         key = request_key(ask, self._terms.judge.model)
         if key in self._pending:
             return await asyncio.shield(self._pending[key])
-        known = self._answers.get(key)
+        known = None if self._answers is None else self._answers.get(key)
         if known is not None:
             return known
         future = self._pending[key] = asyncio.get_running_loop().create_future()
@@ -193,7 +183,8 @@ class Judge:
             (completion,) = await self._policy.complete(ask)
             self.num_requests += 1
             answer = answer_of(key, completion)
-            self._answers.put(answer)
+            if self._answers is not None:
+                self._answers.put(answer)
             self.spent += self._cost(answer)
             future.set_result(answer)
             return answer

@@ -8,7 +8,7 @@ NAT counts a trajectory for each pair; here `num_trajectories` is the number of 
 the ledger, so they are complete even after a resume.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class History:
             figures = _figures(number, ended)
             known = self._reported.get(number, {})
             if any(known.get(key) != value for key, value in figures.items()):
-                self._reported[number] = {**figures, "run_id": self._run_id, "timestamp": _now()}
+                self._reported[number] = {**figures, "run_id": self._run_id, "timestamp": now()}
                 news.append(self._reported[number])
         if news:
             append_synced(self._folder / PROGRESS, b"".join(msgspec.json.encode(item) + b"\n" for item in news))
@@ -59,24 +59,39 @@ class History:
 
     def finish(self, *, status: str, message: str, num_groups: int) -> None:
         runs = [self._reported[number] for number in sorted(self._reported)]
-        # mean of means: each run number has equal weight, regardless of its number of scores
-        means = [run["avg_reward"] for run in runs]
-        final = {
-            "run_id": self._run_id,
-            "timestamp": _now(),
-            "status": status,
-            "message": message,
-            "progress": 100.0 * len(runs) / self._num_runs,
-            "num_collection_runs": len(runs),
-            "total_trajectory_groups": num_groups,
-            "collection_summary": {
-                "total_trajectories": sum(run["num_trajectories"] for run in runs),
-                "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
-                "avg_reward": sum(means) / len(means) if means else 0.0,
-            },
-            "job_metadata": None,
-        }
-        write_json(self._folder / FINAL, final)
+        progress = 100.0 * len(runs) / self._num_runs
+        final = final_metrics(
+            self._run_id, runs, status=status, message=message, progress=progress, num_groups=num_groups
+        )
+        write_json(self._folder / FINAL, {**final, "job_metadata": None})
+
+
+def final_metrics(
+    run_id: str | None,
+    runs: Sequence[Json],
+    *,
+    status: str,
+    message: str | None,
+    progress: float | None,
+    num_groups: int,
+) -> Json:
+    """Return the content of final_metrics.json, except the job, from the last line of each run number."""
+    # mean of means: each run number has equal weight, regardless of its number of scores
+    means = [run["avg_reward"] for run in runs]
+    return {
+        "run_id": run_id,
+        "timestamp": now(),
+        "status": status,
+        "message": message,
+        "progress": progress,
+        "num_collection_runs": len(runs),
+        "total_trajectory_groups": num_groups,
+        "collection_summary": {
+            "total_trajectories": sum(run["num_trajectories"] for run in runs),
+            "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
+            "avg_reward": sum(means) / len(means) if means else 0.0,
+        },
+    }
 
 
 def add_training(folder: Path, training: Json) -> None:
@@ -111,5 +126,5 @@ def _figures(number: int, ended: Iterable[Entry]) -> Json:
     }
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat()

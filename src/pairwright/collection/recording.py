@@ -121,20 +121,13 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._recorder is not None:
-            self._recorder.emit_scored(self)
+            self._recorder.emit(self)
 
-    def take_scored(self) -> list[tuple[int, Candidate]]:
-        """Take the candidates that were not taken yet, if all of them have a score."""
-        # candidates before `_num_emitted` are already in the table; positions are relative to the step
-        waiting = list(enumerate(self.candidates))[self._num_emitted :]
+    def take(self, *, only_scored: bool) -> list[tuple[int, Candidate]]:
+        """Take the candidates that were not taken yet, with their positions in the step."""
         # all or none: candidates of a step are compared, so they are written together
-        if any(candidate.score is None for _, candidate in waiting):
+        if only_scored and any(candidate.score is None for candidate in self.candidates[self._num_emitted :]):
             return []
-        self._num_emitted = len(self.candidates)
-        return waiting
-
-    def take_rest(self) -> list[tuple[int, Candidate]]:
-        """Take the candidates that were not taken yet, scored or not."""
         waiting = list(enumerate(self.candidates))[self._num_emitted :]
         self._num_emitted = len(self.candidates)
         return waiting
@@ -194,7 +187,7 @@ class Recorder:
                 raise RecordError("prompt", None, f"the prompt of step {name!r}: it has no start that gave one")
             self.start(name, prompt, tools=tools)
         self._open[name].candidate(completion, score=score, info=info)
-        self.emit_scored(self._open[name])
+        self.emit(self._open[name])
 
     def trajectory(
         self,
@@ -214,7 +207,7 @@ class Recorder:
         # a trajectory is a step with one candidate, whose completion has many messages
         single_step = self.step(prompt, tools=tools)
         single_step.candidate(completion, score=reward, components=components, info=info, metrics=metrics)
-        self.emit_scored(single_step)
+        self.emit(single_step)
 
     def reward(self, value: float) -> None:
         """Set the final reward of the run: the score of every candidate without its own."""
@@ -229,7 +222,7 @@ class Recorder:
     async def close_step(self, closed: Step, *, failed: bool) -> None:
         if self._score_step is not None and closed.unscored and not failed:
             await self._score_step(closed)
-        self.emit_scored(closed)
+        self.emit(closed)
 
     async def close(self) -> None:
         """End a successful run: score and emit the remaining candidates."""
@@ -239,18 +232,15 @@ class Recorder:
                 await self._score_step(waiting)
             for candidate in waiting.unscored:
                 candidate.score = self.final_reward
-            self.emit_scored(waiting)
+            self.emit(waiting)
         for waiting in self.steps:  # candidates without any score are recorded as unscored
-            self._emit_all(waiting, waiting.take_rest())
+            self.emit(waiting, only_scored=False)
 
-    def emit_scored(self, closed: Step) -> None:
-        self._emit_all(closed, closed.take_scored())
-
-    def _emit_all(self, closed: Step, numbered: list[tuple[int, Candidate]]) -> None:
-        """Emit candidates, grouped by prompt hash."""
+    def emit(self, closed: Step, *, only_scored: bool = True) -> None:
+        """Emit the candidates of a step that wait for it, grouped by prompt hash."""
         # tools, and so the prompt hash, may differ between candidates of a step
         groups: dict[str, list[Experience]] = {}
-        for number, candidate in numbered:
+        for number, candidate in closed.take(only_scored=only_scored):
             experience = self._experience(closed, number, candidate)
             groups.setdefault(closed.prompt_hash_of(candidate), []).append(experience)
         for key, experiences in groups.items():

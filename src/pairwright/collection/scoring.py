@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pairwright.collection.command_scorers import CommandScorer
 from pairwright.collection.judge import Judge, candidate_run
 from pairwright.collection.recording import Candidate, Step
@@ -166,8 +168,6 @@ def _set(candidate: Candidate, score: float | None, components: Json) -> None:
 
 
 def _case(task: Task, step: Step) -> Json:
-    import msgspec
-
     return {
         "task": task.data,
         "id": task.id,
@@ -179,7 +179,5 @@ def _case(task: Task, step: Step) -> Json:
 
 
 def _candidate_json(candidate: Candidate) -> list[Json]:
-    import msgspec
-
     messages: list[Json] = msgspec.to_builtins(candidate.messages)
     return messages

@@ -11,6 +11,7 @@ Shapes: N tokens, K key-value heads, G query heads of each, D head size, T keys.
 """
 
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,49 +89,21 @@ class Plan:
         self.num_calls = 0  # of attention layers
         self._masks: dict[Any, Any] = {}
 
-    def slot_mask(self, number: int, window: int | None, dtype: Any) -> tuple[int, Any]:
-        """Return the longest row of a part, and a mask (S, 1, 1, T) with -inf for missing keys; None if not needed."""
-        key = ("slot", number, window)
-        if key not in self._masks:
+    def mask(self, name: Hashable, tokens: NDArray[np.int64], keys: range, window: int | None, dtype: Any) -> Any:
+        """Return a mask (tokens, keys) with -inf for keys after a token or before its window; None if it has none.
+
+        `tokens` and `keys` are positions. All layers use the mask of a `name`.
+        """
+        if (name, window) not in self._masks:
             import torch
 
-            length = torch.from_numpy(self.rows[number].length)[:, None]
-            longest = int(length.max())
-            places = torch.arange(longest)[None, :]
-            bad = places >= length
+            token, place = torch.from_numpy(tokens)[:, None], torch.arange(keys.start, keys.stop)[None, :]
+            bad = place > token
             if window is not None:
-                bad |= places < length - window
-            mask = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf)[:, None, None, :]
-            self._masks[key] = longest, mask if bool(bad.any()) else None
-        value: tuple[int, Any] = self._masks[key]
-        return value
-
-    def node_mask(self, level: int, number: int, window: int, dtype: Any) -> tuple[Any, Any]:
-        """With a sliding window, return a mask (n, T) with -inf for keys of a node outside the window, and which tokens
-        have no key."""
-        key = ("node", level, number, window)
-        if key not in self._masks:
-            import torch
-
-            node = self.levels[level].nodes[number]
-            positions = torch.from_numpy(self.positions[self.levels[level].tokens[number]])[:, None]
-            bad = torch.arange(node.start, node.end)[None, :] <= positions - window
-            self._masks[key] = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf), bad.all(-1)
-        value: tuple[Any, Any] = self._masks[key]
-        return value
-
-    def causal_mask(self, done: int, size: int, window: int, dtype: Any) -> Any:
-        """With a sliding window, return a mask (size, done + size) with -inf except for a token and the window before
-        it."""
-        key = ("causal", done, size, window)
-        if key not in self._masks:
-            import torch
-
-            token = torch.arange(done, done + size)[:, None]
-            place = torch.arange(done + size)[None, :]
-            bad = (place > token) | (place <= token - window)
-            self._masks[key] = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf)
-        return self._masks[key]
+                bad |= place <= token - window
+            mask = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf)
+            self._masks[name, window] = mask if bool(bad.any()) else None
+        return self._masks[name, window]
 
 
 class use_plan:  # noqa: N801 - a context manager, used as a function
@@ -215,14 +188,14 @@ class _Layer:
 
     def _attend_slots(self, queries: Any, number: int) -> tuple[Any, Any]:
         part = self._plan.rows[number]
-        longest, mask = self._plan.slot_mask(number, self._window, queries.dtype)
-        count = part.stop - part.start
+        longest, count = int(part.length.max()), part.stop - part.start
+        mask = self._plan.mask(("slot", number), part.length - 1, range(longest), self._window, queries.dtype)
         mine = queries[:, :, part.start : part.stop].permute(2, 0, 1, 3)  # (S, K, G, D): the group as query positions
         output, sums = self._call(
             mine,
             part.slots.keys[self._number, :count, :, :longest],
             part.slots.values[self._number, :count, :, :longest],
-            mask,
+            None if mask is None else mask[:, None, None, :],
         )
         return output, sums
 
@@ -241,7 +214,7 @@ class _Layer:
         )
         mask = None
         if self._window is not None:
-            mask = self._plan.causal_mask(0, part.size, self._window, queries.dtype)[None, None]
+            mask = self._plan.mask(part.size, np.arange(part.size), range(part.size), self._window, queries.dtype)
         output, sums = self._call(mine.flatten(1, 2), own_keys, own_values, mask, is_causal=mask is None)
         output = output.unflatten(1, (num_kv, num_group)).permute(0, 3, 1, 2, 4).flatten(0, 1)
         return output, sums.unflatten(1, (num_kv, num_group)).permute(0, 3, 1, 2).flatten(0, 1)
@@ -256,7 +229,9 @@ class _Layer:
             for tensor in (part.block.keys, part.block.values)
         )
         if self._window is not None:
-            mask = self._plan.causal_mask(part.done, size, self._window, queries.dtype)[None, None]
+            tokens = np.arange(part.done, part.done + size)
+            name = (part.done, size)
+            mask = self._plan.mask(name, tokens, range(part.done + size), self._window, queries.dtype)
             output, sums = self._call(mine, keys, values, mask)
             return output.permute(2, 0, 1, 3), sums.permute(2, 0, 1)
         output, sums = self._call(mine, keys[:, :, part.done :], values[:, :, part.done :], None, is_causal=True)
@@ -275,8 +250,11 @@ class _Layer:
         mine = queries if is_all else queries[:, :, torch.from_numpy(tokens)]
         mask = dead = None
         if self._window is not None:
-            mask, dead = self._plan.node_mask(level, number, self._window, queries.dtype)
-            mask = mask.repeat(num_group, 1)[None, None]
+            keys = range(node.start, node.end)
+            positions = self._plan.positions[tokens]
+            mask = self._plan.mask(("node", level, number), positions, keys, self._window, queries.dtype)
+            dead = None if mask is None else mask.isinf().all(-1)
+            mask = None if mask is None else mask.repeat(num_group, 1)
         output, sums = self._call(
             mine.reshape(1, num_kv, num_group * len(tokens), -1),
             node.keys[self._number][None],
@@ -290,9 +268,11 @@ class _Layer:
         return output, sums
 
     def _call(self, queries: Any, keys: Any, values: Any, mask: Any, *, is_causal: bool = False) -> tuple[Any, Any]:
-        """Attention of (B, H, Q, D) to (B, H, T, D), and its log-sum-exp (B, H, Q)."""
+        """Attention of (B, H, Q, D) to (B, H, T, D), and its log-sum-exp (B, H, Q); a mask of two dimensions is that of
+        all heads."""
         import torch
 
+        mask = mask[None, None] if mask is not None and mask.ndim == 2 else mask
         result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             queries, keys, values, 0.0, is_causal, attn_mask=mask, scale=self._scale
         )

@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 
 class Runner(Protocol):
-    """Interface of PackedRunner and PaddedRunner."""
+    """Interface of PackedRunner and PaddedRunner. A prompt that was started has its `tokens`."""
 
     def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Any: ...
     def drop(self, prompt: Any) -> None: ...
@@ -93,9 +93,7 @@ class Scheduler:
         self._max_choices = max_choices
         self._queues: OrderedDict[Hashable, deque[_Entry]] = OrderedDict()
         self._fills: dict[bytes, tuple[Any, list[_Entry]]] = {}  # prompts in work, by their tokens
-        self._fill_keys: dict[Any, bytes] = {}
         self._complete: list[Ticket] = []
-        self._entries: list[_Entry] = []  # of the open choices below, one for each
         self._open: list[OpenChoice] = []
         self._row = np.zeros(0, np.int64)
         self._last = np.zeros(0, np.int64)  # the token that was drawn last
@@ -190,7 +188,6 @@ class Scheduler:
                 if prompt == "shared":
                     continue
                 self._fills[key] = (prompt, [entry])
-                self._fill_keys[prompt] = key
             del queue[place]
             for choice in entry.choices:
                 choice.ticket.is_started = True
@@ -200,15 +197,15 @@ class Scheduler:
     def _yield_rows(self, group: Hashable) -> bool:
         """Return rows of the largest group to the queue for a group that has none; return whether there is room now."""
         counts: dict[Hashable, int] = {}
-        for entry in self._entries:
-            counts[entry.group] = counts.get(entry.group, 0) + 1
+        for choice in self._open:
+            counts[choice.ticket.group] = counts.get(choice.ticket.group, 0) + 1
         for _, entries in self._fills.values():
             for entry in entries:
                 counts[entry.group] = counts.get(entry.group, 0) + len(entry.choices)
         largest = max(counts, key=lambda key: counts[key])
         if group in counts or counts[largest] <= 1:
             return False
-        mine = [place for place, entry in enumerate(self._entries) if entry.group == largest]
+        mine = [place for place, choice in enumerate(self._open) if choice.ticket.group == largest]
         if not mine:
             return False
         self._put_back(self._row == self._row[mine[-1]])
@@ -224,7 +221,7 @@ class Scheduler:
             first = self._open[places[0]]
             prompt = np.asarray(first.ticket.request.prompt, dtype=np.int64)
             tokens = np.concatenate([prompt, np.array(first.tokens, np.int64)])
-            entry = _Entry(tokens, [self._open[place] for place in places], self._entries[places[0]].group)
+            entry = _Entry(tokens, [self._open[place] for place in places], first.ticket.group)
             self._enqueue(entry, is_first=True)
         self._keep(~is_back)
 
@@ -250,13 +247,12 @@ class Scheduler:
         entries, rows = [], []
         first = int(self._row.max()) + 1 if len(self._row) else 0
         for row, prompt in enumerate(prompts, first):
-            _, of_prompt = self._fills.pop(self._fill_keys.pop(prompt))
+            _, of_prompt = self._fills.pop(prompt.tokens.tobytes())
             entries += of_prompt
             rows += [row] * len(of_prompt)
         counts = [len(entry.choices) for entry in entries]
         choices = [choice for entry in entries for choice in entry.choices]
         self._open += choices
-        self._entries += [entry for entry in entries for _ in entry.choices]
         self._row = np.concatenate([self._row, np.repeat(np.array(rows, np.int64), counts)])
         # drawn before it is read
         self._last = np.concatenate([self._last, np.zeros(len(choices), np.int64)])
@@ -264,9 +260,7 @@ class Scheduler:
 
     def _keep(self, is_open: NDArray[np.bool_]) -> None:
         """Keep these choices and drop the others."""
-        places = np.nonzero(is_open)[0].tolist()
-        self._open = [self._open[place] for place in places]
-        self._entries = [self._entries[place] for place in places]
+        self._open = [self._open[place] for place in np.nonzero(is_open)[0].tolist()]
         self._row, self._last = self._row[is_open], self._last[is_open]
         self._arrays = self._arrays.select(is_open)
 
@@ -386,7 +380,7 @@ class Scheduler:
             self._fills[key] = (prompt, rest)
             if not rest:
                 self._runner.drop(prompt)
-                del self._fills[key], self._fill_keys[prompt]
+                del self._fills[key]
         for group, queue in list(self._queues.items()):
             if any(choice.ticket.is_cancelled for entry in queue for choice in entry.choices):
                 self._queues[group] = deque(entry for entry in queue if not self._drop_entry(entry))

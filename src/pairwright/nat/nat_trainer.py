@@ -15,7 +15,6 @@ import logging
 import shutil
 import uuid
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from nat.data_models.finetuning import (
 from nat.finetuning.interfaces.finetuning_runner import Trainer
 from pydantic import BaseModel
 
+from pairwright.collection.nat_files import FINAL, HISTORY, PROGRESS, final_metrics, now
 from pairwright.errors import PairwrightError
 from pairwright.nat.nat_options import PairwrightTrainerConfig
 from pairwright.nat.nat_trajectories import drops_of, select_trajectories
@@ -159,7 +159,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             "avg_reward": sum(rewards) / len(rewards),
             "min_reward": min(rewards),
             "max_reward": max(rewards),
-            "timestamp": _now(),
+            "timestamp": now(),
         }
         self._write_trajectories(name, collection.trajectories)
         self._run_metrics.append(metrics)
@@ -208,10 +208,10 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         """Write the progress of the collection as NAT's trainer does."""
         folder = Path(output_dir) if output_dir else Path(self.run_config.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        entry = {"run_number": epoch, "timestamp": _now(), "run_id": self._run_id, **metrics}
+        entry = {"run_number": epoch, "timestamp": now(), "run_id": self._run_id, **metrics}
         self._collection_history.append(entry)
-        append_synced(folder / "data_collection_progress.jsonl", msgspec.json.encode(entry) + b"\n")
-        write_json(folder / "collection_history.json", self._collection_history)
+        append_synced(folder / PROGRESS, msgspec.json.encode(entry) + b"\n")
+        write_json(folder / HISTORY, self._collection_history)
         logger.info(
             "run %d: %d pairs, mean reward %.4f",
             epoch + 1,
@@ -285,25 +285,18 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         return TrainingJobStatus(run_id=self._run_id, backend=backend, status=status, message=message, metadata=known)
 
     def _log_final_metrics(self, final: TrainingJobStatus) -> None:
-        runs = self._run_metrics
         job = {**((self._job_ref and self._job_ref.metadata) or {}), **(final.metadata or {})}
-        metrics = {
-            "run_id": self._run_id,
-            "timestamp": _now(),
-            "status": final.status.value,
-            "message": final.message,
-            "progress": final.progress,
-            "num_collection_runs": len(runs),
-            "total_trajectory_groups": len(self._all_trajectories),
-            "collection_summary": {
-                "total_trajectories": sum(run["num_trajectories"] for run in runs),
-                "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
-                "avg_reward": sum(run["avg_reward"] for run in runs) / len(runs) if runs else 0.0,
-            },
-            "pairs": self._count_pairs(),
-            "job_metadata": {**job, "status": final.status.value} if self._job_ref is not None else None,
-        }
-        write_json(Path(self.run_config.output_dir) / "final_metrics.json", metrics)
+        metrics = final_metrics(
+            self._run_id,
+            self._run_metrics,
+            status=final.status.value,
+            message=final.message,
+            progress=final.progress,
+            num_groups=len(self._all_trajectories),
+        )
+        metrics["pairs"] = self._count_pairs()
+        metrics["job_metadata"] = {**job, "status": final.status.value} if self._job_ref is not None else None
+        write_json(Path(self.run_config.output_dir) / FINAL, metrics)
 
     def _count_pairs(self) -> Json:
         """Count the pairs: collected, removed by reason, trained and held out for validation; the counts add up."""
@@ -388,7 +381,3 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
                 parts.append(None if source is None else Path(source).read_text(encoding="utf-8"))
             parts.append([str(run.dataset), run.result_json_path, run.endpoint])
         return content_hash(parts)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

@@ -11,7 +11,6 @@ import logging
 import shutil
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from nat.data_models.finetuning import (
 )
 from nat.finetuning.interfaces.trainer_adapter import TrainerAdapter
 
+from pairwright.collection.nat_files import now
 from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
@@ -171,7 +171,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         config = self.adapter_config
         entry = {
-            "timestamp": datetime.now(UTC).isoformat(),
+            "timestamp": now(),
             "run_id": ref.run_id,
             "backend": ref.backend,
             "config": {

@@ -13,7 +13,6 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +25,7 @@ from nat.data_models.finetuning import FinetuneConfig, Trajectory, TrajectoryCol
 from nat.data_models.intermediate_step import IntermediateStep, IntermediateStepCategory, IntermediateStepType
 from nat.finetuning.interfaces.trajectory_builder import TrajectoryBuilder
 
+from pairwright.collection.nat_files import now
 from pairwright.config import PairsConfig
 from pairwright.nat.nat_options import PairwrightTrajectoryBuilderConfig
 from pairwright.nat.nat_trajectories import (
@@ -134,7 +134,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         names = ("ttc_step_name", "exhaustive_pairs", "min_score_diff", "max_pairs_per_turn")
         entry = {
-            "timestamp": datetime.now(UTC).isoformat(),
+            "timestamp": now(),
             "run_id": run_id,
             "config": {name: getattr(self.config, name) for name in names},
             **self._metrics,

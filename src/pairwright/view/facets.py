@@ -29,15 +29,15 @@ def count_facets(rows: RowQueries, query: Query, facets: Sequence[FacetColumn]) 
     """Count the values of columns over the rows of a query; columns without any value are left out."""
     snapshot = rows.snapshot()
 
-    def count(frame: pl.DataFrame) -> list[Any]:
+    def count(frame: pl.DataFrame) -> list[pl.DataFrame]:
         return [_count_batch(frame[facet.name], facet) for facet in facets]
 
     numbers = rows.select(Query(query.where, query.text), snapshot)  # in the order of the table
     batches = rows.scan(snapshot, [facet.name for facet in facets], count, numbers)
     results = []
-    for position, facet in enumerate(facets):
-        parts = [batch[position] for batch in batches]
-        result = _numbers(facet, parts) if facet.kind == "number" else _values(facet, parts)
+    for facet, *parts in zip(facets, *batches, strict=True) if batches else ():
+        counts = pl.concat(parts).group_by("value").agg(pl.col("count").sum())
+        result = _numbers(facet, counts) if facet.kind == "number" else _values(facet, counts)
         if result is not None:
             results.append(result)
     return results
@@ -52,19 +52,17 @@ def quote(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _count_batch(column: pl.Series, facet: FacetColumn) -> Any:
+def _count_batch(column: pl.Series, facet: FacetColumn) -> pl.DataFrame:
     if facet.kind == "number":
-        # Values with their counts: most number columns have few distinct values.
-        return np.unique(column.drop_nulls().cast(pl.Float64).to_numpy(), return_counts=True)
-    if facet.kind == "words":
-        column = column.str.extract_all(facet.word).list.unique().explode().drop_nulls()
-    return column.alias("value").cast(pl.String).value_counts()
+        column = column.cast(pl.Float64).drop_nulls()
+    else:
+        if facet.kind == "words":
+            column = column.str.extract_all(facet.word).list.unique().explode().drop_nulls()
+        column = column.cast(pl.String)
+    return column.alias("value").value_counts()
 
 
-def _values(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
-    if not parts:
-        return None
-    counts = pl.concat(parts).group_by("value").agg(pl.col("count").sum())
+def _values(facet: FacetColumn, counts: pl.DataFrame) -> dict[str, Any] | None:
     counts = counts.sort(["count", "value"], descending=[True, False])
     # A single value for all rows is not informative; a single word is, since rows may lack it.
     if not counts.height or (counts.height == 1 and facet.kind != "words"):
@@ -88,8 +86,8 @@ def _condition(facet: FacetColumn, value: str | None) -> str:
     return f"{facet.name} = {quote(value)}"
 
 
-def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
-    values, counts = _merge_counts(parts)
+def _numbers(facet: FacetColumn, merged: pl.DataFrame) -> dict[str, Any] | None:
+    values, counts = (column.to_numpy() for column in merged.sort("value"))
     if len(values) < 2:
         return None
     low, high = float(values[0]), float(values[-1])
@@ -100,7 +98,7 @@ def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
         ]
         return {"name": facet.name, "label": facet.label, "values": rows, "others": 0}
     # Outliers would flatten the histogram: the last bin has all values beyond the 99th percentile.
-    usual = _quantile(values, counts, 0.99)
+    usual = float(np.quantile(np.repeat(values, counts), 0.99))
     top = usual if usual > low and high > 2 * usual - low else high
     edges = np.linspace(low, top, NUM_BINS + 1)
     if bool((values == np.rint(values)).all()) and top - low >= NUM_BINS:
@@ -114,22 +112,3 @@ def _numbers(facet: FacetColumn, parts: list[Any]) -> dict[str, Any] | None:
         bins.append({"low": first, "high": high if is_last else last, "count": int(count)})
         bins[-1]["where"] = f"{facet.name} >= {first!r}{bound}"
     return {"name": facet.name, "label": facet.label, "bins": bins, "min": low, "max": high}
-
-
-def _merge_counts(parts: list[Any]) -> tuple[Any, Any]:
-    """Merge the counts of batches: returns the distinct values in ascending order, and their counts."""
-    if not parts:
-        return np.empty(0), np.empty(0, np.int64)
-    values, place = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    counts = np.zeros(len(values), np.int64)
-    np.add.at(counts, place, np.concatenate([part[1] for part in parts]))
-    return values, counts
-
-
-def _quantile(values: Any, counts: Any, share: float) -> float:
-    """Return the quantile of values that occur `counts` times each, with linear interpolation."""
-    last = np.cumsum(counts)  # one more than the position of a value's last occurrence
-    place = share * (last[-1] - 1)
-    below = int(np.floor(place))
-    low, high = (float(values[np.searchsorted(last, at, side="right")]) for at in (below, int(np.ceil(place))))
-    return low + (high - low) * float(place - below)
