@@ -87,7 +87,7 @@ def test_a_job_may_bring_its_config(app):
 def test_time_in_which_the_machine_slept_is_no_silence_of_the_worker(monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(queue.time, "monotonic", lambda: clock[0])
-    quiet = queue._Quiet()
+    quiet = queue.Quiet()
     assert quiet.observe(("a",)) == 0.0
     clock[0] += 1
     assert quiet.observe(("a",)) == 1.0
