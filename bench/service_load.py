@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from pairwright.service import Settings
 from pairwright.service.context import Context
 from pairwright.service.rows.blob_store import Blobs
-from pairwright.service.rows.database import Database, facets_of, job_facets, jobs
+from pairwright.service.rows.database import Database, jobs
 from pairwright.service.rows.names import new_id
 from pairwright.service.run.base_models import add_target
 from pairwright.service.service_server import tidy
@@ -68,19 +68,16 @@ def fill(context: Context, model: Path) -> list[str]:
     (model / "tokenizer.json").write_text("{}")
     save_file({"weight": np.zeros((3, 4), np.float32)}, model / "model.safetensors")
     states = ("completed", "completed", "completed", "failed", "cancelled", "pending")
-    rows, facets = [], []
+    rows = []
     with context.database.writing() as connection:
         add_target(connection, "meta/llama", model)
         for number in range(NUM_JOBS):
-            row, document = make_job(number, states[number % len(states)])
-            rows.append(row)
-            facets.append(facets_of(number + 1, row["created_at"], document))
+            rows.append(make_job(number, states[number % len(states)]))
         connection.execute(sa.insert(jobs), rows)
-        connection.execute(sa.insert(job_facets), facets)
     return [row["id"] for row in rows]
 
 
-def make_job(number: int, state: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def make_job(number: int, state: str) -> dict[str, Any]:
     identity = new_id("cust")
     moment = f"2026-01-{1 + number * 27 // NUM_JOBS:02}T00:00:{number % 60:02}.{number % 1000000:06}Z"
     document = {
@@ -129,7 +126,7 @@ def make_job(number: int, state: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "progress": msgspec.json.encode({"percentage_done": 100.0, "steps_completed": 10, "train_loss": 0.5}).decode(),
         "log": msgspec.json.encode(log).decode(),
     }
-    return row, document
+    return row
 
 
 def measure_lists(context: Context) -> list[tuple[str, float]]:

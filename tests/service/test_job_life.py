@@ -87,7 +87,7 @@ def test_a_job_may_bring_its_config(app):
 def test_time_in_which_the_machine_slept_is_no_silence_of_the_worker(monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(queue.time, "monotonic", lambda: clock[0])
-    quiet = queue._Quiet()
+    quiet = queue.Quiet()
     assert quiet.observe(("a",)) == 0.0
     clock[0] += 1
     assert quiet.observe(("a",)) == 1.0
@@ -236,16 +236,19 @@ def test_a_data_folder_that_was_open_to_others_is_closed(tmp_path):
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_database_of_the_version_before_is_taken_over(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_database_of_an_earlier_version_is_taken_over(tmp_path, version):
     import sqlalchemy as sa
 
     with application(tmp_path) as (client, context):
         with_dataset(client)
         submit(client, project="p")
         with context.database.writing() as connection:
-            connection.execute(sa.text("DROP TABLE job_facets"))
-            connection.execute(sa.text("DROP TABLE hub_references"))
-            connection.execute(sa.text("UPDATE service SET value = '1'"))
+            if version == 1:
+                connection.execute(sa.text("DROP TABLE hub_references"))
+            else:
+                connection.execute(sa.text("CREATE TABLE job_facets (number INTEGER)"))
+            connection.execute(sa.text("UPDATE service SET value = :version"), {"version": str(version)})
         url = context.settings.url
         Database(url).close()
         listed = client.get("/v1/customization/jobs", params={"filter[project]": "p"}).json()["data"]

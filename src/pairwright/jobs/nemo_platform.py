@@ -68,11 +68,6 @@ class PlatformApi(Dialect):
         answer = self._got("/apis/customization/v2/healthz").get("contributors")
         return [str(name) for name in answer] if isinstance(answer, list) else []
 
-    def create_fileset(self, name: str, description: str) -> bool:
-        """Create a fileset. Returns False if it existed."""
-        body = {"name": name, "description": description, "purpose": "dataset"}
-        return self._created("POST", self.host, self._files, json=body, there=(409,))
-
     def upload_file(self, fileset: str, path: Path) -> None:
         """Upload a file to a fileset under its own name; idempotent."""
         place, size = f"{self._files}/{quote(fileset, safe='')}/-/{quote(path.name, safe='')}", path.stat().st_size
@@ -128,7 +123,9 @@ class PlatformApi(Dialect):
 
     def upload(self, job: Job, dataset: Dataset, say: Say) -> Json:
         fileset = job.details["fileset"]
-        self.create_fileset(fileset, f"{dataset.num_training} preference pairs by pairwright, {job.id}")
+        description = f"{dataset.num_training} preference pairs by pairwright, {job.id}"
+        body = {"name": fileset, "description": description, "purpose": "dataset"}
+        self._created("POST", self.host, self._files, json=body, there=(409,))
         for name in _FILES:
             self.upload_file(fileset, dataset.training.with_name(name))
         say(f"uploaded to the fileset {self.settings.workspace}/{fileset}")

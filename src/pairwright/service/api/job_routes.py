@@ -13,13 +13,13 @@ from pairwright.jobs.local import PROCESS
 from pairwright.service.access import CallerIs
 from pairwright.service.api.entity_crud import deletion_document, fields_by_name
 from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, json_answer, page_of
-from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.api_errors import not_found
 from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import JobBody
 from pairwright.service.rows import entities
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import job_facets as facets
+from pairwright.service.rows.database import JsonField
 from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.job_progress import read_metrics, summary
 from pairwright.service.rows.names import check_model_name, check_name
@@ -30,23 +30,25 @@ from pairwright.service.run.submitting import IdentityOf, submit
 router = APIRouter(prefix="/v1/customization", tags=["jobs"])
 
 
-# The columns of each filter; a job matches if one of them does.
-_COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
+def _field(path: str) -> sa.ColumnElement[str]:
+    return JsonField(rows.c.document, path)
+
+
+# The values that each filter compares; a job matches if one of them does.
+_VALUES: dict[str, tuple[sa.ColumnElement[Any], ...]] = {
     "namespace": (rows.c.namespace,),
     "status": (rows.c.state,),
     "name": (rows.c.name,),
-    "dataset": (facets.c.dataset, facets.c.dataset_path, facets.c.files_url, facets.c.pinned_url),
+    "project": (_field("project"),),
+    "base_model": (_field("config_snapshot.base_model"),),
+    "dataset": (
+        _field("dataset.name"),
+        _field("dataset.namespace").concat("/").concat(_field("dataset.name")),
+        _field("dataset.files_url"),
+    ),
     **{
-        name: (facets.c[name],)
-        for name in (
-            "project",
-            "base_model",
-            "batch_size",
-            "epochs",
-            "finetuning_type",
-            "log_every_n_steps",
-            "training_type",
-        )
+        name: (_field(f"hyperparameters.{name}"),)
+        for name in ("batch_size", "epochs", "finetuning_type", "log_every_n_steps", "training_type")
     },
 }
 
@@ -60,30 +62,18 @@ def create_job(body: JobBody, caller: CallerIs, context: ContextIs, identity_of:
 @router.get("/jobs", openapi_extra=FILTERED)
 def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """Jobs that the caller may read, newest first."""
-    where, tables = _conditions(asked, caller)
+    where = _conditions(asked, caller)
     # `number` grows with each job, so it sorts by creation without ties.
-    order = rows.c.name if asked.key == "name" else rows.c.updated_at if asked.key == "updated_at" else rows.c.number
-    joined = rows if facets not in tables else rows.join(facets, facets.c.number == rows.c.number)
-    # Every job has a row of facets, so queries on facets alone do not read the wide rows.
-    counted = facets if tables == {facets} else joined
-    narrow = facets if tables <= {facets} and order is rows.c.number else joined
-    number = facets.c.number if narrow is facets else rows.c.number
-    page = sa.select(number).select_from(narrow).where(*where)
-    page = page.order_by(*_order(number if order is rows.c.number else order, number, asked))
-    page = page.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
-    # Wide rows are read only for the page.
-    chosen = page.subquery()
-    wide = sa.select(*jobs.DOCUMENT_COLUMNS).join(chosen, chosen.c.number == rows.c.number)
-    wide = wide.order_by(*_order(order, rows.c.number, asked))
+    order: Any = {"name": rows.c.name, "updated_at": rows.c.updated_at}.get(asked.key, rows.c.number)
+    # Equal names and times are listed newest first.
+    chosen = (
+        sa.select(rows).where(*where).order_by(order.desc() if asked.is_descending else order, rows.c.number.desc())
+    )
     with context.database.reading() as connection:
-        total = connection.scalar(sa.select(sa.func.count()).select_from(counted).where(*where)) or 0
-        listed = connection.execute(wide).mappings().all()
-    return envelope([jobs.job_document(row, as_text=True) for row in listed], total, asked)
-
-
-def _order(column: Any, number: Any, asked: Paging) -> tuple[sa.ColumnElement[Any], ...]:
-    """Order of a list; equal names and times are listed newest first."""
-    return (column.desc() if asked.is_descending else column, number.desc())
+        total = connection.scalar(sa.select(sa.func.count()).select_from(rows).where(*where)) or 0
+        page = chosen.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
+        listed = [jobs.job_document(row) for row in connection.execute(page).mappings()]
+    return envelope(listed, total, asked)
 
 
 @router.get("/jobs/{job_id}")
@@ -209,34 +199,23 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
     return summary(context.settings.run_folder(row["id"]), is_completed=False)
 
 
-def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], set[sa.Table]]:
-    """Translate the filters to SQL conditions; returns them and the tables that they use."""
+def _conditions(asked: Paging, caller: Caller) -> list[sa.ColumnElement[bool]]:
+    """Translate the filters to SQL conditions."""
     where: list[sa.ColumnElement[bool]] = []
-    tables: set[sa.Table] = set()
-    for name, wanted in asked.filters.items():
-        key, _, bound = name.partition(".")
-        if bound and key in ("created_at", "updated_at"):
+    for key, bound, values in asked.parts(_VALUES):
+        if bound:
             # ISO 8601 times compare as text.
-            where.append(rows.c[key] >= wanted if bound == "gte" else rows.c[key] <= wanted)
-            tables.add(rows)
+            where.append(rows.c[key] >= values[0] if bound == "gte" else rows.c[key] <= values[0])
             continue
-        if bound or key not in _COLUMNS:
-            known = [*sorted(_COLUMNS), "created_at][gte", "created_at][lte"]
-            raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
-        values = wanted.replace("\0", "").split(",")
-        where.append(sa.or_(*(_one_of(column, values) for column in _COLUMNS[key])))
-        tables |= {column.table for column in _COLUMNS[key]}
+        matching: list[sa.ColumnElement[bool]] = [value.in_(values) for value in _VALUES[key]]
+        if key == "dataset":
+            # A URL without its commit matches all revisions.
+            url = _field("dataset.files_url")
+            matching += [url.startswith(f"{value}@", autoescape=True) for value in values]
+        where.append(sa.or_(*matching))
     if caller.namespaces is not None:
         where.append(rows.c.namespace.in_(caller.namespaces))
-        tables.add(rows)
-    return where, tables
-
-
-def _one_of(column: sa.Column[Any], values: list[str]) -> sa.ColumnElement[bool]:
-    if not isinstance(column.type, sa.Integer):
-        return column.in_(values)
-    # Numbers out of range match nothing; PostgreSQL would reject them.
-    return column.in_([int(value) for value in values if value.isdecimal() and len(value) < 10])
+    return where
 
 
 def _options(name: str) -> Getter:

@@ -48,11 +48,7 @@ _POLL_SECONDS = 0.2
 @router.get("/v1/models", openapi_extra=FILTERED)
 def read_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """Models of jobs, base models, and entries."""
-    unknown = [name for name in asked.filters if name not in MODEL_FILTERS]
-    if unknown:
-        known = ", ".join(MODEL_FILTERS)
-        raise Refusal(422, "unknown_filter", f"filter[{unknown[0][:64]}]: expected one of {known}")
-    filters = {name: value.replace("\0", "").split(",") for name, value in asked.filters.items()}
+    filters = {key: values for key, _, values in asked.parts(MODEL_FILTERS, has_bounds=False)}
     with context.database.reading() as connection:
         documents, total = list_models(
             connection,

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from pairwright.service.api_errors import Refusal
 
 # filter[NAME] or filter[NAME][gte], where NAME has no brackets.
 _FILTER = re.compile(r"filter\[([^\[\]]{1,64})\](?:\[(gte|lte)\])?")
+_TIMES = ("created_at", "updated_at")
 SORTS = ("created_at", "-created_at", "updated_at", "-updated_at", "name", "-name")
 
 Document = dict[str, Any]
@@ -37,6 +38,21 @@ class Paging:
     @property
     def is_descending(self) -> bool:
         return self.sort.startswith("-")
+
+    def parts(self, known: Iterable[str], *, has_bounds: bool = True) -> Iterator[tuple[str, str, list[str]]]:
+        """Yield key, bound (gte or lte, of a time, else "") and values of each filter.
+
+        Raises a refusal for a filter that is not in `known`, and for bounds unless `has_bounds`.
+        """
+        known = sorted(known)
+        for name, value in self.filters.items():
+            key, _, bound = name.partition(".")
+            if (bound and not has_bounds) or key not in (_TIMES if bound else known):
+                names = ", ".join([*known, *(["created_at][gte", "created_at][lte"] if has_bounds else [])])
+                raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {names}")
+            # PostgreSQL rejects text with a null character.
+            text = value.replace("\0", "")
+            yield key, bound, [text] if bound else text.split(",")
 
 
 async def paging(
@@ -78,30 +94,26 @@ Getter = Callable[[Document], Any]
 
 def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Response:
     """Filter and sort documents in memory, and return one page."""
-    matching = [document for document in documents if matches(document, asked.filters, filters)]
+    matching = [document for document in documents if matches(document, asked, filters)]
     # Every sort key is text: names, or ISO 8601 times, which sort as text.
     matching.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
     start = (asked.page - 1) * asked.page_size
     return envelope(matching[start : start + asked.page_size], len(matching), asked)
 
 
-def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, Getter]) -> bool:
+def matches(document: Document, asked: Paging, filters: Mapping[str, Getter]) -> bool:
     """Return whether a document matches all filters. Raises a refusal for unknown filters."""
-    for name, wanted in asked.items():
-        key, _, bound = name.partition(".")
-        if bound and key in ("created_at", "updated_at"):
+    for key, bound, values in asked.parts(filters):
+        if bound:
             # ISO 8601 times compare as text.
             value = str(document.get(key) or "")
-            if (value < wanted) if bound == "gte" else (value > wanted):
+            if (value < values[0]) if bound == "gte" else (value > values[0]):
                 return False
             continue
-        if bound or key not in filters:
-            known = [*sorted(filters), "created_at][gte", "created_at][lte"]
-            raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
         value = filters[key](document)
         # A set matches if one of its members does.
         texts = {_text(item) for item in value} if isinstance(value, set) else {_text(value)}
-        if texts.isdisjoint(wanted.split(",")):
+        if texts.isdisjoint(values):
             return False
     return True
 

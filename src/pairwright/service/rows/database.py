@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint, event
 from sqlalchemy.engine import Connection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -88,8 +89,8 @@ class Database:
                 if version is None:
                     row = {"key": "version", "value": str(SCHEMA_VERSION)}
                     connection.execute(sa.insert(service).values(row))
-                elif int(version) == 1:
-                    version = _migrate_to_2(connection)
+                elif int(version) < SCHEMA_VERSION:
+                    version = _migrate_to_3(connection)
         except sa.exc.DatabaseError as error:
             raise PairwrightError(f"the service's database cannot be opened: {error.orig}") from None
         if version is not None and int(version) != SCHEMA_VERSION:
@@ -99,33 +100,32 @@ class Database:
             )
 
 
-def _migrate_to_2(connection: Connection) -> str:
-    """Add indexes and facet rows, which filters and sorting of jobs use. Returns the version."""
+def _migrate_to_3(connection: Connection) -> str:
+    """Add indexes that version 1 lacks; filters no longer read the table of version 2. Returns the version."""
     for index in jobs.indexes:
         index.create(connection, checkfirst=True)
-    query = sa.select(jobs.c.number, jobs.c.created_at, jobs.c.document)
-    for number, created_at, document in connection.execute(query).all():
-        row = facets_of(number, created_at, msgspec.json.decode(document))
-        connection.execute(sa.insert(job_facets).values(row))
-    connection.execute(sa.update(service).where(service.c.key == "version").values(value="2"))
-    return "2"
+    connection.execute(sa.text("DROP TABLE IF EXISTS job_facets"))
+    connection.execute(sa.update(service).where(service.c.key == "version").values(value="3"))
+    return "3"
 
 
-def facets_of(number: int, created_at: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of `job_facets` for the document of a job."""
-    knobs, dataset = document["hyperparameters"], document["dataset"]
-    return {
-        "number": number,
-        "created_at": created_at,
-        "project": document["project"],
-        "base_model": document["config_snapshot"]["base_model"],
-        "dataset": dataset["name"],
-        "dataset_path": f"{dataset['namespace']}/{dataset['name']}",
-        "files_url": dataset["files_url"].partition("@")[0],
-        "pinned_url": dataset["files_url"],
-        **{name: knobs[name] for name in ("training_type", "finetuning_type", "batch_size", "epochs")},
-        "log_every_n_steps": knobs["log_every_n_steps"],
-    }
+class JsonField(FunctionElement[str]):
+    """A field of a JSON document as text: `JsonField(jobs.c.document, "hyperparameters.epochs")`."""
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(JsonField, "sqlite")
+def _field_in_sqlite(element: JsonField, compiler: Any, **options: Any) -> str:
+    document, path = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"CAST(json_extract({document}, '$.' || {path}) AS TEXT)"
+
+
+@compiles(JsonField, "postgresql")
+def _field_in_postgresql(element: JsonField, compiler: Any, **options: Any) -> str:
+    document, path = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"json_extract_path_text(CAST({document} AS JSON), VARIADIC string_to_array({path}, '.'))"
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
@@ -147,7 +147,7 @@ def _begin_sqlite(connection: Connection) -> None:
 # are named by their sha256 in the blob store, so revisions are immutable.
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 metadata = MetaData()
 
 # Key and value: the schema version.
@@ -233,26 +233,6 @@ jobs = Table(
     Column("progress", Text, nullable=False),
     Column("log", Text, nullable=False),
     UniqueConstraint("namespace", "name"),
-)
-
-# Further filter columns of jobs, in narrow rows, so that filters read no documents.
-job_facets = Table(
-    "job_facets",
-    metadata,
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("created_at", String(32), nullable=False),
-    Column("project", String(300)),
-    Column("base_model", String(512), nullable=False),
-    Column("dataset", String(128), nullable=False),
-    # NAMESPACE/NAME of the dataset, and its URL without and with the commit of the job.
-    Column("dataset_path", String(300), nullable=False),
-    Column("files_url", String(600), nullable=False),
-    Column("pinned_url", String(600), nullable=False),
-    Column("training_type", String(32), nullable=False),
-    Column("finetuning_type", String(32), nullable=False),
-    Column("batch_size", Integer, nullable=False),
-    Column("epochs", Integer, nullable=False),
-    Column("log_every_n_steps", BigInteger, nullable=False),
 )
 
 deployments = Table(

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import JobState, states_before
 from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.rows.database import facets_of, job_facets, jobs
+from pairwright.service.rows.database import jobs
 from pairwright.service.rows.job_progress import NOTHING_YET
 from pairwright.service.rows.names import age_seconds, now
 
@@ -108,9 +108,7 @@ def insert(connection: Connection, document: Document, request: Request) -> RowM
         "log": msgspec.json.encode([_entry(moment, "created", None)]).decode(),
     }
     connection.execute(sa.insert(jobs).values(row))
-    inserted = get(connection, identity)
-    connection.execute(sa.insert(job_facets).values(facets_of(inserted["number"], moment, document)))
-    return inserted
+    return get(connection, identity)
 
 
 def refuse_taken_model(connection: Connection, model: str) -> None:
@@ -123,8 +121,6 @@ def refuse_taken_model(connection: Connection, model: str) -> None:
 
 def delete(connection: Connection, identity: str) -> None:
     """Delete the row of a job that has ended."""
-    number = sa.select(jobs.c.number).where(jobs.c.id == identity).scalar_subquery()
-    connection.execute(sa.delete(job_facets).where(job_facets.c.number == number))
     connection.execute(sa.delete(jobs).where(jobs.c.id == identity))
 
 
@@ -191,39 +187,21 @@ def _change_state(
     return changed.rowcount == 1
 
 
-# The columns that `job_document` reads.
-DOCUMENT_COLUMNS = (
-    *(jobs.c[name] for name in ("name", "state", "created_at", "updated_at", "started_at", "heartbeat_at", "seconds")),
-    *(jobs.c[name] for name in ("document", "progress", "log")),
-)
-# Keeps fields as stored JSON, so that long lists are not decoded and encoded again.
-_TEXT_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def job_document(row: RowMapping, progress: Document | None = None, *, as_text: bool = False) -> Document:
-    """Build the API document of a job.
-
-    Args:
-        row: its row, at least `DOCUMENT_COLUMNS`.
-        progress: the newest progress; None uses that of the row.
-        as_text: leave stored fields as JSON text (`msgspec.Raw`), for a response that is encoded with msgspec.
-    """
-    document: Document = (_TEXT_FIELDS if as_text else msgspec.json).decode(row["document"])
+def job_document(row: RowMapping, progress: Document | None = None) -> Document:
+    """Build the API document of a job, with the given progress, or that of the row."""
+    document: Document = msgspec.json.decode(row["document"])
     # `work` has local paths and is only for the worker. `openai` is shown by the routes of that API.
     for key in ("work", "openai", "is_paused"):
         document.pop(key, None)
     document["status"] = row["state"]
-    document["status_details"] = status_details(row, progress, as_text=as_text)
+    document["status_details"] = status_details(row, progress)
     document |= {"name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
     return document
 
 
-def status_details(row: RowMapping, progress: Document | None = None, *, as_text: bool = False) -> Document:
+def status_details(row: RowMapping, progress: Document | None = None) -> Document:
     """Build the status of a job, without metrics."""
-    known: Document = {
-        **NOTHING_YET,
-        **(progress or (_TEXT_FIELDS if as_text else msgspec.json).decode(row["progress"])),
-    }
+    known: Document = {**NOTHING_YET, **(progress or msgspec.json.decode(row["progress"]))}
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
     # Seconds of earlier starts; those of the current one are added.
@@ -237,7 +215,7 @@ def status_details(row: RowMapping, progress: Document | None = None, *, as_text
         "elapsed_time": round(seconds, 3),
         "heartbeat_at": row["heartbeat_at"],
         **known,
-        "status_logs": msgspec.Raw(row["log"].encode()) if as_text else msgspec.json.decode(row["log"]),
+        "status_logs": msgspec.json.decode(row["log"]),
     }
 
 

@@ -26,7 +26,7 @@ from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.context import Context
 from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.names import new_id, now
-from pairwright.service.run.queue import MAX_PASS_SECONDS, OFFLINE
+from pairwright.service.run.queue import OFFLINE, Quiet
 from pairwright.service.settings import Settings
 
 # Consecutive starts without a successful health check.
@@ -61,8 +61,8 @@ class Deployments:
         # Monotonic times by id: of the last health check, and of the first SIGTERM.
         self._checked: dict[str, float] = {}
         self._ending: dict[str, float] = {}
-        # By id: seconds that a server has been starting, and the monotonic time of the last pass.
-        self._starting: dict[str, tuple[float, float]] = {}
+        # How long a server has been starting, by id.
+        self._starting: dict[str, Quiet] = {}
 
     def tick(self) -> None:
         rows_now = self._rows()
@@ -104,7 +104,8 @@ class Deployments:
                 # `starts` counts consecutive failures, so an answer resets it.
                 self._move(row, DeploymentState.READY, "answers", starts=0)
                 self._starting.pop(row["id"], None)
-            elif self._seconds_starting(row["id"]) > self._settings.start_seconds:
+            # Each start has another `state_at`.
+            elif self._starting.setdefault(row["id"], Quiet()).observe(row["state_at"]) > self._settings.start_seconds:
                 process.send(folder, signal.SIGKILL)
                 self._fail(row, f"did not answer within {self._settings.start_seconds:g} seconds")
         elif time.monotonic() - self._checked.get(row["id"], 0.0) > CHECK_SECONDS:
@@ -129,20 +130,11 @@ class Deployments:
         work = msgspec.json.decode(row["document"])["work"]
         command = [*self._settings.model_command, work["folder"], "--host", "127.0.0.1", "--port", str(port)]
         command += ["--api-key-env", SECRET, *work["arguments"]]
-        self._starting.pop(row["id"], None)
         try:
             # Passed in the environment, since other users can see the command line.
             process.start(folder, command, environment={**OFFLINE, SECRET: self._settings.secret_of(row["id"])})
         except (OSError, PairwrightError) as error:
             self._fail(row, f"{error}; the model server could not be started")
-
-    def _seconds_starting(self, identity: str) -> float:
-        """Return the seconds that a server has been starting, excluding time in which the service was suspended."""
-        now_at = time.monotonic()
-        seconds, last = self._starting.get(identity, (0.0, now_at))
-        seconds += min(now_at - last, MAX_PASS_SECONDS)
-        self._starting[identity] = seconds, now_at
-        return seconds
 
     def _fail(self, row: RowMapping, message: str) -> None:
         lines = process.log_end(self._settings.deployment_folder(row["id"]), 3)

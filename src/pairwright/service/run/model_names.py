@@ -15,7 +15,7 @@ from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.context import Context
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import deployments, job_facets, jobs
+from pairwright.service.rows.database import JsonField, deployments, jobs
 from pairwright.service.rows.names import check_name
 from pairwright.service.settings import Settings
 
@@ -55,8 +55,8 @@ def model_folder(connection: Connection, model: str, caller: Caller, settings: S
 MODEL_FILTERS: dict[str, sa.ColumnElement[Any]] = {
     "namespace": jobs.c.namespace,
     "name": sa.func.substr(jobs.c.output_model, sa.func.length(jobs.c.namespace) + 2),
-    "base_model": job_facets.c.base_model,
-    "project": job_facets.c.project,
+    "base_model": JsonField(jobs.c.document, "config_snapshot.base_model"),
+    "project": JsonField(jobs.c.document, "project"),
 }
 
 
@@ -92,11 +92,14 @@ def list_models(
     ]
     if caller.namespaces is not None:
         where.append(jobs.c.namespace.in_(caller.namespaces))
-    joined = jobs.join(job_facets, job_facets.c.number == jobs.c.number)
-    num_jobs = connection.scalar(sa.select(sa.func.count()).select_from(joined).where(*where)) or 0
+    num_jobs = connection.scalar(sa.select(sa.func.count()).select_from(jobs).where(*where)) or 0
     key = jobs.c.output_model if by_name else jobs.c.number
-    columns = (jobs.c.output_model, jobs.c.namespace, jobs.c.updated_at, job_facets.c.base_model, job_facets.c.project)
-    chosen = sa.select(*columns).select_from(joined).where(*where).order_by(key.desc() if is_descending else key)
+    columns = (jobs.c.output_model, jobs.c.namespace, jobs.c.updated_at)
+    chosen = (
+        sa.select(*columns, MODEL_FILTERS["base_model"], MODEL_FILTERS["project"])
+        .where(*where)
+        .order_by(key.desc() if is_descending else key)
+    )
     # The others come last in a descending list, first in an ascending one.
     others.sort(key=lambda document: str(document["name" if by_name else "created_at"]), reverse=is_descending)
     before = [] if is_descending else others[start : start + limit]

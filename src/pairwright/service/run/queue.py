@@ -56,7 +56,7 @@ class JobQueue:
         self._settings = context.settings
         # Monotonic time of the first SIGTERM, by job id. After a restart it is just sent again.
         self._asked_to_stop: dict[str, float] = {}
-        self._quiet: dict[str, _Quiet] = {}
+        self._quiet: dict[str, Quiet] = {}
         # Monotonic time of the last note of progress, by job id.
         self._noted: dict[str, float] = {}
 
@@ -148,7 +148,7 @@ class JobQueue:
             return
         # Files whose change is a sign of life.
         signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
-        quiet = self._quiet.setdefault(row["id"], _Quiet()).observe(tuple(map(_signature, signs)))
+        quiet = self._quiet.setdefault(row["id"], Quiet()).observe(tuple(map(_signature, signs)))
         if quiet > self._settings.stall_seconds:
             process.send(worker, signal.SIGKILL)
             message = f"stalled: no sign for {quiet:.0f} seconds, so its worker was ended"
@@ -251,16 +251,16 @@ class JobQueue:
             return jobs.move(connection, row["id"], new, message, detail=detail, **values)
 
 
-class _Quiet:
-    """Measures how long a worker was idle, excluding time in which the service was suspended."""
+class Quiet:
+    """Measures how long a process did not change, excluding time in which the service was suspended."""
 
     def __init__(self) -> None:
-        self._signature: tuple[Any, ...] | None = None
+        self._signature: Any = None
         self._seconds = 0.0
         self._last = time.monotonic()
 
-    def observe(self, signature: tuple[Any, ...]) -> float:
-        """Record the state of the worker's files; returns the seconds without a change."""
+    def observe(self, signature: Any) -> float:
+        """Record the state of the process; returns the seconds without a change."""
         now, last = time.monotonic(), self._last
         self._last = now
         if signature != self._signature:

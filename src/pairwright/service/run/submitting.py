@@ -94,16 +94,25 @@ def find_repeat(context: Context, caller: Caller, request: jobs.Request) -> RowM
 
 
 def insert_once(
-    context: Context, body: JobBody, caller: Caller, request: jobs.Request, *, source: Source, **more: Any
+    context: Context,
+    body: JobBody,
+    caller: Caller,
+    request: jobs.Request,
+    *,
+    source: Source,
+    identity: str | None = None,
+    more: Document | None = None,
 ) -> RowMapping:
-    """Create a job, unless another attempt of the request did so meanwhile."""
+    """Create a job, unless another attempt of the request did so meanwhile. `more`: further fields of its document."""
     namespace = check_name(body.namespace or _reference(body.dataset).namespace, "namespace")
     caller.check(namespace, write=True)
     check_quota(context, namespace, 0)
     # Serialized, so that concurrent retries create one job.
     with context.database.writing_one_at_a_time("jobs") as connection:
-        repeated = jobs.find_repeat(connection, request)
-        row = repeated or insert_job(connection, body, caller, request, source=source, **more)
+        row = jobs.find_repeat(connection, request)
+        if row is None:
+            document = _job_document(connection, body, namespace, source, identity or new_id("cust"))
+            row = jobs.insert(connection, {**document, **(more or {})}, request)
     context.wake.set()
     return row
 
@@ -126,24 +135,11 @@ def check_source(source: Source, training_type: str, context: Context) -> None:
         raise Refusal(422, "no_training_file", "dataset: its training files have no rows")
 
 
-def insert_job(
-    connection: Connection,
-    body: JobBody,
-    caller: Caller,
-    request: jobs.Request,
-    *,
-    source: Source,
-    identity: str | None = None,
-    more: Document | None = None,
-) -> RowMapping:
-    """Create a job on a dataset. `more` has further fields of its document."""
+def _job_document(connection: Connection, body: JobBody, namespace: str, source: Source, identity: str) -> Document:
+    """Return the document of a new job on a dataset."""
     section = train_section(body.hyperparameters)
-    reference = _reference(body.dataset)
-    namespace = check_name(body.namespace or reference.namespace, "namespace")
-    caller.check(namespace, write=True)
     target, max_seq_length, config_warnings = _config(connection, body)
-    identity = identity or new_id("cust")
-    document: Document = {
+    return {
         "id": identity,
         "name": check_name(body.name, "name") if body.name is not None else None,
         "namespace": namespace,
@@ -166,13 +162,12 @@ def insert_job(
             "dataset_schema": None,
             "prompt_template": None,
         },
-        "output_model": _output_model(body, target, namespace, reference, identity),
+        "output_model": _output_model(body, target, namespace, _reference(body.dataset), identity),
         "warnings": [*warnings_of(body.hyperparameters, body.integrations), *config_warnings],
         "integrations": body.integrations,
         "ownership": body.ownership,
         "custom_fields": body.custom_fields,
         "dataset_parameters": body.dataset_parameters,
-        **(more or {}),
         # For the worker; clients do not see it.
         "work": {
             "model": target["model_path"],
@@ -183,7 +178,6 @@ def insert_job(
             "files": source.files,
         },
     }
-    return jobs.insert(connection, document, request)
 
 
 def _config(connection: Connection, body: JobBody) -> tuple[Document, int, list[dict[str, str]]]:
