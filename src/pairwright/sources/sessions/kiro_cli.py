@@ -42,8 +42,8 @@ _KINDS = frozenset({"Prompt", "AssistantMessage", "ToolResults"})
 
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
-        history = value.get("history")
-        return "conversation_id" in value and isinstance(history, list) and any(map(_is_exchange, history))
+        exchanges = objects_in(value.get("history")) if "conversation_id" in value else []
+        return any(isinstance(one.get("user"), dict) and isinstance(one.get("assistant"), dict) for one in exchanges)
     return any(str(line.get("kind")) in _KINDS for line in objects_in(value))
 
 
@@ -140,10 +140,6 @@ def _tool(tool: Json) -> Json:
     parameters = schema.get("json", schema) if isinstance(schema, dict) else schema
     function = {key: spec[key] for key in ("name", "description") if isinstance(spec.get(key), str)}
     return {"type": "function", "function": {**function, "parameters": parameters}}
-
-
-def _is_exchange(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("user"), dict) and isinstance(value.get("assistant"), dict)
 
 
 FORMAT = SessionFormat(

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, json_text, list_or_empty
+from pairwright.sources.fields import BadRecord, json_text, list_or_empty, objects_in
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text, tool_content, tools_in
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.vercel import calls_from_vercel
@@ -30,6 +30,7 @@ _CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "co
 _AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
 # Suffixes of ai.operationId of the Vercel AI SDK for model calls, which are nested in the program's operations.
 _VERCEL_CALLS = ("doGenerate", "doStream")
+_VERCEL_ANSWERS, _ANSWER_KEYS = ("ai.response", "ai.result"), ("text", "toolCalls", "object")
 _VERCEL_OPERATIONS = frozenset({"ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject"})
 
 
@@ -99,7 +100,8 @@ def alternatives_of(messages: list[Message]) -> list[list[Message]]:
 
 def _vercel_answer(attributes: Json) -> Message | None:
     """Return the answer of a call of the Vercel AI SDK, or None."""
-    head = next((head for head in ("ai.response", "ai.result") if _holds_answer(attributes, head)), None)
+    held = {head for head in _VERCEL_ANSWERS for key in _ANSWER_KEYS if attributes.get(f"{head}.{key}") is not None}
+    head = next((head for head in _VERCEL_ANSWERS if head in held), None)
     if head is None:
         return None
     content, thought = attributes.get(f"{head}.text"), attributes.get(f"{head}.reasoning")
@@ -111,10 +113,6 @@ def _vercel_answer(attributes: Json) -> Message | None:
         reasoning=thought if isinstance(thought, str) and thought else None,
         tool_calls=calls_from_vercel(decode_json_text(attributes.get(f"{head}.toolCalls")), f"{head}.toolCalls"),
     )
-
-
-def _holds_answer(attributes: Json, head: str) -> bool:
-    return any(attributes.get(f"{head}.{key}") is not None for key in ("text", "toolCalls", "object"))
 
 
 def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message]:
@@ -189,14 +187,17 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
     request = decode_json_text(attributes.get("model_request_parameters"))
     if isinstance(request, dict):  # older pydantic-ai, without an attribute for tool definitions
         listed = [*list_or_empty(request.get("function_tools")), *list_or_empty(request.get("output_tools"))]
-        return [_pydantic_tool(tool) for tool in listed if isinstance(tool, dict)], 0
+        schemas = [
+            {
+                "name": tool.get("name"),
+                "description": tool.get("description"),
+                "parameters": tool.get("parameters_json_schema"),
+            }
+            for tool in objects_in(listed)
+        ]
+        return [{"type": "function", "function": schema} for schema in schemas], 0
     functions = number_groups(attributes, "llm.request.functions")
     return [{**tool, "parameters": decode_json_text(tool.get("parameters"))} for tool in functions], 0
-
-
-def _pydantic_tool(tool: Json) -> Json:
-    function = {"name": tool.get("name"), "description": tool.get("description")}
-    return {"type": "function", "function": {**function, "parameters": tool.get("parameters_json_schema")}}
 
 
 def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) -> list[Message]:
