@@ -17,8 +17,14 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import identifier, items, mapping, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content, text_block
-from pairwright.sources.shapes.session_entries import Entry, Session, call_block, read_entries, thought_block
+from pairwright.sources.shapes.anthropic import (
+    assistant_from_blocks,
+    call_block,
+    plain_content,
+    text_block,
+    thought_block,
+)
+from pairwright.sources.shapes.session_entries import Entry, Session, read_entries
 
 NAME = "chatgpt"
 

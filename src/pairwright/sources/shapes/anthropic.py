@@ -13,7 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, kind_of, mapping, objects, optional_objects, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    json_text,
+    kind_of,
+    mapping,
+    objects,
+    optional_objects,
+    optional_text,
+    text,
+)
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.tool_calls import read_call
 
@@ -140,6 +149,22 @@ def plain_content(parts: list[Json]) -> str | list[Json] | None:
 
 def text_block(text: Any) -> Json:
     return {"type": "text", "text": text}
+
+
+def thought_block(text: Any) -> Json:
+    return {"type": "thinking", "thinking": text}
+
+
+def call_block(call_id: Any, name: Any, arguments: Any) -> Json:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {} if arguments is None else arguments}
+
+
+def result_block(call_id: Any, content: Any, *, is_error: bool = False) -> Json:
+    """Return a tool result block; values other than text or parts become JSON text."""
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+    if content is not None and not isinstance(content, str) and not is_parts:
+        content = json_text(content)
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, "is_error": is_error}
 
 
 def _blocks(content: Any, where: str) -> list[Json]:

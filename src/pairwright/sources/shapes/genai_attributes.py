@@ -30,7 +30,6 @@ _CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "co
 _AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
 # Suffixes of ai.operationId of the Vercel AI SDK for model calls, which are nested in the program's operations.
 _VERCEL_CALLS = ("doGenerate", "doStream")
-_VERCEL_ANSWERS, _ANSWER_KEYS = ("ai.response", "ai.result"), ("text", "toolCalls", "object")
 _VERCEL_OPERATIONS = frozenset({"ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject"})
 
 
@@ -100,8 +99,7 @@ def alternatives_of(messages: list[Message]) -> list[list[Message]]:
 
 def _vercel_answer(attributes: Json) -> Message | None:
     """Return the answer of a call of the Vercel AI SDK, or None."""
-    held = {head for head in _VERCEL_ANSWERS for key in _ANSWER_KEYS if attributes.get(f"{head}.{key}") is not None}
-    head = next((head for head in _VERCEL_ANSWERS if head in held), None)
+    head = next((head for head in ("ai.response", "ai.result") if _holds_answer(attributes, head)), None)
     if head is None:
         return None
     content, thought = attributes.get(f"{head}.text"), attributes.get(f"{head}.reasoning")
@@ -113,6 +111,10 @@ def _vercel_answer(attributes: Json) -> Message | None:
         reasoning=thought if isinstance(thought, str) and thought else None,
         tool_calls=calls_from_vercel(decode_json_text(attributes.get(f"{head}.toolCalls")), f"{head}.toolCalls"),
     )
+
+
+def _holds_answer(attributes: Json, head: str) -> bool:
+    return any(attributes.get(f"{head}.{key}") is not None for key in ("text", "toolCalls", "object"))
 
 
 def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message]:
