@@ -147,6 +147,13 @@ def plain_content(parts: list[Json]) -> str | list[Json] | None:
     ]
 
 
+def parts_of(content: str | list[Json] | None) -> list[Json]:
+    """Return the parts of a message's content in a new list; text is one part."""
+    if isinstance(content, list):
+        return list(content)
+    return [] if content is None else [text_block(content)]
+
+
 def text_block(text: Any) -> Json:
     return {"type": "text", "text": text}
 
