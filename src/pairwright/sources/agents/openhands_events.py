@@ -21,9 +21,8 @@ from pairwright.sources.shapes.chat_messages import call_from_chat, content_from
 from pairwright.sources.shapes.session_entries import as_past
 
 # Kinds of events that become messages
-_ENTRIES = frozenset(
-    {"SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "AgentErrorEvent", "UserRejectObservation"}
-)
+_ENTRIES = ["SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent"]
+_ENTRIES += ["AgentErrorEvent", "UserRejectObservation"]
 KINDS = frozenset({*_ENTRIES, "Condensation", "ConversationStateUpdateEvent", "TokenEvent", "ConversationErrorEvent"})
 
 
