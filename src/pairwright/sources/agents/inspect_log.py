@@ -47,8 +47,8 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.read_call import read_call
 from pairwright.sources.shapes.read_each import read_each
-from pairwright.sources.shapes.tool_calls import read_call
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
