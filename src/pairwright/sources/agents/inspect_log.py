@@ -47,8 +47,8 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.read_call import read_call
 from pairwright.sources.shapes.read_each import read_each
-from pairwright.sources.shapes.tool_calls import read_call
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
@@ -184,6 +184,8 @@ def _experience(sample: Json, header: Json, origin: Origin) -> Parts:
     stored = _stored_texts(sample)
     output = optional_mapping(sample.get("output"), "output")
     reward, components = _reward(_scores(sample))
+    choices = list_or_empty(output.get("choices"))
+    stop_reason = value_at(choices[0], "stop_reason") if choices else None
     return Parts(
         NAME,
         origin,
@@ -197,7 +199,7 @@ def _experience(sample: Json, header: Json, origin: Origin) -> Parts:
         info=_info(sample, header),
         metrics=_metrics(sample),
         model_version=text_at(header, "model") or text_at(output, "model"),
-        truncate_status="response_truncated" if _stop_reason(output) in _CUT_SHORT else None,
+        truncate_status="response_truncated" if stop_reason in _CUT_SHORT else None,
     )
 
 
@@ -287,11 +289,6 @@ def _metrics(sample: Json) -> Json:
         if any(counts):
             metrics[key] = sum(counts)
     return metrics
-
-
-def _stop_reason(output: Json) -> Any:
-    choices = list_or_empty(output.get("choices"))
-    return value_at(choices[0], "stop_reason") if choices else None
 
 
 FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")

@@ -16,17 +16,13 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
+from pairwright.sources.shapes.anthropic import parts_of
 from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
 from pairwright.sources.shapes.session_entries import as_past
 
-_ENTRIES = (
-    "SystemPromptEvent",
-    "MessageEvent",
-    "ActionEvent",
-    "ObservationEvent",
-    "AgentErrorEvent",
-    "UserRejectObservation",
-)
+# Kinds of events that become messages
+_ENTRIES = ["SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent"]
+_ENTRIES += ["AgentErrorEvent", "UserRejectObservation"]
 KINDS = frozenset({*_ENTRIES, "Condensation", "ConversationStateUpdateEvent", "TokenEvent", "ConversationErrorEvent"})
 
 
@@ -46,7 +42,9 @@ class Entry:
         self.message = Message(
             left.role,
             # Each action of an answer repeats its thought: equal texts are kept once.
-            left.content if right.content in (None, left.content) else [*_parts(left.content), *_parts(right.content)],
+            left.content
+            if right.content in (None, left.content)
+            else [*parts_of(left.content), *parts_of(right.content)],
             left.reasoning
             if right.reasoning in (None, left.reasoning)
             else _join_texts(left.reasoning, right.reasoning),
@@ -98,7 +96,7 @@ def _message(event: Json) -> Message:
     content = _content(message.content, "llm_message.content")
     added = optional_items(event.get("extended_content"), "extended_content")
     if added:  # text that the program added for the model
-        content = [*_parts(content), *_parts(_content(added, "extended_content"))]
+        content = [*parts_of(content), *parts_of(_content(added, "extended_content"))]
     reasoning = message.reasoning or _thinking(event.get("llm_message"))
     return Message(message.role, content, reasoning, message.tool_calls, message.tool_call_id, message.name)
 
@@ -165,12 +163,6 @@ def _content(value: Any, where: str) -> str | list[Json] | None:
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return str(parts[0]["text"])
     return parts or None
-
-
-def _parts(content: str | list[Json] | None) -> list[Json]:
-    if isinstance(content, list):
-        return content
-    return [] if content is None else [{"type": "text", "text": content}]
 
 
 def _thinking(value: Any) -> str | None:

@@ -25,7 +25,7 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.shapes.anthropic import plain_content, text_block
-from pairwright.sources.shapes.tool_calls import read_call
+from pairwright.sources.shapes.read_call import read_call
 
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")
 _FAILED = ("failed", "denied", "retried", "interrupted")

@@ -35,7 +35,7 @@ NAME = "verifiers"
 _SIGNS = ("answer", "info", "metrics", "example_id", "generation_ms", "is_completed")
 _STRONG_SIGNS = ("generation_ms", "is_completed", "stop_condition", "trajectory")
 _READ = frozenset(
-    {
+    [
         "prompt",
         "completion",
         "reward",
@@ -46,7 +46,7 @@ _READ = frozenset(
         "trajectory",
         "is_truncated",
         "advantage",
-    }
+    ]
 )
 # Top-level numbers that are not metrics.
 _NO_METRICS = frozenset({"id", "example_id", "reward", "advantage", "generation_ms", "scoring_ms", "total_ms", "seed"})

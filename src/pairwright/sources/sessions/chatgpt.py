@@ -15,10 +15,16 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import identifier, items, mapping, optional_text, text
+from pairwright.sources.fields import identifier, items, mapping, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content, text_block
-from pairwright.sources.shapes.session_entries import Entry, Session, call_block, read_entries
+from pairwright.sources.shapes.anthropic import (
+    assistant_from_blocks,
+    call_block,
+    plain_content,
+    text_block,
+    thought_block,
+)
+from pairwright.sources.shapes.session_entries import Entry, Session, read_entries
 
 NAME = "chatgpt"
 
@@ -34,7 +40,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     """Yield the experiences of one conversation."""
     record = mapping(value, "conversation")
     session = Session(NAME, identifier(record.get("conversation_id")) or identifier(record.get("id")))
-    session.info = {"title": record["title"]} if isinstance(record.get("title"), str) else {}
+    session.note(record, "title")
     session.model = optional_text(record.get("default_model_slug"), "default_model_slug")
     nodes = {key: mapping(node, f"mapping.{key}") for key, node in mapping(record.get("mapping"), "mapping").items()}
     thoughts: dict[str, list[Json]] = {}  # node -> reasoning at the start of its children
@@ -62,22 +68,18 @@ def _messages(message: Json, key: str, blocks: list[Json], call_id: str | None, 
     content = mapping(message.get("content"), "content")
     if content.get("content_type") == "thoughts":
         for thought in items(content.get("thoughts", []), "thoughts"):
-            blocks.append(
-                {"type": "thinking", "thinking": text(mapping(thought, "thoughts").get("content"), "thoughts")}
-            )
+            blocks.append(thought_block(text(mapping(thought, "thoughts").get("content"), "thoughts")))
         return []
     parts = _parts(content)
-    if not parts or (role == "system" and _is_hidden(message)):
+    is_hidden = value_at(message, "metadata.is_visually_hidden_from_conversation") is True
+    if not parts or (role == "system" and is_hidden):
         return []
     if role == "tool":
-        return [
-            Message("tool", plain_content(parts), tool_call_id=call_id, name=optional_text(author.get("name"), "name"))
-        ]
+        name = optional_text(author.get("name"), "name")
+        return [Message("tool", plain_content(parts), tool_call_id=call_id, name=name)]
     if role != "assistant":
         return [Message(role, plain_content(parts))]
-    metadata = message.get("metadata")
-    model = metadata.get("model_slug") if isinstance(metadata, dict) else None
-    session.model = model if isinstance(model, str) else session.model
+    session.model = text_at(message, "metadata.model_slug") or session.model
     if isinstance(recipient, str) and recipient != "all":
         source = "".join(str(part.get("text", "")) for part in parts)
         # Text other than a JSON object (code) is the only argument of the call.
@@ -102,11 +104,6 @@ def _parts(content: Json) -> list[Json]:
     if len(parts) > 1 and all(part["type"] == "text" for part in parts):
         return [text_block("\n".join(part["text"] for part in parts))]
     return parts
-
-
-def _is_hidden(message: Json) -> bool:
-    metadata = message.get("metadata")
-    return isinstance(metadata, dict) and metadata.get("is_visually_hidden_from_conversation") is True
 
 
 def _in_order(nodes: dict[str, Json]) -> list[str]:

@@ -132,7 +132,7 @@ def _experiences(
                 step=step,
                 prompt=prompt,
                 completion=completion,
-                error_kind=_error_kind if any(map(_is_marked, messages)) else None,
+                error_kind=_error_kind if any("is_error" in message.extra for message in messages) else None,
                 errors=_api_errors(messages),
                 info=info if run else info | file_info,
                 metrics=metrics,
@@ -185,10 +185,6 @@ def _message(line: Line) -> Json:
     return message
 
 
-def _is_marked(message: Message) -> bool:
-    return message.role == "tool" and "is_error" in message.extra
-
-
 def _api_errors(messages: list[Message]) -> list[ErrorSite]:
     """Return the failed requests, which the program logs as assistant messages."""
     return [
@@ -229,14 +225,10 @@ def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
 
 
 def _is_message_line(line: Any) -> bool:
-    return (
-        isinstance(line, dict)
-        and line.get("type") in ("user", "assistant")
-        and isinstance(line.get("message"), dict)
-        and "parts" not in line["message"]
-        and isinstance(line.get("uuid"), str)
-        and ("sessionId" in line or "parentUuid" in line)
-    )
+    fields = object_or_empty(line)
+    message = fields.get("message")
+    is_message = fields.get("type") in ("user", "assistant") and isinstance(message, dict) and "parts" not in message
+    return is_message and isinstance(fields.get("uuid"), str) and ("sessionId" in fields or "parentUuid" in fields)
 
 
 def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.shapes.anthropic import plain_content
+from pairwright.sources.shapes.anthropic import parts_of, plain_content
 from pairwright.sources.shapes.session_entries import paths_from
 
 _CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
@@ -159,8 +159,8 @@ def _merge_messages(left: Message, right: Message) -> Message:
     """Merge two lines of one message, dropping duplicates (some versions repeat earlier content)."""
     content = left.content
     if right.content is not None or isinstance(content, list):
-        parts = _parts(left)
-        parts += [part for part in _parts(right) if part not in parts]
+        parts = parts_of(content)
+        parts += [part for part in parts_of(right.content) if part not in parts]
         content = plain_content(parts)
     thoughts = [left.reasoning] if left.reasoning is not None else []
     if right.reasoning is not None and right.reasoning not in thoughts:
@@ -174,9 +174,3 @@ def _merge_messages(left: Message, right: Message) -> Message:
         generated=False if False in (left.generated, right.generated) else None,
         extra={**left.extra, **right.extra},
     )
-
-
-def _parts(message: Message) -> list[Json]:
-    if isinstance(message.content, list):
-        return list(message.content)
-    return [] if message.content is None else [{"type": "text", "text": message.content}]

@@ -25,15 +25,12 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.format import Origin
-from pairwright.sources.shapes.anthropic import text_block
+from pairwright.sources.shapes.anthropic import call_block, result_block, text_block, thought_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
     SessionFormat,
-    call_block,
-    result_block,
     summary_message,
-    thought_block,
     turn_messages,
     user_messages,
 )

@@ -23,15 +23,8 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.format import Origin
-from pairwright.sources.shapes.anthropic import turn_from_anthropic
-from pairwright.sources.shapes.session_entries import (
-    Session,
-    SessionFormat,
-    call_block,
-    result_block,
-    thought_block,
-    user_messages,
-)
+from pairwright.sources.shapes.anthropic import call_block, result_block, thought_block, turn_from_anthropic
+from pairwright.sources.shapes.session_entries import Session, SessionFormat, user_messages
 
 _ROLES = frozenset({"user", "assistant", "system"})
 

@@ -32,16 +32,9 @@ from pairwright.sources.fields import (
     text_at,
 )
 from pairwright.sources.format import Origin
+from pairwright.sources.shapes.anthropic import call_block, result_block
 from pairwright.sources.shapes.google_genai import messages_from_genai
-from pairwright.sources.shapes.session_entries import (
-    Entry,
-    Session,
-    SessionFormat,
-    as_past,
-    call_block,
-    result_block,
-    user_messages,
-)
+from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat, as_past, user_messages
 
 _TYPES = frozenset({"user", "gemini", "model", "info", "error", "warning"})
 _FAILED = ("error", "cancelled")

@@ -17,16 +17,8 @@ from typing import Any
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import identifier, mapping, object_or_empty, objects, objects_in, text, text_at, value_at
 from pairwright.sources.format import Origin
-from pairwright.sources.shapes.anthropic import user_from_blocks
-from pairwright.sources.shapes.session_entries import (
-    Entry,
-    Session,
-    SessionFormat,
-    call_block,
-    result_block,
-    thought_block,
-    turn_messages,
-)
+from pairwright.sources.shapes.anthropic import call_block, result_block, thought_block, user_from_blocks
+from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat, turn_messages
 
 _SESSION_KEYS = ("working_dir", "extension_data", "accumulated_total_tokens", "message_count")
 _RESTARTS = "$restarts"  # set by us on summaries

@@ -24,15 +24,12 @@ from pairwright.sources.fields import (
     text_at,
 )
 from pairwright.sources.format import Origin
-from pairwright.sources.shapes.anthropic import text_block
+from pairwright.sources.shapes.anthropic import call_block, result_block, text_block, thought_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
     SessionFormat,
-    call_block,
-    result_block,
     summary_message,
-    thought_block,
     turn_messages,
     user_messages,
 )
@@ -42,8 +39,8 @@ _KINDS = frozenset({"Prompt", "AssistantMessage", "ToolResults"})
 
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
-        history = value.get("history")
-        return "conversation_id" in value and isinstance(history, list) and any(map(_is_exchange, history))
+        exchanges = objects_in(value.get("history")) if "conversation_id" in value else []
+        return any(isinstance(one.get("user"), dict) and isinstance(one.get("assistant"), dict) for one in exchanges)
     return any(str(line.get("kind")) in _KINDS for line in objects_in(value))
 
 
@@ -140,10 +137,6 @@ def _tool(tool: Json) -> Json:
     parameters = schema.get("json", schema) if isinstance(schema, dict) else schema
     function = {key: spec[key] for key in ("name", "description") if isinstance(spec.get(key), str)}
     return {"type": "function", "function": {**function, "parameters": parameters}}
-
-
-def _is_exchange(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("user"), dict) and isinstance(value.get("assistant"), dict)
 
 
 FORMAT = SessionFormat(

@@ -15,15 +15,15 @@ from typing import Any
 
 from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, items, mapping, object_or_empty, text, text_at
-from pairwright.sources.shapes.anthropic import system_from_anthropic, text_block, tools_from_anthropic
-from pairwright.sources.shapes.session_entries import (
-    Session,
-    SessionFormat,
+from pairwright.sources.shapes.anthropic import (
     call_block,
     result_block,
+    system_from_anthropic,
+    text_block,
     thought_block,
-    user_messages,
+    tools_from_anthropic,
 )
+from pairwright.sources.shapes.session_entries import Session, SessionFormat, user_messages
 
 _CALLS = frozenset({"agent.tool_use", "agent.mcp_tool_use", "agent.custom_tool_use"})
 # Type of a result -> key of its call's id

@@ -23,16 +23,8 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import BadRecord, filled_text, mapping, objects, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
-from pairwright.sources.shapes.anthropic import text_block
-from pairwright.sources.shapes.session_entries import (
-    Entry,
-    Session,
-    SessionFormat,
-    call_block,
-    result_block,
-    turn_messages,
-    user_messages,
-)
+from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
+from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat, turn_messages, user_messages
 
 MAX_FILES = 100_000  # per folder
 MAX_FILE_BYTES = 64 * 2**20

@@ -31,15 +31,13 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.anthropic import text_block
+from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
     SessionFormat,
     as_past,
-    call_block,
     read_entries,
-    result_block,
     summary_message,
     turn_messages,
     user_messages,

@@ -11,14 +11,8 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import identifier, items, json_value, mapping, objects_in, optional_text, text
-from pairwright.sources.shapes.anthropic import text_block
-from pairwright.sources.shapes.session_entries import (
-    Session,
-    SessionFormat,
-    call_block,
-    result_block,
-    user_messages,
-)
+from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
+from pairwright.sources.shapes.session_entries import Session, SessionFormat, user_messages
 
 _TURNS = ("user", "assistant")
 _OWN_KEYS = frozenset({"sessionId", "session_id", "parentUuid"})

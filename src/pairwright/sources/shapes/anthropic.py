@@ -13,9 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, kind_of, mapping, objects, optional_objects, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    json_text,
+    kind_of,
+    mapping,
+    objects,
+    optional_objects,
+    optional_text,
+    text,
+)
 from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.tool_calls import read_call
+from pairwright.sources.shapes.read_call import read_call
 
 # Block types specific to Anthropic.
 BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})
@@ -138,8 +147,31 @@ def plain_content(parts: list[Json]) -> str | list[Json] | None:
     ]
 
 
+def parts_of(content: str | list[Json] | None) -> list[Json]:
+    """Return the parts of a message's content in a new list; text is one part."""
+    if isinstance(content, list):
+        return list(content)
+    return [] if content is None else [text_block(content)]
+
+
 def text_block(text: Any) -> Json:
     return {"type": "text", "text": text}
+
+
+def thought_block(text: Any) -> Json:
+    return {"type": "thinking", "thinking": text}
+
+
+def call_block(call_id: Any, name: Any, arguments: Any) -> Json:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {} if arguments is None else arguments}
+
+
+def result_block(call_id: Any, content: Any, *, is_error: bool = False) -> Json:
+    """Return a tool result block; values other than text or parts become JSON text."""
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+    if content is not None and not isinstance(content, str) and not is_parts:
+        content = json_text(content)
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, "is_error": is_error}
 
 
 def _blocks(content: Any, where: str) -> list[Json]:

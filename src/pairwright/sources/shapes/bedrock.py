@@ -5,41 +5,32 @@
 Each toolResult becomes a tool message; its status "error" is kept as `is_error` in `extra`.
 """
 
-from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, json_text, mapping, objects, optional_objects, optional_text, text
-from pairwright.sources.shapes.anthropic import plain_content, text_block
-from pairwright.sources.shapes.tool_calls import read_call
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, json_text, mapping, objects, optional_objects, text, value_at
+from pairwright.sources.shapes.anthropic import (
+    assistant_from_blocks,
+    call_block,
+    result_block,
+    text_block,
+    thought_block,
+    user_from_blocks,
+)
 
 _BLOCK_KEYS = frozenset({"toolUse", "toolResult", "reasoningContent", "guardContent", "cachePoint"})
 
 
 def turn_from_bedrock(message: Json, where: str) -> list[Message]:
     """Convert one message; results precede the rest of their turn."""
-    role = text(message.get("role"), f"{where}.role")
-    results: list[Message] = []
-    parts: list[Json] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    extra: Json = {}
-    for at, block in objects(message.get("content"), f"{where}.content"):
-        if "toolUse" in block:
-            use = mapping(block["toolUse"], at)
-            calls.append(read_call(use, f"{at}.toolUse", arguments="input", call_id="toolUseId", missing="{}"))
-        elif "toolResult" in block:
-            results.append(_result(mapping(block["toolResult"], at), at))
-        elif "reasoningContent" in block:
-            thought = mapping(block["reasoningContent"], at).get("reasoningText")
-            if isinstance(thought, dict) and isinstance(thought.get("text"), str):
-                thoughts.append(thought["text"])
-            else:
-                extra["redacted_thinking"] = True
-        elif "cachePoint" not in block:  # a caching hint
-            parts.append(_part(block, at))
-    if results and not (parts or calls or thoughts):
-        return results
-    reasoning = "\n\n".join(thoughts) or None
-    message_out = Message(role, plain_content(parts), reasoning, tuple(calls), extra=extra)
-    return [*results, message_out]
+    role, place = text(message.get("role"), f"{where}.role"), f"{where}.content"
+    blocks = [_block(block, at) for at, block in objects(message.get("content"), place) if "cachePoint" not in block]
+    results = [block for block in blocks if block["type"] == "tool_result"]
+    rest = [block for block in blocks if block["type"] != "tool_result"]
+    messages = user_from_blocks(results, place) if results else []
+    if results and not rest:
+        return messages
+    if role == "assistant":
+        return [*messages, assistant_from_blocks(rest, place)]
+    return messages + user_from_blocks(rest, place, role=role)
 
 
 def answer_from_bedrock(response: Json, where: str) -> list[Message]:
@@ -75,16 +66,22 @@ def _is_own(block: Json) -> bool:
     return not _BLOCK_KEYS.isdisjoint(block) or block.keys() <= {"image", "document", "video"}
 
 
-def _result(result: Json, where: str) -> Message:
-    parts: list[Json] = []
-    for place, block in optional_objects(result.get("content"), f"{where}.content"):
-        parts.append(text_block(json_text(block["json"])) if "json" in block else _part(block, place))
-    return Message(
-        "tool",
-        plain_content(parts),
-        tool_call_id=optional_text(result.get("toolUseId"), f"{where}.toolUseId"),
-        extra={"is_error": True} if result.get("status") == "error" else {},
-    )
+def _block(block: Json, where: str) -> Json:
+    """Rename a block to Anthropic's; a block of another kind keeps its key as its type."""
+    if "toolUse" in block:
+        use = mapping(block["toolUse"], where)
+        return call_block(use.get("toolUseId"), use.get("name"), use.get("input"))
+    if "toolResult" in block:
+        result = mapping(block["toolResult"], where)
+        content = [
+            text_block(json_text(part["json"])) if "json" in part else _part(part, place)
+            for place, part in optional_objects(result.get("content"), f"{where}.content")
+        ]
+        return result_block(result.get("toolUseId"), content or None, is_error=result.get("status") == "error")
+    if "reasoningContent" in block:
+        thought = value_at(mapping(block["reasoningContent"], where), "reasoningText.text")
+        return thought_block(thought) if isinstance(thought, str) else {"type": "redacted_thinking"}
+    return _part(block, where)
 
 
 def _part(block: Json, where: str) -> Json:

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, json_text, list_or_empty
+from pairwright.sources.fields import BadRecord, json_text, list_or_empty, objects_in
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text, tool_content, tools_in
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.vercel import calls_from_vercel
@@ -189,14 +189,17 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
     request = decode_json_text(attributes.get("model_request_parameters"))
     if isinstance(request, dict):  # older pydantic-ai, without an attribute for tool definitions
         listed = [*list_or_empty(request.get("function_tools")), *list_or_empty(request.get("output_tools"))]
-        return [_pydantic_tool(tool) for tool in listed if isinstance(tool, dict)], 0
+        schemas = [
+            {
+                "name": tool.get("name"),
+                "description": tool.get("description"),
+                "parameters": tool.get("parameters_json_schema"),
+            }
+            for tool in objects_in(listed)
+        ]
+        return [{"type": "function", "function": schema} for schema in schemas], 0
     functions = number_groups(attributes, "llm.request.functions")
     return [{**tool, "parameters": decode_json_text(tool.get("parameters"))} for tool in functions], 0
-
-
-def _pydantic_tool(tool: Json) -> Json:
-    function = {"name": tool.get("name"), "description": tool.get("description")}
-    return {"type": "function", "function": {**function, "parameters": tool.get("parameters_json_schema")}}
 
 
 def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) -> list[Message]:

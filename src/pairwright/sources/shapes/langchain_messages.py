@@ -56,7 +56,12 @@ def chat_from_langchain(message: Json, where: str) -> Json:
     chat["role"] = ROLES.get(text(role, f"{where}.role"), role)
     kwargs = object_or_empty(message.get("additional_kwargs"))
     calls = optional_items(message.get("tool_calls"), f"{where}.tool_calls") or kwargs.get("tool_calls")
-    chat["tool_calls"] = [_as_chat_call(call) for call in optional_items(calls, f"{where}.tool_calls")]
+    chat["tool_calls"] = [
+        {"id": call.get("id"), "name": call.get("name"), "arguments": call["args"]}
+        if isinstance(call, dict) and "args" in call and "function" not in call
+        else call
+        for call in optional_items(calls, f"{where}.tool_calls")
+    ]
     for key in ("reasoning_content", "function_call"):
         if kwargs.get(key) is not None:
             chat.setdefault(key, kwargs[key])
@@ -101,9 +106,3 @@ def name_tool_turns(messages: Sequence[Any]) -> list[Any]:
                     waiting.append((function["name"], call.get("id")))
         turns.append(message)
     return turns
-
-
-def _as_chat_call(call: Any) -> Any:
-    if isinstance(call, dict) and "args" in call and "function" not in call:
-        return {"id": call.get("id"), "name": call.get("name"), "arguments": call["args"]}
-    return call

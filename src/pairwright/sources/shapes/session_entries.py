@@ -22,7 +22,6 @@ from pairwright.sources.fields import (
     BadRecord,
     identifier,
     items,
-    json_text,
     mapping,
     optional_objects,
     optional_text,
@@ -250,25 +249,9 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
 # Most assistants' blocks resemble Anthropic's content blocks, so they are converted with shapes/anthropic.py.
 
 
-def thought_block(text: Any) -> Json:
-    return {"type": "thinking", "thinking": text}
-
-
 def summary_message(text: str) -> Message:
     """Return the summary by which a compaction replaced the previous context."""
     return Message("user", text, extra={"is_compact_summary": True})
-
-
-def call_block(call_id: Any, name: Any, arguments: Any) -> Json:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": {} if arguments is None else arguments}
-
-
-def result_block(call_id: Any, content: Any, *, is_error: bool = False) -> Json:
-    """Return a tool result block; values other than text or parts become JSON text."""
-    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
-    if content is not None and not isinstance(content, str) and not is_parts:
-        content = json_text(content)
-    return {"type": "tool_result", "tool_use_id": call_id, "content": content, "is_error": is_error}
 
 
 def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = None) -> list[Message]:

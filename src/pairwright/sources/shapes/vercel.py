@@ -23,7 +23,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.shapes.tool_calls import read_call
+from pairwright.sources.shapes.read_call import read_call
 
 _PART_TYPES = frozenset({"tool-call", "tool-result", "redacted-reasoning"})
 _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_providerMetadata", "state"})

@@ -16,7 +16,7 @@ from typing import Any
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, items, mapping
+from pairwright.sources.fields import BadRecord, filled, objects, objects_in, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.traces import run_of
@@ -40,7 +40,7 @@ def _is_turn(row: Json) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each turn of the session and for each subagent."""
-    rows = [mapping(row, f"[{n}]") for n, row in enumerate(items(value, "stream"))]
+    rows = [row for _, row in objects(value, "stream")]
     session: Json = next((row for row in rows if row.get("subtype") == "init"), {})
     turns: list[tuple[list[Json], Json]] = []  # (messages, result)
     agents: dict[str, list[Json]] = {}
@@ -69,12 +69,10 @@ def _agent_prompts(rows: list[Json]) -> dict[str, str]:
     """Return the prompts of subagents, by the id of the call that started them."""
     prompts: dict[str, str] = {}
     for row in rows:
-        message = row.get("message")
-        blocks = message.get("content") if isinstance(message, dict) else None
-        for block in blocks if isinstance(blocks, list) else ():
-            arguments = block.get("input") if isinstance(block, dict) and block.get("type") == "tool_use" else None
-            if isinstance(arguments, dict) and isinstance(arguments.get("prompt"), str):
-                prompts[str(block.get("id"))] = arguments["prompt"]
+        for block in objects_in(value_at(row, "message.content")):
+            prompt = value_at(block, "input.prompt")
+            if block.get("type") == "tool_use" and isinstance(prompt, str):
+                prompts[str(block.get("id"))] = prompt
     return prompts
 
 
@@ -85,7 +83,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
         message = line["message"]
         role = "assistant" if line["type"] == "assistant" else "user"
         messages += turn_from_anthropic({**message, "role": role}, f"[{number}].message")
-        model = message.get("model") if role == "assistant" and isinstance(message.get("model"), str) else model
+        model = text_at(message, "model") or model if role == "assistant" else model
     if isinstance(result.get("prompt"), str) and messages and messages[0].role == "assistant":
         messages.insert(0, Message("user", result["prompt"]))
     prompt, completion = split_at_first_answer(messages)
@@ -107,7 +105,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
         step=step,
         prompt=prompt,
         completion=completion,
-        info={key: item for key, item in info.items() if item is not None},
+        info=filled(info),
         model_version=model,
         truncate_status="response_truncated" if result.get("subtype") == "error_max_turns" else None,
     )

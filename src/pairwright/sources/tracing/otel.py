@@ -273,16 +273,13 @@ def _any(attributes: Json, *keys: str) -> Any:
     return next((attributes[key] for key in keys if attributes.get(key) is not None), None)
 
 
-def _is_evaluator(span: Span) -> bool:
-    return str(span.attributes.get("openinference.span.kind")).upper() == "EVALUATOR"
-
-
 def _evaluator_scores(spans: list[Span]) -> list[Score]:
     """Return the scores in the output of EVALUATOR spans, for the whole trace."""
     scores: list[Score] = []
     for span in spans:
-        result = decode_json_text(span.attributes.get("output.value")) if _is_evaluator(span) else None
-        if isinstance(result, dict) and ("score" in result or "label" in result):
+        is_evaluator = str(span.attributes.get("openinference.span.kind")).upper() == "EVALUATOR"
+        result = decode_json_text(span.attributes.get("output.value"))
+        if is_evaluator and isinstance(result, dict) and ("score" in result or "label" in result):
             scores.append(Score(span.name or "score", result.get("score", result.get("label"))))
     return scores
 

@@ -40,10 +40,14 @@ from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
 from pairwright.sources.fields import (
     filled_text,
-    mapping,
+    list_or_empty,
     object_or_empty,
+    objects,
+    objects_in,
     optional_items,
     optional_mapping,
+    optional_objects,
+    text_at,
     value_at,
 )
 from pairwright.sources.shapes.any_messages import decode_json_text, tools_in
@@ -165,15 +169,14 @@ def _describe_weave(unit: Any, rows: list[Json]) -> Json:
 def _weave_scores(row: Json) -> Iterator[Score]:
     """Yield the scores of a call: its feedback, and scores that an evaluation wrote to its output."""
     results: list[tuple[str, Any]] = []
-    for place in (row, object_or_empty(row.get("summary")).get("weave")):
-        feedback = object_or_empty(place).get("feedback")
-        for item in feedback if isinstance(feedback, list) else ():
-            kind, payload = str(object_or_empty(item).get("feedback_type")), object_or_empty(item).get("payload")
+    for place in (row, value_at(row, "summary.weave")):
+        for item in objects_in(object_or_empty(place).get("feedback")):
+            kind, payload = str(item.get("feedback_type")), item.get("payload")
             prefix = next((prefix for prefix in _SCORE_PREFIXES if kind.startswith(prefix)), None)
             if prefix is not None and isinstance(payload, dict):
                 results.append((kind[len(prefix) :], payload.get("output", payload.get("value"))))
     if _op(row).endswith("predict_and_score"):
-        results += object_or_empty(object_or_empty(row.get("output")).get("scores")).items()
+        results += object_or_empty(value_at(row, "output.scores")).items()
     target = filled_text(row.get("id"))
     for name, result in results:  # a value, or an object of values by name
         if isinstance(result, dict):
@@ -245,8 +248,7 @@ def _describe_mlflow(trace: Any, spans: list[Json]) -> Json:
     listed = optional_items(decode_json_text(info.get("assessments")), "assessments")
     expectations: Json = {}
     scores: list[Score] = []
-    for number, item in enumerate(listed):
-        item = mapping(item, f"assessments[{number}]")
+    for _, item in objects(listed, "assessments"):
         name = filled_text(item.get("assessment_name")) or filled_text(item.get("name")) or "feedback"
         feedback = item.get("feedback")
         if isinstance(item.get("expectation"), dict):
@@ -303,7 +305,7 @@ def _agents(span: Json) -> Json:
     response = data.get("response")
     message = None
     if isinstance(error, dict):
-        reason = filled_text(object_or_empty(error.get("data")).get("error"))
+        reason = text_at(error, "data.error")
         message = f"{error.get('message') or ''} {reason or ''}".strip()
     return {
         **{name: data.get(key) for name, key in (("role", "type"), ("name", "name"), ("input", "input"))},
@@ -422,8 +424,7 @@ def _describe_logged(id_key: str, parent_key: str) -> Callable[[Any, list[Json]]
         root = next((row for row in rows if not row.get(parent_key)), rows[0])
         scores: list[Score] = []
         for row in rows:
-            listed = row.get("feedback_scores")
-            found = [object_or_empty(item) for item in listed] if isinstance(listed, list) else []
+            found = objects_in(row.get("feedback_scores"))
             named = object_or_empty(row.get("scores")) | {str(item.get("name")): item.get("value") for item in found}
             target = filled_text(row.get(id_key)) or filled_text(row.get("id"))
             scores += [Score(str(name), item, target) for name, item in named.items()]
@@ -479,14 +480,13 @@ def _deepeval_spans(value: Any) -> list[Any]:
     """Return the spans of a trace; DeepEval writes the spans of each kind in reverse order."""
     trace = object_or_empty(value)
     kinds = [trace.get(f"{kind}Spans") for kind in ("base", "agent", "retriever", "llm", "tool")]
-    return [span for spans in kinds if isinstance(spans, list) for span in reversed(spans)]
+    return [span for spans in kinds for span in reversed(list_or_empty(spans))]
 
 
 def _describe_deepeval(trace: Any, spans: list[Json]) -> Json:
     scores: list[Score] = []
     for place, target in ((trace, None), *((span, filled_text(span.get("uuid"))) for span in spans)):
-        for item in optional_items(place.get("metricsData"), "metricsData"):
-            metric = mapping(item, "metricsData")
+        for _, metric in optional_objects(place.get("metricsData"), "metricsData"):
             scores.append(Score(filled_text(metric.get("name")) or "score", metric.get("score"), target))
     keys = ("name", "threadId", "expectedOutput")
     return {
@@ -600,7 +600,7 @@ def _langsmith(run: Json) -> Json:
 
 
 def _run_metadata(run: Json) -> Json:
-    return object_or_empty(object_or_empty(run.get("extra")).get("metadata"))
+    return object_or_empty(value_at(run, "extra.metadata"))
 
 
 def _describe_langsmith(unit: Any, runs: list[Json]) -> Json:
@@ -608,15 +608,14 @@ def _describe_langsmith(unit: Any, runs: list[Json]) -> Json:
     root = next((run for run in runs if filled_text(run.get("parent_run_id")) not in ids), runs[0])
     scores: list[Score] = []
     for run in runs:
-        feedback, stats = run.get("feedback"), run.get("feedback_stats")
+        stats = run.get("feedback_stats")
         own = [
             Score(
                 filled_text(item.get("key")) or "score",
                 item.get("value") if item.get("score") is None else item["score"],
                 filled_text(item.get("run_id")) or run["id"],
             )
-            for item in (feedback if isinstance(feedback, list) else ())
-            if isinstance(item, dict)
+            for item in objects_in(run.get("feedback"))
         ]
         averages = stats if isinstance(stats, dict) and not own else {}
         scores += own or [

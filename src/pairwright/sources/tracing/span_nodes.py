@@ -70,7 +70,9 @@ def trace_of_nodes(
     wanted = outermost_of([node.id for node in nodes if node.role == "call"], parents)
     if not wanted:
         agents = [node.id for node in nodes if node.role == "agent"]
-        wanted = outermost_of(agents, parents) or {node.id for node in nodes if _is_root(node, parents)}
+        wanted = outermost_of(agents, parents) or {
+            node.id for node in nodes if node.role != "tool" and node.parent not in parents
+        }
     events: list[ModelCall | ToolRun] = []
     refused: list[str] = []
     for node in nodes:
@@ -99,10 +101,6 @@ def trace_of_nodes(
         info=info or {},
         refused=refused,
     )
-
-
-def _is_root(node: Node, parents: dict[str, str | None]) -> bool:
-    return node.role != "tool" and node.parent not in parents
 
 
 def _calls(node: Node) -> list[ModelCall]:

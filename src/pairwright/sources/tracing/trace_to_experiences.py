@@ -320,6 +320,8 @@ def _experience(
         failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
         return None if failure is None else failure.kind
 
+    last = chain.messages[-1]
+    is_truncated = last.role == "assistant" and str(last.extra.get("finish_reason")).lower() in _TRUNCATED
     available = tool_names(tools if known is None else known) if chain.failures else ()
     return Parts(
         name,
@@ -340,7 +342,7 @@ def _experience(
         info=info,
         metrics=usage,
         model_version=next((call.model for call in calls if call.model is not None), None),
-        truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
+        truncate_status="response_truncated" if is_truncated else None,
     )
 
 
@@ -357,7 +359,3 @@ def _prefixes(messages: list[Message], start: int, known: _Prefixes) -> list[int
         start = known.setdefault(key, len(known) + 1)
         numbers.append(start)
     return numbers
-
-
-def _is_truncated(message: Message) -> bool:
-    return message.role == "assistant" and str(message.extra.get("finish_reason")).lower() in _TRUNCATED
