@@ -154,7 +154,7 @@ def speed(name: str) -> None:
             )
 
 
-BY_TURN = ("Qwen-QwQ-32B", "trl-deepseekv3", "trl-deepseek_r1_distill", "GLM-4.7-Flash", "google-gemma-4-31B-it")
+BY_TURN = ("Qwen-QwQ-32B", "trl-deepseek_r1_distill", "GLM-4.7-Flash", "google-gemma-4-31B-it")
 
 
 def turns(name: str) -> None:

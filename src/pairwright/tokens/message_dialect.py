@@ -64,10 +64,9 @@ def move_thought(message: Json, tags: Tags) -> Json:
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     text = parts[0].get("text") if parts and isinstance(parts[0], dict) else None
-    if not isinstance(text, str) or not text.lstrip().startswith(tags.opening) or tags.closing not in text:
+    if not isinstance(text, str) or (split := tags.split(text)) is None:
         return message
-    inside, _, rest = text.lstrip().removeprefix(tags.opening).partition(tags.closing)
-    rest = rest.lstrip()
+    inside, rest = split
     reasoning = str(message.get("reasoning_content") or "") + inside
     moved: Json = {**message, "content": rest if content is text else [{**parts[0], "text": rest}, *parts[1:]]}
     return {**moved, "reasoning_content": reasoning} if reasoning.strip() else moved

@@ -52,6 +52,13 @@ class Tags(NamedTuple):
     opening: str
     closing: str
 
+    def split(self, text: str) -> tuple[str, str] | None:
+        """Split text that begins with a thought into the thought and the text after it; None if there is none."""
+        if not text.lstrip().startswith(self.opening) or self.closing not in text:
+            return None
+        inside, _, rest = text.lstrip().removeprefix(self.opening).partition(self.closing)
+        return inside, rest.lstrip()
+
 
 class Thought(NamedTuple):
     """A thought at the end of a prompt: its start, and whether it is still open."""
@@ -105,11 +112,7 @@ class Grammar(NamedTuple):
         content = message.get("content")
         if not isinstance(content, str):
             return None
-        for opening, closing in self.tags:
-            if content.lstrip().startswith(opening) and closing in content:
-                inside, _, rest = content.lstrip().removeprefix(opening).partition(closing)
-                return inside, rest.lstrip()
-        return None
+        return next(filter(None, (tags.split(content) for tags in self.tags)), None)
 
     def has_reasoning(self, message: Json) -> bool:
         """Return whether a message has reasoning, in a field or at the start of its text."""

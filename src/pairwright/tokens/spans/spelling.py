@@ -71,7 +71,7 @@ class PrefixEncoder:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
         cuts: _Cuts | None = tokenizer.learnt["cuts"]
         self._numbers: list[list[int]] = []  # of the segments of each text; empty if texts are encoded whole
-        if cuts is not None:
+        if cuts is not None and any(texts):
             self._encode_segments(cuts)
 
     def _encode_segments(self, cuts: _Cuts) -> None:
@@ -94,7 +94,7 @@ class PrefixEncoder:
         if not self._numbers:
             text = self._texts[self._position]
             return index_tokens(self._tokenizer, *self._tokenizer.encode(text), is_split=False)
-        numbers = np.array(self._numbers[self._position])
+        numbers = np.array(self._numbers[self._position], np.int64)
         lengths = self._chars[numbers + 1] - self._chars[numbers]  # (S,) characters of each segment
         sizes = self._bounds[numbers + 1] - self._bounds[numbers]  # (S,) tokens of each segment
         self._char_ends, self._token_ends = np.cumsum(lengths, dtype=np.int32), np.cumsum(sizes)
