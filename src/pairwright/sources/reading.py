@@ -116,8 +116,8 @@ def read_units(
 ) -> Iterator[Experience | Rejected | PartOfAnother]:
     """Yield the records of batches of units; unusable ones are yielded as Rejected.
 
-    All units of a batch are read before the first record is assembled: doing one thing many times is a fifth faster
-    than doing everything for one record after the other.
+    All units of a batch are read before the first record is assembled, since doing one thing many times takes less time
+    than doing everything for one record after the other (docs/benchmarks.md).
     """
     assembler = assembler or Assembler(options)
     for batch in batches:
