@@ -26,10 +26,10 @@ from msgspec.structs import replace
 from pairwright.errors import RecordError
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
-from pairwright.records.messages import ErrorSite, Json, Message, canonical_messages, content_hash
+from pairwright.records.messages import ErrorSite, Json, Message, content_hash
 from pairwright.sources.fields import BadRecord, value_at
 from pairwright.sources.format import Options, Origin, PartOfAnother, Rejected
-from pairwright.sources.identity import identify, label_of
+from pairwright.sources.identity import identify, label_of, task_hash
 from pairwright.sources.rewards import chosen_reward, reward_by_name, reward_names
 from pairwright.sources.roles import CALLS, ROLES, usual_messages
 from pairwright.sources.score_values import read_score
@@ -360,9 +360,9 @@ def _sides(parts: Parts, context: _Context) -> tuple[Side, Side, list[ErrorSite]
 
 def _task_of(context: _Context, metadata: Any) -> str:
     if metadata is not None:
-        return content_hash(canonical_messages(context.prompt), context.tools, metadata)
+        return task_hash(context.prompt, context.tools, metadata)
     if context.task is None:
-        context.task = content_hash(canonical_messages(context.prompt), context.tools, None)
+        context.task = task_hash(context.prompt, context.tools, None)
     return context.task
 
 

@@ -5,7 +5,7 @@ first units. Reading is streaming; unusable records are yielded as Rejected and 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Literal, TypeVar, cast
 
@@ -111,12 +111,12 @@ def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experie
 
 
 def read_units(
-    batches: Iterable[list[AnyUnit]], layout: Layout, options: Options, assembler: Assembler | None = None
+    batches: Iterable[Sequence[AnyUnit]], layout: Layout, options: Options, assembler: Assembler | None = None
 ) -> Iterator[Experience | Rejected | PartOfAnother]:
     """Yield the records of batches of units; unusable ones are yielded as Rejected.
 
-    All units of a batch are read before the first record is assembled: doing one thing many times is a fifth faster
-    than doing everything for one record after the other.
+    All units of a batch are read before the first record is assembled, since doing one thing many times takes less time
+    than doing everything for one record after the other (docs/benchmarks.md).
     """
     assembler = assembler or Assembler(options)
     for batch in batches:
@@ -128,7 +128,7 @@ def read_units(
     yield from assembler.drain()
 
 
-def _found(units: list[AnyUnit], layout: Layout, options: Options) -> Iterator[tuple[Origin, Found, Any]]:
+def _found(units: Sequence[AnyUnit], layout: Layout, options: Options) -> Iterator[tuple[Origin, Found, Any]]:
     """Yield what the reader finds in units, with the unit and its location."""
     read = cast(Reader, layout.reader.read).parts
     for unit in units:
@@ -192,7 +192,7 @@ def unit_batches(
     start: int = 0,
     stop: int | None = None,
     line: int = 1,
-) -> Iterator[list[AnyUnit]]:
+) -> Iterator[Sequence[AnyUnit]]:
     """Yield the units of a file in batches that fit into a core's cache, unless a single unit does not.
 
     Of a layout that splits, only the lines that begin in [start, stop) are read; `line` is the number of the first one.

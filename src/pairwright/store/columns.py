@@ -16,13 +16,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from pairwright.records.experience import Experience
+from pairwright.records.experience import Experience, Side
 from pairwright.records.json_text import to_json
 from pairwright.records.messages import Message, canonical_messages, content_hash, prompt_hash
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode
 _NOTHING = object()  # sentinel before the first row
+_TEXT, _LONG = pa.string(), pa.large_string()
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class Column:
     """A column: name, type, a function that computes it from an experience, and its meaning.
 
     `shared` names the fields that determine the value: if they are the same objects as in the previous row, as for the
-    runs of one task, its value is reused. `null_without` names a field without which (None or empty) the value is null:
-    if no record of a batch has it, the column is not computed.
+    runs of one task, its value is reused.
     """
 
     name: str
@@ -39,13 +39,10 @@ class Column:
     of: Callable[[Experience], Any]
     meaning: str
     shared: tuple[str, ...] = ()
-    null_without: str = ""
 
     def values(self, experiences: Sequence[Experience]) -> list[Any]:
         """Compute the values of the column for a batch of experiences."""
         of = self.of
-        if self.null_without and not any(map(attrgetter(self.null_without), experiences)):
-            return [None] * len(experiences)
         if not self.shared:
             return list(map(of, experiences))
         values: list[Any] = []
@@ -62,12 +59,26 @@ class Column:
         return reduce(partial(map, and_), (map(is_, column, [_NOTHING, *column]) for column in columns))
 
 
-def _json_or_null(value: Any) -> bytes | None:
-    return encode(value) if value else None
+def _json_column(
+    name: str,
+    meaning: str,
+    *,
+    kind: pa.DataType = _LONG,
+    write: Callable[[Any], str | bytes] = encode,
+    shared: tuple[str, ...] = (),
+) -> Column:
+    """Return the column of a field of the record as JSON text; null where the field is None or empty."""
+    field = attrgetter(name)
+
+    def text_of(exp: Experience) -> str | bytes | None:
+        value = field(exp)
+        return write(value) if value else None
+
+    return Column(name, kind, text_of, meaning, shared)
 
 
-def _open_json_or_null(value: Any) -> str | None:
-    return to_json(value) if value else None
+def _side_json(side: Side) -> bytes:
+    return encode(side_meta(side))
 
 
 def num_characters(messages: tuple[Message, ...]) -> int:
@@ -104,8 +115,6 @@ def _model_version(exp: Experience) -> str | None:
     return None if exp.model_version is None else encode(exp.model_version).decode()
 
 
-_TEXT, _LONG = pa.string(), pa.large_string()
-
 NARROW = (
     Column("uid", _TEXT, lambda e: e.eid.uid, "the whole id: [batch, task, run, step, suffix]"),
     Column("tid", _TEXT, lambda e: e.eid.tid, "the task: [batch, task]"),
@@ -139,43 +148,19 @@ NARROW = (
 )
 
 CONTENT = (
-    Column("prompt", _LONG, lambda e: _json_or_null(e.prompt), "messages, as JSON", shared=("prompt",)),
-    Column("tools", _LONG, lambda e: _json_or_null(e.tools), "tool schemas, as JSON", shared=("tools",)),
-    Column("completion", _LONG, lambda e: _json_or_null(e.completion), "messages, as JSON"),
-    Column(
-        "chosen",
-        _LONG,
-        lambda e: e.chosen and encode(side_meta(e.chosen)).decode(),
-        "side, as JSON",
-        null_without="chosen",
-    ),
-    Column(
-        "rejected",
-        _LONG,
-        lambda e: e.rejected and encode(side_meta(e.rejected)).decode(),
-        "side, as JSON",
-        null_without="rejected",
-    ),
+    _json_column("prompt", "messages, as JSON", shared=("prompt",)),
+    _json_column("tools", "tool schemas, as JSON", shared=("tools",)),
+    _json_column("completion", "messages, as JSON"),
+    _json_column("chosen", "side, as JSON", write=_side_json),
+    _json_column("rejected", "side, as JSON", write=_side_json),
     Column("prompt_text", _LONG, attrgetter("prompt_text"), "prompt as plain text"),
     Column("response_text", _LONG, attrgetter("response_text"), "response as plain text"),
-    Column(
-        "reward_components",
-        _LONG,
-        lambda e: _open_json_or_null(e.reward_components),
-        "as JSON",
-        null_without="reward_components",
-    ),
-    Column("errors", _LONG, lambda e: _json_or_null(e.errors), "error sites, as JSON", null_without="errors"),
-    Column("info", _LONG, lambda e: _open_json_or_null(e.info), "as JSON", null_without="info"),
-    Column("metrics", _LONG, lambda e: _open_json_or_null(e.metrics), "as JSON", null_without="metrics"),
-    Column(
-        "side_of",
-        _TEXT,
-        lambda e: e.side_of and encode(e.side_of).decode(),
-        "preference it was split from",
-        null_without="side_of",
-    ),
-    Column("custom_fields", _TEXT, lambda e: _json_or_null(e.custom_fields), "as JSON", null_without="custom_fields"),
+    _json_column("reward_components", "as JSON", write=to_json),
+    _json_column("errors", "error sites, as JSON"),
+    _json_column("info", "as JSON", write=to_json),
+    _json_column("metrics", "as JSON", write=to_json),
+    _json_column("side_of", "preference it was split from", kind=_TEXT),
+    _json_column("custom_fields", "as JSON", kind=_TEXT),
 )
 
 # Native list columns -> the dtype that they represent exactly, which is the record's dtype unless `dtypes` differs.

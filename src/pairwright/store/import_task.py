@@ -236,11 +236,13 @@ def _num_outcomes(task: ImportTask, result: ImportResult) -> int:
     return counts["quarantined"] + counts["part_of_another_file"]
 
 
-def _units(task: ImportTask, result: ImportResult, redacted: set[tuple[str, int | None]]) -> Iterator[list[AnyUnit]]:
+def _units(
+    task: ImportTask, result: ImportResult, redacted: set[tuple[str, int | None]]
+) -> Iterator[Sequence[AnyUnit]]:
     """Return the units of a task in batches; with `redact`, (file, line) of those that had secrets go to `redacted`."""
     path, layout = task.path, task.layout
     if layout.shape == "binary" and layout.format == PAIRWRIGHT:
-        batches = in_batches(exported_units(path))
+        batches: Iterator[Sequence[AnyUnit]] = in_batches(exported_units(path))
     else:
         batches = unit_batches(
             path,

@@ -16,6 +16,7 @@ An object or list of any other shape raises BadRecord with its keys: it is never
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -155,7 +156,7 @@ def plain_messages(value: Any) -> list[Message] | None:
         if not isinstance(value, str):
             return _convert_plain(value) if isinstance(value, list | dict) and value else None
         if value[:1] == "[":
-            texts = [bytes(text) for text in _decode_list(value)]
+            texts: Iterable[bytes] = map(bytes, _decode_list(value))
         elif value[:1] == "{":
             texts = [value.encode()]
         else:

@@ -19,11 +19,8 @@ _KNOWN = frozenset(
 )
 # Other names of the content, so that a message without content is refused rather than losing them.
 _OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
-# Keys of a plain message: messages with no other keys take the fast path below.
-_USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 # Roles that every shape of sources/shapes/any_messages.py reads alike
 _PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_convert = msgspec.convert
 
 
 def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
@@ -39,8 +36,6 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     '4'
     """
     value = mapping(value, where)
-    if _USUAL.issuperset(value) and (message := _usual_message(value, generated)) is not None:
-        return message
     role = _role(text(value.get("role"), f"{where}.role"))
     calls = [
         call_from_chat(call, f"{where}.tool_calls[{number}]")
@@ -130,29 +125,20 @@ class PlainTurn(msgspec.Struct, gc=False, omit_defaults=True, forbid_unknown_fie
     name: str | None = None
 
 
-def _usual_message(value: Json, generated: bool | None) -> Message | None:
-    """Fast path for a message with only the common fields and types, checked in C; None for any other message."""
-    try:
-        turn = _convert(value, PlainTurn)
-    except (msgspec.ValidationError, UnicodeError):  # UnicodeError: a key with a lone surrogate
-        return None
-    return message_from_turn(turn, generated)
-
-
 def usual_chat(messages: list[Any]) -> list[Message] | None:
     """Read messages with only the common fields and types, all at once; None if any message is different."""
     try:
-        turns = _convert(messages, list[PlainTurn])
-    except (msgspec.ValidationError, UnicodeError):
+        turns = msgspec.convert(messages, list[PlainTurn])
+    except (msgspec.ValidationError, UnicodeError):  # UnicodeError: a key with a lone surrogate
         return None
     return [message_from_turn(turn) for turn in turns]
 
 
-def message_from_turn(turn: PlainTurn, generated: bool | None = None) -> Message:
+def message_from_turn(turn: PlainTurn) -> Message:
     calls: tuple[ToolCall, ...] = ()
     if turn.tool_calls:
         calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
-    return Message(_role(turn.role), turn.content, None, calls, turn.tool_call_id, turn.name, generated)
+    return Message(_role(turn.role), turn.content, None, calls, turn.tool_call_id, turn.name)
 
 
 def _role(name: str) -> str:

@@ -15,12 +15,22 @@ the schema).
 """
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, filled_text, identifier, mapping, optional_items, optional_mapping
+from pairwright.sources.fields import (
+    BadRecord,
+    filled_text,
+    identifier,
+    mapping,
+    object_or_empty,
+    optional_items,
+    optional_mapping,
+    plain_numbers,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -76,35 +86,32 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     """Convert an export to a Trace and yield its experiences."""
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
-    observations = [
-        item if type(item) is dict else mapping(item, f"observations[{number}]")
-        for number, item in enumerate(_observations(export, trace))
-    ]
-    listed = [*optional_items(trace.get("scores"), "trace.scores")]
-    if export is not trace:
-        listed += optional_items(export.get("scores"), "scores")
-    scores = [mapping(score, f"scores[{n}]") for n, score in enumerate(listed)]
-    # Observations and their parents by id, for looking up scores and failures.
-    names = [filled_text(observation.get("id")) or "" for observation in observations]
-    ids = dict(zip(names, observations, strict=True))
-    parents = {name: filled_text(observation.get("parentObservationId")) for name, observation in ids.items()}
+    observations = _observations(export, trace)
+    parents = {name: filled_text(observation.get("parentObservationId")) for name, observation in observations}
     refused: list[str] = []
-    events = _events(trace, list(zip(names, observations, strict=True)), ids, parents, refused)
-    metadata = decode_json_text(trace.get("metadata"))
-    info: Json = {ours: trace[theirs] for theirs, ours in INFO.items() if trace.get(theirs)}
+    events = _events(trace, observations, parents, refused)
+    listed = optional_items(trace.get("scores"), "trace.scores")
+    if export is not trace:
+        listed = listed + optional_items(export.get("scores"), "scores")
+    scores, corrections = [], []
+    for number, item in enumerate(listed):
+        score = mapping(item, f"scores[{number}]")
+        if score.get("dataType") == _CORRECTION:
+            corrections.append(score)
+        else:
+            scores.append(_score(score))
     read_out = Trace(
         id=identifier(trace.get("id")),
         events=events,
-        scores=[_score(score) for score in scores if score.get("dataType") != _CORRECTION],
+        scores=scores,
         parents=parents,
-        task=identifier(trace.get("datasetItemId")) or task_in(metadata),
-        info=info,
+        task=identifier(trace.get("datasetItemId")) or task_in(decode_json_text(trace.get("metadata"))),
+        info={ours: trace[theirs] for theirs, ours in INFO.items() if trace.get(theirs)},
         refused=refused,
     )
     yield from read_trace(NAME, read_out, origin, position=origin.ordinal)
-    for score in scores:
-        if score.get("dataType") == _CORRECTION:
-            yield _correction(score, read_out, origin)
+    for score in corrections:
+        yield _correction(score, read_out, origin)
 
 
 def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
@@ -130,33 +137,32 @@ def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
     )
 
 
-def _observations(export: Json, trace: Json) -> list[Any]:
-    observations = optional_items(export.get("observations"), "observations")
-    observations = observations or optional_items(trace.get("observations"), "trace.observations")
-    times = [
-        moment(observation.get("startTime")) if isinstance(observation, dict) else None for observation in observations
-    ]
-    # If any time is missing, keep file order.
-    if None in times:
-        return observations
-    order = sorted(range(len(observations)), key=lambda number: times[number] or 0)
-    return [observations[number] for number in order]
+def _observations(export: Json, trace: Json) -> list[tuple[str, Json]]:
+    """Return the observations in order of time, each with its id; in file order if any time is missing."""
+    listed = optional_items(export.get("observations"), "observations")
+    listed = listed or optional_items(trace.get("observations"), "trace.observations")
+    observations, times = [], []
+    for number, item in enumerate(listed):
+        observation = item if type(item) is dict else mapping(item, f"observations[{number}]")
+        observations.append((filled_text(observation.get("id")) or "", observation))
+        times.append(moment(observation.get("startTime")))
+    if None not in times:
+        observations = [found for _, found in sorted(zip(times, observations, strict=True), key=itemgetter(0))]
+    return observations
 
 
 def _events(
-    trace: Json,
-    observations: list[tuple[str, Json]],
-    ids: dict[str, Json],
-    parents: dict[str, str | None],
-    refused: list[str],
+    trace: Json, observations: list[tuple[str, Json]], parents: dict[str, str | None], refused: list[str]
 ) -> list[ModelCall | ToolRun]:
     """Return the model calls and tool runs in order; raise BadRecord if there is no output at all."""
+    ids = dict(observations)
     generations = {name: observation for name, observation in observations if observation.get("type") == "GENERATION"}
     # An operation of the Vercel AI SDK encloses its calls; it counts as a call only if it contains none.
     above = {parents.get(name) for name in generations}
-    calls = [name for name, item in generations.items() if name not in above or not _is_operation(item)]
     # A generation inside another is the same call, logged by the framework and by the provider.
-    wanted = outermost_of(calls, parents)
+    wanted = outermost_of(
+        [name for name, item in generations.items() if name not in above or not _is_operation(item)], parents
+    )
     events: list[ModelCall | ToolRun] = []
     for name, observation in observations:
         if name in wanted:
@@ -221,9 +227,8 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
     tools = tools or _tool_definitions(observation)
     if attributes and not tools:
         tools, _ = tools_of_attributes(attributes)
-    usage = observation.get("usageDetails", observation.get("usage"))
-    usage = usage if isinstance(usage, dict) else {}
-    counts = {"input_tokens": usage.get("input"), "output_tokens": usage.get("output")}
+    usage = object_or_empty(observation.get("usageDetails", observation.get("usage")))
+    counts = plain_numbers({"input_tokens": usage.get("input"), "output_tokens": usage.get("output")})
     alternatives = _answers(output, attributes) if answer is None else [join_calls(answer)]
     if attributes:
         alternatives = [add_finish_reason(one, attributes) for one in alternatives]
@@ -236,7 +241,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
             parent=filled_text(observation.get("parentObservationId")),
             model=filled_text(observation.get("model")),
             failure=_failure(observation, "exception"),
-            usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
+            usage=counts,
             # Plain text in and out below an agent: the calls log only the opening prompt, and the turns are rebuilt.
             flat=flat and answer is None,
             notes={"choice": number} if len(alternatives) > 1 else {},

@@ -19,6 +19,7 @@ A failed call adds an error site to the last message of its input; a failed tool
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.shapes.any_messages import tool_content
-from pairwright.sources.shapes.tool_errors import tool_names
+from pairwright.sources.shapes.tool_errors import ErrorKind, tool_names
 from pairwright.sources.shapes.traces import (
     Failure,
     ModelCall,
@@ -50,8 +51,9 @@ from pairwright.sources.shapes.traces import (
 _MAX_UNSEEN = 20
 _encode = msgspec.json.Encoder(order="sorted").encode
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
-# Tree of all conversations of a trace: (number of the parent prefix, role, content, calls) -> number of the prefix
-_Prefixes = dict[tuple[int, str, str | bytes, bytes], int]
+# Tree of all conversations of a trace: (number of the parent prefix, role, body) -> number of the prefix. The body is
+# the text of a message, or JSON of its content and calls.
+_Prefixes = dict[tuple[int, str, str | bytes], int]
 
 
 class _Chain(msgspec.Struct, eq=False):
@@ -150,7 +152,8 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             if event.parent in latest:
                 latest[event.parent].runs.append(event)
             continue
-        prefixes = _prefixes(event.input, 0, known_prefixes)
+        above = latest.get(event.parent)
+        prefixes = _prefixes(event.input, above, known_prefixes)
         repeats: _Chain | None = None
         chain, known = _find_chain(prefixes, ends)
         if chain is None and event.flat:
@@ -162,7 +165,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
                 if chain.runs:
                     _append_runs(chain)
                 known = len(event.input)
-        elif chain is None and (above := latest.get(event.parent)) is not None:
+        elif chain is None and above is not None:
             overlap = _overlap(above, event)
             if overlap is not None:
                 chain, known = above, overlap
@@ -209,7 +212,7 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
     ids = {tool_call.id for tool_call in last.tool_calls if tool_call.id is not None}
     known = 1 if call.input and call.input[0].role == "assistant" else 0
     # Equal prefix numbers mean that the input's first message equals the chain's last one.
-    if known and _prefixes(call.input[:1], chain.prefixes[-2], chain.known)[-1] != chain.prefixes[-1]:
+    if known and _number(call.input[0], chain.prefixes[-2], chain.known) != chain.prefixes[-1]:
         return None
     results = call.input[known:]
     if not results or not all(message.role == "tool" and message.tool_call_id in ids for message in results):
@@ -227,7 +230,7 @@ def _extend(chain: _Chain, call: ModelCall, known: int, prefixes: list[int]) -> 
     if call.failure is not None and chain.messages:
         chain.failures.append((len(chain.messages) - 1, call.failure))
     chain.messages += call.output
-    chain.prefixes += _prefixes(chain.messages[first:], chain.prefixes[-1], chain.known)[1:]
+    _number_from(chain, first)
     chain.calls.append(call)
     chain.runs = []
 
@@ -250,7 +253,7 @@ def _append_runs(chain: _Chain) -> None:
     chain.rebuilt = "from outputs and tool runs: the calls log only the opening prompt"
     chain.runs = []
     del chain.prefixes[first + 1 :]
-    chain.prefixes += _prefixes(chain.messages[first:], chain.prefixes[-1], chain.known)[1:]
+    _number_from(chain, first)
 
 
 def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
@@ -289,11 +292,12 @@ def _experience(
     """Build the experience of a chain, with its scores, errors and usage."""
     calls = chain.calls
     tools = calls[0].tools
-    components, more = nearest_scores(findings.scores, [call.id for call in calls], trace.parents)
+    names = [call.id for call in calls]
+    components, more = nearest_scores(findings.scores, names, trace.parents)
     info: Json = {**trace.info}
     if trace.id is not None:
         info["trace_id"] = trace.id
-    info["calls"] = [call.id for call in calls]
+    info["calls"] = names
     known: list[Json] | None = None  # union of the tools of all calls, if they differ
     usage: Json = {}
     for call in calls:
@@ -306,7 +310,7 @@ def _experience(
         info["rebuilt"] = chain.rebuilt
     if known is not None:
         info["tools_changed"] = True
-    if any("tools_dropped" in call.notes for call in calls):  # incomplete tools: no tool is unknown
+    if "tools_dropped" in info:  # incomplete tools: no tool is unknown
         known = []
     if more:
         info["more_scores"] = more
@@ -315,14 +319,10 @@ def _experience(
         unseen = [failure for parent in parents for failure in findings.unseen.get(parent, [])]
         if unseen:
             info["tool_failures"] = unseen
-
-    def kind_of(position: int, message: Message) -> str | None:
-        failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
-        return None if failure is None else failure.kind
-
-    last = chain.messages[-1]
-    is_truncated = last.role == "assistant" and str(last.extra.get("finish_reason")).lower() in _TRUNCATED
-    available = tool_names(tools if known is None else known) if chain.failures else ()
+    errors: list[ErrorSite] = []
+    if chain.failures:
+        available = tool_names(tools if known is None else known)
+        errors = [ErrorSite(n, failed.kind, failed.text, available_tools=available) for n, failed in chain.failures]
     return Parts(
         name,
         origin,
@@ -334,28 +334,51 @@ def _experience(
         tools=tools,
         known_tools=known,
         reward_components=components,
-        error_kind=kind_of if chain.results or findings.failures else None,
-        errors=[
-            ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available)
-            for index, failure in chain.failures
-        ],
+        error_kind=_marks_of(chain, findings) if chain.results or findings.failures else None,
+        errors=errors,
         info=info,
         metrics=usage,
         model_version=next((call.model for call in calls if call.model is not None), None),
-        truncate_status="response_truncated" if is_truncated else None,
+        truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
     )
 
 
-def _prefixes(messages: list[Message], start: int, known: _Prefixes) -> list[int]:
-    """Return the numbers of all prefixes of the messages, after the prefix `start`; ids and reasoning are ignored."""
-    numbers = [start]
-    for message in messages:
-        content, calls = message.content, b""
-        if type(content) is not str:
-            content = canonical_content(content)
-        if message.tool_calls:
-            calls = _encode([(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls])
-        key = (start, message.role, content if type(content) is str else _encode(content), calls)
-        start = known.setdefault(key, len(known) + 1)
-        numbers.append(start)
+def _marks_of(chain: _Chain, findings: _Findings) -> ErrorKind:
+    """Return the function that looks up the failures which the trace recorded of tool runs."""
+
+    def kind_of(position: int, message: Message) -> str | None:
+        failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
+        return None if failure is None else failure.kind
+
+    return kind_of
+
+
+def _prefixes(messages: list[Message], before: _Chain | None, known: _Prefixes) -> list[int]:
+    """Return the numbers of all prefixes of an input; those of `before` are known if the input begins with it."""
+    numbers = [0]
+    if before is not None and messages[: len(before.messages)] == before.messages:
+        numbers = before.prefixes.copy()
+    for message in messages[len(numbers) - 1 :]:
+        numbers.append(_number(message, numbers[-1], known))
     return numbers
+
+
+def _number_from(chain: _Chain, first: int) -> None:
+    """Number the prefixes of a chain that end with its message `first` or a later one."""
+    for message in chain.messages[first:]:
+        chain.prefixes.append(_number(message, chain.prefixes[-1], chain.known))
+
+
+def _number(message: Message, before: int, known: _Prefixes) -> int:
+    """Return the number of the prefix `before` and one more message; its ids and reasoning are ignored."""
+    body: Any = message.content
+    if type(body) is not str:
+        body = canonical_content(body)
+    if message.tool_calls or type(body) is not str:
+        calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
+        body = _encode((body, calls))
+    return known.setdefault((before, message.role, body), len(known) + 1)
+
+
+def _is_truncated(message: Message) -> bool:
+    return message.role == "assistant" and str(message.extra.get("finish_reason")).lower() in _TRUNCATED
