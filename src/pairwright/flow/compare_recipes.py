@@ -232,7 +232,7 @@ class Comparer:
 
 
 def _model_of(config: Config) -> Path:
-    name = config.model or (config.policy.model if config.policy.base_url is None else None)
+    name = config.trained_model
     if name is None:
         raise ConfigError("model: expected the folder of the model that is trained")
     return find_model(name)

@@ -365,7 +365,7 @@ class Flow:
     def _initial_model(self) -> Path:
         """Return the folder of the model to train; required even if the policy is an endpoint."""
         config = self.config
-        name = config.model or (config.policy.model if config.policy.base_url is None else None)
+        name = config.trained_model
         if name is None:
             raise ConfigError("model: expected the folder of the model that is trained")
         if is_address(name):
