@@ -105,6 +105,9 @@ def show(
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
 
+    others = [word for word in override or () if not word.startswith("tokens.")]
+    if others and not hints:
+        raise ConfigError(f"{' '.join(others)}: only --hints reads keys outside of the section `tokens`")
     settings = load_settings(config, override, set_flags(ctx))
     chat_tokenizer = _load_tokenizer(tokenizer, settings.tokens)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
@@ -222,6 +225,7 @@ def check(
         list[Path],
         typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id; may be repeated."),
     ],
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -234,7 +238,7 @@ def check(
     from pairwright.tokens.stage.check import check_template
 
     # Folders of the same name are distinguished by their paths.
-    options = load_settings(None, override, set_flags(ctx)).tokens
+    options = load_settings(config, override, set_flags(ctx)).tokens
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:

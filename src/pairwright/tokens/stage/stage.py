@@ -404,8 +404,8 @@ def encode(
     """
     folder = source_folder(source)
     target = place(output) if output is not None else folder.parent / "tokens"
-    settings = adjust_config(tokens={**options, "tokenizer": os.fspath(tokenizer), "workers": workers}).tokens
-    encode_source(folder, target, settings, progress=progress_of(progress, "encoded items:"))
+    settings = adjust_config(tokens={**options, "tokenizer": os.fspath(tokenizer)}).tokens
+    encode_source(folder, target, settings, num_workers=workers, progress=progress_of(progress, "encoded items:"))
     return Encoded(str(target), tokenizer)
 
 
