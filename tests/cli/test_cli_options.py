@@ -49,7 +49,7 @@ def test_every_key_of_a_section_is_an_option_of_its_command_but_for_those_that_b
     tokens = {f"tokens.{name}" for name, field in TokensConfig.model_fields.items() if not section_of(field.annotation)}
     assert set(options_of("pairs", "build")) == pairs | {"seed"} | engine
     in_files = {"tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries"}
-    assert set(options_of("tokens", "build")) == (tokens - in_files) | engine | {"engine.workers"}
+    assert set(options_of("tokens", "build")) == (tokens - in_files) | engine
 
 
 def flags_of(words, *keys):

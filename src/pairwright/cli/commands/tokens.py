@@ -33,7 +33,7 @@ _TEMPLATE_KEYS = ("tokens.chat_template", "tokens.chat_template_kwargs")
 _SHOW_KEYS = (*_TEMPLATE_KEYS, "tokens.tools_as_text", "tokens.allow_dropped", "tokens.allow_images")
 
 
-@app.command(cls=with_options("tokens", "engine.name", "engine.address", "engine.workers", without=_WITHOUT_OPTION))
+@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=_WITHOUT_OPTION))
 def build(
     ctx: typer.Context,
     source: Annotated[
@@ -66,8 +66,10 @@ def build(
     if source is None or output is None or options.tokenizer is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    folder = place(output)
-    with Progress("encoding", "items") as progress, open_engine(settings.engine) as engine:
+    # `tokens.workers` overrides the workers of the engine
+    folder, workers = place(output), options.workers or settings.engine.workers
+    engine_settings = settings.engine.model_copy(update={"workers": workers})
+    with Progress("encoding", "items") as progress, open_engine(engine_settings) as engine:
         manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
