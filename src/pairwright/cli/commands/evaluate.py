@@ -91,7 +91,7 @@ def run(
     say(f"examining {before} and {after} in {folder}")  # before the imports below, which take seconds
     from pairwright.evaluation.held_out_runs import evaluate_models
 
-    with CollectView() as view:
+    with CollectView("examining") as view:
         evaluation, collections = evaluate_models(
             settings,
             before=before,
