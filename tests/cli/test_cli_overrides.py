@@ -48,7 +48,8 @@ def commands_of(command, name="pairwright"):
 
 
 TAKES_CONFIG = [
-    "import", "collect", "teach", "explain", "pairs build", "tokens build", "tokens show", "train", "evaluate compare",
+    "import", "collect", "teach", "explain", "pairs build", "tokens build", "tokens show", "tokens check", "train",
+    "evaluate compare",
     "evaluate run", "jobs submit", "jobs show", "jobs attach", "jobs logs", "jobs cancel", "jobs deploy", "run", "demo",
     "doctor", "config validate", "config show", "score", "compare", "model export",
 ]  # fmt: skip

@@ -77,9 +77,7 @@ def test_mistakes_are_one_line(folder, tokenizer, tmp_path):
 
 def test_a_configuration_says_what_the_command_line_does_not(folder, tokenizer, tmp_path):
     config = tmp_path / "config.yaml"
-    config.write_text(
-        f"name: first\ntokens: {{tokenizer: {tokenizer}, max_length: 4, truncation: drop}}\nengine: {{workers: 1}}\n"
-    )
+    config.write_text(f"name: first\ntokens: {{tokenizer: {tokenizer}, max_length: 4, truncation: drop, workers: 1}}\n")
     done = run("tokens", folder, "--config", config, "-o", tmp_path / "tokens", "--json")
     manifest = json.loads(done.stdout)
     assert (done.returncode, manifest["refused"]) == (1, {"too_long": 1})  # nothing is encoded

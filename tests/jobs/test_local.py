@@ -39,7 +39,6 @@ backend = BACKENDS["local"]
 def started(tmp_path, monkeypatch):
     """A function that starts a stand-in of a kind; what is left of it afterwards is ended."""
     monkeypatch.setattr(local, "COMMAND", STANDIN)
-    monkeypatch.setenv("PAIRWRIGHT_BACKEND__LOCAL__POLL_INTERVAL_SECONDS", "0.01")
 
     def start(kind, name="run"):
         request = JobRequest(model=kind, pairs=tmp_path / "pairs")

@@ -360,8 +360,8 @@ def test_weights_of_turns_reach_the_cache_and_parts_without_the_column_are_read(
     turn = Message("assistant", "two", extra={TURN_WEIGHT: 0.5})
     with Table(tmp_path / "table") as table:
         table.append([experience(1, completion=[turn]), experience(2)])
-    options = TokensConfig(tokenizer=str(tokenizer))
-    encode_source(tmp_path / "table", tmp_path / "out", options, num_workers=1)
+    options = TokensConfig(tokenizer=str(tokenizer), workers=1)
+    encode_source(tmp_path / "table", tmp_path / "out", options)
     weighted, plain = (sequence for _, _, sequence in read_sequences(tmp_path / "out"))
     assert set(weighted.weights[weighted.mask].tolist()) == {0.5}
     assert plain.weights is None

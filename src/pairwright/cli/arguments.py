@@ -4,9 +4,9 @@ Names to complete come from the registries of the code, loaded on demand.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,6 +62,7 @@ def _choices_of(key: str) -> list[str]:
     """The words that a key accepts: literals of its type, or names of a registry; none for numbers and free text."""
     from pairwright.config.backend_config import BACKEND_NAMES
     from pairwright.config.config_tree import field_of
+    from pairwright.config.key_comments import words_of
     from pairwright.config.pairs_config import STRATEGY_NAMES
     from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
 
@@ -77,17 +78,7 @@ def _choices_of(key: str) -> list[str]:
         annotation = field_of(key).annotation
     except KeyError:
         return []
-    return ["true", "false"] if annotation is bool else list(literals_of(annotation))
-
-
-def literals_of(annotation: Any) -> Iterator[str]:
-    """The words that a type allows, as `Literal` has them."""
-    # literals may be nested in unions and tuples
-    for choice in get_args(annotation):
-        if isinstance(choice, str):
-            yield choice
-        else:
-            yield from literals_of(choice)
+    return ["true", "false"] if annotation is bool else list(words_of(annotation))
 
 
 def condition_of(where: str | None) -> "pl.Expr | None":

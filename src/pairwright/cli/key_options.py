@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from pairwright.cli.arguments import PLACE, complete_choices, literals_of
+from pairwright.cli.arguments import PLACE, complete_choices
 from pairwright.cli.overrides import ConfigCommand
 
 _META = "pairwright.flags"  # where the context keeps what derived options set
@@ -141,11 +141,12 @@ def _build_params(keys: list[str]) -> list[Any]:
 def _describe(key: str) -> tuple[Any, Any]:
     """The annotation and the default value of a key's option."""
     from pairwright.config.config_tree import field_of
+    from pairwright.config.key_comments import words_of
 
     field, name = field_of(key), key.rpartition(".")[2].replace("_", "-")
     spelling = _SPELLINGS.get(key, Spelling())
     kind, default = _kind_of(field.annotation), field.get_default(call_default_factory=True)
-    flag, metavar, words = spelling.flag, spelling.metavar, list(literals_of(field.annotation))
+    flag, metavar, words = spelling.flag, spelling.metavar, list(words_of(field.annotation))
     if flag is None:
         flag = f"--{name}/--no-{name}" if kind is bool and default else f"--{name}"
     # also name a number that is allowed in addition to words, as in evaluate.missing

@@ -98,10 +98,10 @@ class LiveTable:
 
 
 class CollectView(LiveTable):
-    """`show(status)` of a collection."""
+    """`show(status)` of a collection; `verb` says what its runs are for."""
 
-    def __init__(self) -> None:
-        super().__init__("collecting ", wait=1)
+    def __init__(self, verb: str = "collecting") -> None:
+        super().__init__(f"{verb} ", wait=1)
         self._said = {""}  # phases and warnings that are shown already
         self._has_warned = False
 

@@ -13,6 +13,7 @@ Values from the environment are never printed: `config show` prints the referenc
 import os
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,6 +30,8 @@ from pairwright.paths import is_address, place
 ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
 # Keys that hold addresses, which may contain credentials
 _PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
+# Keys that hold the name of a function, beside those that are loaded with a base folder
+_CODE_KEYS = ("train.sdpo.hint", "tokens.train_turns", "tokens.credit.function")
 # ${NAME}: group 1 is the name of the variable
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -180,26 +183,15 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
 
 
 def _with_code_files(config: Config, folder: Path) -> Config:
-    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`, `tokens.credit.function`) are
-    resolved against the current folder, then against the folder of the configuration."""
-
-    def find(name: str | None) -> str | None:
+    """Functions as path/file.py:function are resolved against the current folder, then against the folder of the
+    configuration."""
+    found: dict[str, Any] = {}
+    for key in _CODE_KEYS:
+        name: str | None = attrgetter(key)(config)
         place, _, function = (name or "").rpartition(":")
-        is_there = place.endswith(".py") and not Path(place).exists() and (folder / place).exists()
-        return f"{folder / place}:{function}" if is_there else name
-
-    train, tokens = config.train, config.tokens
-    if (hint := find(train.sdpo.hint)) != train.sdpo.hint:
-        train = train.model_copy(update={"sdpo": train.sdpo.model_copy(update={"hint": hint})})
-    if (rule := find(tokens.train_turns)) != tokens.train_turns:
-        tokens = tokens.model_copy(update={"train_turns": rule})
-    if (credit := find(tokens.credit.function)) != tokens.credit.function:
-        tokens = tokens.model_copy(update={"credit": tokens.credit.model_copy(update={"function": credit})})
-    return (
-        config
-        if (train, tokens) == (config.train, config.tokens)
-        else config.model_copy(update={"train": train, "tokens": tokens})
-    )
+        if place.endswith(".py") and not Path(place).exists() and (folder / place).exists():
+            _set(found, key, f"{folder / place}:{function}", key)
+    return adjust_config(config, **found)
 
 
 def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **values: Any) -> Config:

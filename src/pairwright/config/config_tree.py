@@ -47,6 +47,11 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     backend: BackendConfig = BackendConfig()
 
+    @property
+    def trained_model(self) -> str | None:
+        """The model to train: `model`, or else the policy, if it is loaded here."""
+        return self.model or (self.policy.model if self.policy.base_url is None else None)
+
     @model_validator(mode="after")
     def _follows_curriculum(self) -> "Config":
         """Refuse a curriculum for trainers that ignore it; NeMo RL keeps the order of its file but has no stages."""

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
@@ -37,7 +37,7 @@ def list_keys(section: type[BaseModel]) -> Iterator[Key]:
         yield Key(
             name=name,
             default=default,
-            choices=tuple(dict.fromkeys(_choices_in(field.annotation))),
+            choices=tuple(dict.fromkeys(words_of(field.annotation))),
             comment=field.description or ((classes[0].__doc__ or "").partition("\n\n")[0] if classes else ""),
             section=classes[0] if classes else None,
             is_section=isinstance(field.annotation, type) and bool(classes),
@@ -126,9 +126,10 @@ def _classes_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _classes_in(part)
 
 
-def _choices_in(annotation: Any) -> Iterator[str]:
-    if typing.get_origin(annotation) is Literal:
-        yield from (str(choice) for choice in typing.get_args(annotation))
-        return
+def words_of(annotation: Any) -> Iterator[str]:
+    """The words that a type allows, as `Literal` has them, also inside of unions and tuples."""
     for part in typing.get_args(annotation):
-        yield from _choices_in(part)
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from words_of(part)

@@ -129,7 +129,6 @@ _REMOVED = {
     "sources.on_bad_record": "bad records are quarantined; pairwright import --strict ends with exit code 1",
     "loop.accumulate": "pairs are built from the experience of all rounds so far",
     "engine.max_retries": "a piece of work is repeated 3 times after its worker died",
-    "tokens.workers": "set engine.workers",
     "evaluate.num_resamples": "intervals have 10,000 resamples",
     "evaluate.method": "intervals are bias-corrected and accelerated (bca)",
 }

@@ -196,6 +196,8 @@ class TokensConfig(Section):
     its messages or this tokenizer; or ignore them and encode the messages."""
     experience: tuple[str, ...] = ()
     """Experience tables with the recorded ids of pairs; by default the tables that the pairs' lineage.json names."""
+    workers: int | None = Field(default=None, ge=1)
+    """Number of processes; by default one per core."""
 
     @field_validator("clock", mode="before")
     @classmethod
@@ -221,9 +223,9 @@ class TokensConfig(Section):
         return self.max_length if self.max_pair_length is None else self.max_pair_length
 
     def content(self) -> dict[str, Any]:
-        """The options that decide what a sequence is: part of every cache key. Paths are not: the content of tokenizer,
-        template and grammar is in the key."""
-        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience"})
+        """The options that decide what a sequence is: part of every cache key. Paths (the content of
+        tokenizer, template and grammar is in the key) and workers are not."""
+        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience", "workers"})
 
 
 Confidence = Annotated[float, Field(gt=0.5, lt=1)]

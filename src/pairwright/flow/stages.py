@@ -86,11 +86,10 @@ def find_beside(base: Path | None, name: str | Path) -> Path:
 
 
 def initial_model(config: Config) -> str:
-    """Return the name of the model to train: `model`, else that of a policy without an endpoint."""
-    name = config.model or (config.policy.model if config.policy.base_url is None else None)
-    if name is None:
+    """Return the name of the model to train."""
+    if config.trained_model is None:
         raise ConfigError("model: expected the folder of the model that is trained")
-    return name
+    return config.trained_model
 
 
 def source_paths(config: Config, base: Path | None) -> list[str]:

@@ -1,6 +1,5 @@
 """`pairwright advise TABLE`: what to train on these runs, and why."""
 
-import io
 from textwrap import indent
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ def advise_recipe(
     as_json: AsJson = False,
 ) -> None:
     """Recommend a training recipe for the runs and rewards of a table, with the evidence for it."""
+    from pairwright.config.key_comments import to_yaml
     from pairwright.flow.advice import advise, figures_json, measure, recommended
     from pairwright.paths import place
     from pairwright.store.table import Table
@@ -41,15 +41,6 @@ def advise_recipe(
     if figures.solved_runs is None and figures.scored:
         say("rewards above 1: say from which reward on a run is solved with --solved")
     say("Small models on a CPU are the evidence; pairwright compare CONFIG --recipes FILE measures your own data")
-
-
-def to_yaml(tree: dict[str, Any]) -> str:
-    from ruamel.yaml import YAML
-
-    text, yaml = io.StringIO(), YAML()
-    yaml.default_flow_style = False
-    yaml.dump(tree, text)
-    return text.getvalue()
 
 
 def _shown(value: Any) -> Any:

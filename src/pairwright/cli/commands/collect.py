@@ -48,10 +48,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
     # counts by kind are dicts, which do not fit into a cell
     rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
     print_result(figures, "collected", ("figure", "value"), rows, as_json=as_json)
-    for entry in collection.errors[:_MOST_ERRORS]:
-        say(f"failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
-    if len(collection.errors) > _MOST_ERRORS:
-        say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
+    say_failures(collection)
     status = collection.status
     # after the failures, which say why nothing was recorded
     if (reason := collection.why_empty()) is not None:
@@ -69,6 +66,15 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
         f"{status.num_candidates:,} candidates in {collection.experience} after {duration(collection.seconds)}. "
         f"Next: pairwright pairs {collection.experience} -o {output}/pairs"
     )
+
+
+def say_failures(collection: "Collected", of: str = "") -> None:
+    """Name the first runs of a collection that failed, and the file with all of them. of: whose runs they are."""
+    for entry in collection.errors[:_MOST_ERRORS]:
+        say(f"{of}failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
+    if len(collection.errors) > _MOST_ERRORS:
+        ledger = collection.experience.parent / "collection" / "ledger.jsonl"
+        say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {ledger}")
 
 
 def _figures(collection: "Collected") -> dict[str, Any]:

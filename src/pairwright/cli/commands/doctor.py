@@ -10,7 +10,7 @@ from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
 
 if TYPE_CHECKING:
-    from pairwright.config import Config
+    pass
 
 
 def doctor(
@@ -40,7 +40,7 @@ def doctor(
     patient = Patient(
         config=config,
         pairs=table,
-        model=_cached_model(model or _local_model(config)),
+        model=_cached_model(model or config.trained_model),
         output=output or folder,
         base=None if file is None else base_folder(config, file),
     )
@@ -79,11 +79,6 @@ def _check_device(name: str, *, as_json: bool) -> None:
         say(f"{len(failed)} of {len(rows)} checks failed: {'; '.join(failed)}. Please paste the table into an issue.")
         raise typer.Exit(2)
     say(f"{len(rows)} checks, {name} computes what the CPU computes")
-
-
-def _local_model(config: "Config") -> str | None:
-    """The model to train: the one that is named, else the local policy."""
-    return config.model or (config.policy.model if config.policy.base_url is None else None)
 
 
 def _cached_model(name: str | None) -> str | None:

@@ -81,6 +81,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
+    from pairwright.cli.commands.collect import say_failures
     from pairwright.cli.progress_view import CollectView
     from pairwright.config import base_folder, load_config
 
@@ -90,7 +91,7 @@ def run(
     say(f"examining {before} and {after} in {folder}")  # before the imports below, which take seconds
     from pairwright.evaluation.held_out_runs import evaluate_models
 
-    with CollectView() as view:
+    with CollectView("examining") as view:
         evaluation, collections = evaluate_models(
             settings,
             before=before,
@@ -101,9 +102,7 @@ def run(
             watch=view.show,
         )
     for side, collection in zip(("before", "after"), collections, strict=True):
-        # three failures per side show what went wrong; the ledger has all
-        for entry in collection.errors[:3]:
-            say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
+        say_failures(collection, of=f"{side} ")
     show_evaluation(evaluation, folder, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from pairwright.cli.guards import Interrupted
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
-from pairwright.cli.progress_view import LiveTable
+from pairwright.cli.progress_view import LiveTable, duration
 from pairwright.errors import PairwrightError, PlaceError
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ def list_jobs(
         raise PlaceError(f"{root}: no such folder; runs are below runs/ unless you chose another place")
     jobs = [(folder, read_job(folder)) for folder in find_jobs(root)]
     values = [_as_json(job, folder) for folder, job in jobs]
-    rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in jobs]
+    now = time.time()
+    rows = [
+        (job.id, job.backend, job.state, str(folder), f"{duration(max(0, now - job.updated_at))} ago")
+        for folder, job in jobs
+    ]
     print_result(values, str(root), ("id", "backend", "state", "folder", "seen"), rows, as_json=as_json)
     say(f"{len(jobs)} jobs below {root}" + (". Next: pairwright jobs show JOB" if jobs else ""))
 
@@ -246,11 +250,3 @@ def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[s
 
     record: dict[str, Any] = {**msgspec.to_builtins(job), "folder": str(folder)}
     return record if status is None else {**record, "status": msgspec.to_builtins(status)}
-
-
-def _ago(moment: float) -> str:
-    seconds = max(0, int(time.time() - moment))
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"

@@ -122,7 +122,8 @@ class LiveView:
     def _collecting(self, status: Any) -> None:
         from pairwright.cli.progress_view import CollectView
 
-        self._switch_to("collect", CollectView).show(status)
+        verb = "examining" if self._stage.endswith("/evaluate") else "collecting"
+        self._switch_to("collect", lambda: CollectView(verb)).show(status)
 
     def _training(self, event: dict[str, Any]) -> None:
         from pairwright.cli.progress_view import TrainingView

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
+from pairwright.cli.commands.collect import say_failures
 from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from pairwright.collection.runner import Collected
     from pairwright.collection.teaching import States
     from pairwright.config import PolicyConfig
-
-_MOST_ERRORS = 5
 
 
 def ask_teachers(
@@ -115,11 +114,7 @@ def _report(states: "States", collections: "dict[str, Collected]", student: str,
     for reason, count in states.skipped.most_common():
         say(f"{count:,} of {states.num_experiences:,} experiences have no decision: {reason}")
     for name, collection in collections.items():
-        for entry in collection.errors[:_MOST_ERRORS]:
-            say(f"{name} failed: task {entry.task!r} ({entry.kind}): {entry.message}")
-        if len(collection.errors) > _MOST_ERRORS:
-            ledger = collection.experience.parent / "collection" / "ledger.jsonl"
-            say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {ledger}")
+        say_failures(collection, of=f"{name} ")
     # fail: otherwise the votes of this teacher would be missing silently
     without_answer = [name for name, collection in collections.items() if not collection.status.num_candidates]
     if without_answer:

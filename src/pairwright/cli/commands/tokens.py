@@ -33,7 +33,7 @@ _TEMPLATE_KEYS = ("tokens.chat_template", "tokens.chat_template_kwargs")
 _SHOW_KEYS = (*_TEMPLATE_KEYS, "tokens.tools_as_text", "tokens.allow_dropped", "tokens.allow_images")
 
 
-@app.command(cls=with_options("tokens", "engine.name", "engine.address", "engine.workers", without=_WITHOUT_OPTION))
+@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=_WITHOUT_OPTION))
 def build(
     ctx: typer.Context,
     source: Annotated[
@@ -66,8 +66,10 @@ def build(
     if source is None or output is None or options.tokenizer is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    folder = place(output)
-    with Progress("encoding", "items") as progress, open_engine(settings.engine) as engine:
+    # `tokens.workers` overrides the workers of the engine
+    folder, workers = place(output), options.workers or settings.engine.workers
+    engine_settings = settings.engine.model_copy(update={"workers": workers})
+    with Progress("encoding", "items") as progress, open_engine(engine_settings) as engine:
         manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
@@ -105,6 +107,9 @@ def show(
     from pairwright.tokens.stage.paint import html_page, token_rows
     from pairwright.tokens.stage.preview import preview
 
+    others = [word for word in override or () if not word.startswith("tokens.")]
+    if others and not hints:
+        raise ConfigError(f"{' '.join(others)}: only --hints reads keys outside of the section `tokens`")
     settings = load_settings(config, override, set_flags(ctx))
     chat_tokenizer = _load_tokenizer(tokenizer, settings.tokens)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
@@ -222,6 +227,7 @@ def check(
         list[Path],
         typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id; may be repeated."),
     ],
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -234,7 +240,7 @@ def check(
     from pairwright.tokens.stage.check import check_template
 
     # Folders of the same name are distinguished by their paths.
-    options = load_settings(None, override, set_flags(ctx)).tokens
+    options = load_settings(config, override, set_flags(ctx)).tokens
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:

@@ -96,7 +96,7 @@ def encode_into(
     keys = list(read.keys())
     # Progress starts at the number of cached items.
     done = num_cached = len(known.intersection(keys))
-    engine = engine or Pool(num_workers or os.cpu_count() or 1)
+    engine = engine or Pool(num_workers or options.workers or os.cpu_count() or 1)
     for rows in engine.map(partial(encode_items, options=options), _split_tasks(read.items(known))):
         # One file per task: an interrupted run keeps its encoded items.
         write_part(output, rows)
