@@ -350,6 +350,7 @@ def hint(path: Path) -> str:
         # Neither a person's answer nor a reference is the model's
         ({"question": "What is it?", "user_answer": "An apple.", "correct_answer": "A pear.", "is_correct": False}, ""),
         ({"Frage": "Was ist es?", "Erwartete Antwort": "Ein Apfel.", "Musterantwort": "Eine Birne."}, ""),
+        ({"question": "What is it?", "Antwort des Schülers": "An apple."}, ""),
         # An id is no answer
         ({"request": {"prompt": "What is it?"}, "response": {"id": "resp_1.", "body": {"said": {"content": "An apple."}}}}, "prompt=request.prompt,completion=response.body.said.content"),
     ],
@@ -387,6 +388,18 @@ def test_a_system_prompt_among_the_settings_of_a_row_is_kept(tmp_path):
     row = {"metadata": {"system_prompt": "Be brief."}, "input": "Why?", "output": "So.", "score": 1}
     (exp,) = read(write(tmp_path / "settings.jsonl", lines([row])))
     assert [message.text for message in exp.prompt] == ["Be brief.", "Why?"]
+
+
+def test_instructions_among_the_settings_of_a_row_may_be_for_a_judge(tmp_path):
+    row = {"config": {"judge": "m", "instructions": "Rate it."}, "input": "Why?", "output": "So.", "score": 1}
+    (exp,) = read(write(tmp_path / "settings.jsonl", lines([row])))
+    assert [message.text for message in exp.prompt] == ["Why?"]
+
+
+def test_a_preference_decides_between_an_answer_and_its_rewrite(tmp_path):
+    row = {"query": "Why?", "original_response": "So.", "rewritten_response": "Well.", "better": "original_response"}
+    (exp,) = read(write(tmp_path / "rewritten.jsonl", lines([row])))
+    assert (exp.chosen.messages[0].text, exp.rejected.messages[0].text) == ("So.", "Well.")
 
 
 def test_a_correction_beside_a_score_leaves_the_scored_answer_alone(tmp_path):

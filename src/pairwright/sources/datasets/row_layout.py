@@ -237,14 +237,13 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
 
 
 def find_correction(row: Json) -> tuple[Answer, ...] | None:
-    """Return a corrected answer and the unscored answer that it corrects, or None."""
-    for key in row:
+    """Return a corrected answer and the answer that it corrects, or None; a preference or score in the row decides."""
+    has_score = any(is_score_name(name) and read_score(value) is not None for name, value in row.items())
+    for key in row if not has_score and _preference_key(row) is None else ():
         words = words_of(key)
         rest = "_".join(word for word in words if word not in CORRECTED)
         if CORRECTED.isdisjoint(words) or not is_completion_name(rest) or not isinstance(row[key], str) or not row[key]:
             continue
-        if any(is_score_name(name) and read_score(value) is not None for name, value in row.items()):
-            return None
         answers, _ = find_answers({name: value for name, value in row.items() if name != key})
         if len(answers) == 1 and isinstance(answers[0].value, str) and answers[0].value.strip() != row[key].strip():
             return Answer(row[key], key), answers[0]
@@ -259,7 +258,8 @@ def find_turn_columns(row: Json) -> list[str]:
     numbers = {number for number, key in filled if _role_of_column(key) == "user"}
     said = {number for number, key in filled if _role_of_column(key) == "assistant"}
     is_whole = len(numbers) > 1 and said <= numbers and len(numbers) <= len(said) + 1
-    return columns if is_whole and len(numbers) + len(said) == len(columns) else []
+    is_whole = is_whole and len(numbers) + len(said) == len(columns) and _role_of_column(columns[0]) == "user"
+    return columns if is_whole else []
 
 
 def _role_of_column(key: str) -> str | None:

@@ -57,7 +57,8 @@ WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Words that say whose a question is, or whose an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
 _ASKERS = _names(
     """user users customer client requester end usuario usuaria cliente utilisateur utente nutzer benutzer kunde kunden
-    gebruiker klant klienta ユーザー お客様 顧客 用户 客户 고객 사용자"""
+    gebruiker klant klienta student students learner pupil schuler schulers eleve alumno
+    ユーザー お客様 顧客 用户 客户 고객 사용자"""
 )
 _AUTHORS = _names(
     """model bot chatbot assistant agent ai ki ia llm gpt system generated predicted actual modell modele modelo modello
@@ -344,7 +345,8 @@ def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
         nested = [row[name] for name in _SETTINGS if isinstance(row.get(name), dict)]
-        return next((found for inner in nested if (found := system_of(inner, messages))), [])
+        named = [{key: inner[key] for key in SYSTEMS if key in inner and key != "instructions"} for inner in nested]
+        return next((found for inner in named if (found := system_of(inner, messages))), [])
     for key in SYSTEMS:
         value = row.get(key)
         if value is None or value in ("", []):
