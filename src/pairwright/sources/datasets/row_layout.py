@@ -112,8 +112,9 @@ def _with_prompt(
     """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
-    # A transcript under any name; beside a question, a context holds the turns before it.
-    if talk_key is None and not answers and (key is None or context_key is None):
+    # A transcript under any name; beside a question that is not in it, a context holds the turns before it.
+    is_history = key is not None and context_key is not None and _text_of(prompt) not in _text_of(row[context_key])
+    if talk_key is None and not answers and not is_history:
         talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
