@@ -239,15 +239,18 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
 
 def find_correction(row: Json) -> tuple[Answer, ...] | None:
     """Return a corrected answer and the answer that it corrects, or None; a preference or score in the row decides."""
-    has_score = any(is_score_name(name) and read_score(value) is not None for name, value in row.items())
-    for key in row if not has_score and _preference_key(row) is None else ():
-        words = words_of(key)
-        rest = "_".join(word for word in words if word not in CORRECTED)
-        if CORRECTED.isdisjoint(words) or not is_completion_name(rest) or not isinstance(row[key], str) or not row[key]:
-            continue
+    corrected = [key for key in row if not CORRECTED.isdisjoint(words_of(key)) and isinstance(row[key], str)]
+    if not corrected or _preference_key(row) is not None:
+        return None
+    if any(is_score_name(name) and read_score(value) is not None for name, value in row.items()):
+        return None
+    for key in corrected:
+        noun = "_".join(word for word in words_of(key) if word not in CORRECTED)
         answers, _ = find_answers({name: value for name, value in row.items() if name != key})
-        if len(answers) == 1 and isinstance(answers[0].value, str) and answers[0].value.strip() != row[key].strip():
-            return Answer(row[key], key), answers[0]
+        if is_completion_name(noun) and len(answers) == 1 and isinstance(answers[0].value, str):
+            texts = [text.strip() for text in (row[key], answers[0].value)]
+            if all(texts) and texts[0] != texts[1]:
+                return Answer(row[key], key), answers[0]
     return None
 
 
