@@ -167,6 +167,7 @@ SHAPES = {
     # Where the fields are
     "JSON text in a column": ("by.jsonl", lines({"event": "llm", "payload": json.dumps({"input": {"messages": [{"role": "user", "content": q}]}, "output": {"text": a}}), "user_rating": 5 if g else 1} for q, a, g in ROWS)),
     "a title above the table": ("bz.xlsx", sheet_with_title),
+    "the id of a user": ("cc.jsonl", lines({"user": f"u{n}", "question": q, "response": a, "rating": 5 if g else 1} for n, (q, a, g) in enumerate(ROWS))),
     "a history in a cell": ("ca.csv", table(["chat_history", "question", "answer", "score"], [("User: Hi\nBot: Hello", q, a, int(g)) for q, a, g in ROWS])),
 }  # fmt: skip
 # What the user fills into the hint where it says NUMBER, or user or assistant.

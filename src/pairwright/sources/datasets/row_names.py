@@ -76,7 +76,9 @@ SYSTEMS = (
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
 # Objects of a row that may hold its system prompt.
-_SETTINGS = ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
+_SETTINGS = frozenset(
+    ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
+)
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
 SIDES = (
@@ -344,7 +346,9 @@ def is_answer_word(rest: str) -> bool:
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
-        nested = [row[name] for name in _SETTINGS if isinstance(row.get(name), dict)]
+        if _SETTINGS.isdisjoint(row):
+            return []
+        nested = [part for name, part in row.items() if name in _SETTINGS and isinstance(part, dict)]
         named = [{key: inner[key] for key in SYSTEMS if key in inner and key != "instructions"} for inner in nested]
         return next((found for inner in named if (found := system_of(inner, messages))), [])
     for key in SYSTEMS:
