@@ -397,6 +397,12 @@ def test_instructions_among_the_settings_of_a_row_may_be_for_a_judge(tmp_path):
     assert [message.text for message in exp.prompt] == ["Why?"]
 
 
+def test_a_question_that_looks_like_an_id_stays_the_question(tmp_path):
+    rows = [{"question": "2+2", "user": "u17", "answer": "4", "score": 1}]
+    (exp,) = read(write(tmp_path / "sums.jsonl", lines(rows)))
+    assert exp.prompt[-1].text == "2+2"
+
+
 def test_a_preference_decides_between_an_answer_and_its_rewrite(tmp_path):
     row = {"query": "Why?", "original_response": "So.", "rewritten_response": "Well.", "better": "original_response"}
     (exp,) = read(write(tmp_path / "rewritten.jsonl", lines([row])))

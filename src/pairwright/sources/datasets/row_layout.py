@@ -13,6 +13,7 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.own_turns import is_step, transcript_turns
 from pairwright.sources.datasets.row_names import (
+    ASKERS,
     CONTEXTS,
     CONVERSATIONS,
     CORRECTED,
@@ -173,7 +174,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     ranks = {key: rank for key in asked if (rank := prompt_rank(plain_name(key))) is not None}
     keys = [key for key in ranks if ranks[key] == min(ranks.values())]
     if len(keys) > 1:  # `user` beside a question may be an id
-        keys = [key for key in keys if plain_name(key) not in SPEAKERS or not _is_id(row[key])]
+        keys = [key for key in keys if plain_name(key) not in ASKERS or not _is_id(row[key])]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )

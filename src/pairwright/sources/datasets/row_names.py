@@ -55,7 +55,7 @@ COMPLETIONS = _names(
 # An answer if none of the above is present, else the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Words that say whose a question is, or whose an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
-_ASKERS = _names(
+ASKERS = _names(
     """user users customer client requester end usuario usuaria cliente utilisateur utente nutzer benutzer kunde kunden
     gebruiker klant klienta student students learner pupil schuler schulers eleve alumno
     ユーザー お客様 顧客 用户 客户 고객 사용자"""
@@ -273,7 +273,7 @@ def _without(name: str, words: frozenset[str]) -> str:
 
 def is_asker_name(name: str) -> bool:
     """Whether a plain name says that the user wrote it: `user_answer` is no answer of the model."""
-    return not _ASKERS.isdisjoint(name.split("_"))
+    return not ASKERS.isdisjoint(name.split("_"))
 
 
 @lru_cache(maxsize=4096)
@@ -281,7 +281,7 @@ def prompt_rank(name: str) -> int | None:
     """Return how surely a plain name is the prompt's: 0 is in the table, 1 says whose question it is, 2 is weak."""
     if name in PROMPTS:
         return 0
-    if (rest := _without(name, _ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
+    if (rest := _without(name, ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
         return 1
     return 2 if name in WEAK_PROMPTS else None
 
