@@ -167,6 +167,7 @@ SHAPES = {
     # Where the fields are
     "JSON text in a column": ("by.jsonl", lines({"event": "llm", "payload": json.dumps({"input": {"messages": [{"role": "user", "content": q}]}, "output": {"text": a}}), "user_rating": 5 if g else 1} for q, a, g in ROWS)),
     "a title above the table": ("bz.xlsx", sheet_with_title),
+    "the id of a user": ("cc.jsonl", lines({"user": f"u{n}", "question": q, "response": a, "rating": 5 if g else 1} for n, (q, a, g) in enumerate(ROWS))),
     "a history in a cell": ("ca.csv", table(["chat_history", "question", "answer", "score"], [("User: Hi\nBot: Hello", q, a, int(g)) for q, a, g in ROWS])),
 }  # fmt: skip
 # What the user fills into the hint where it says NUMBER, or user or assistant.
@@ -350,6 +351,7 @@ def hint(path: Path) -> str:
         # Neither a person's answer nor a reference is the model's
         ({"question": "What is it?", "user_answer": "An apple.", "correct_answer": "A pear.", "is_correct": False}, ""),
         ({"Frage": "Was ist es?", "Erwartete Antwort": "Ein Apfel.", "Musterantwort": "Eine Birne."}, ""),
+        ({"question": "What is it?", "Antwort des Schülers": "An apple."}, ""),
         # An id is no answer
         ({"request": {"prompt": "What is it?"}, "response": {"id": "resp_1.", "body": {"said": {"content": "An apple."}}}}, "prompt=request.prompt,completion=response.body.said.content"),
     ],
@@ -387,6 +389,24 @@ def test_a_system_prompt_among_the_settings_of_a_row_is_kept(tmp_path):
     row = {"metadata": {"system_prompt": "Be brief."}, "input": "Why?", "output": "So.", "score": 1}
     (exp,) = read(write(tmp_path / "settings.jsonl", lines([row])))
     assert [message.text for message in exp.prompt] == ["Be brief.", "Why?"]
+
+
+def test_instructions_among_the_settings_of_a_row_may_be_for_a_judge(tmp_path):
+    row = {"config": {"judge": "m", "instructions": "Rate it."}, "input": "Why?", "output": "So.", "score": 1}
+    (exp,) = read(write(tmp_path / "settings.jsonl", lines([row])))
+    assert [message.text for message in exp.prompt] == ["Why?"]
+
+
+def test_a_question_that_looks_like_an_id_stays_the_question(tmp_path):
+    rows = [{"question": "2+2", "user": "u17", "answer": "4", "score": 1}]
+    (exp,) = read(write(tmp_path / "sums.jsonl", lines(rows)))
+    assert exp.prompt[-1].text == "2+2"
+
+
+def test_a_preference_decides_between_an_answer_and_its_rewrite(tmp_path):
+    row = {"query": "Why?", "original_response": "So.", "rewritten_response": "Well.", "better": "original_response"}
+    (exp,) = read(write(tmp_path / "rewritten.jsonl", lines([row])))
+    assert (exp.chosen.messages[0].text, exp.rejected.messages[0].text) == ("So.", "Well.")
 
 
 def test_a_correction_beside_a_score_leaves_the_scored_answer_alone(tmp_path):

@@ -8,7 +8,6 @@ are compared with each other, since they had the same seed. A cell that is empty
 score: it is stored as None, not skipped.
 """
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import polars as pl
 
 from pairwright.errors import ConfigError, SourceError
 from pairwright.records.json_text import from_json
+from pairwright.sources.field_map import NO_MAP
+from pairwright.sources.fields import BadRecord, kind_of
+from pairwright.sources.files import document, line_units
+from pairwright.sources.format import Rejected
+from pairwright.sources.tables import table_rows
 from pairwright.store.score_log import stored_scores
 from pairwright.store.table import Table
 
@@ -28,6 +31,7 @@ Reduce = Literal["refuse", "mean", "last", "sum", "max", "min"]
 Key = tuple[str, int]  # task and run
 # Columns that identify a row; all others are metrics
 _IDENTITY = ("task", "task_id", "id", "run")
+_ENDINGS = (".csv", ".json", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,16 @@ def read_scores(path: Path, *, where: pl.Expr | None = None, reduce: Reduce = "r
         raise ConfigError(f"{path}: a condition needs an experience table, this is a score file")
     if path.is_dir():
         raise SourceError(f"{path}: no experience table in this folder; expected one, or a .csv, .json or .jsonl file")
-    readers = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _jsonl_rows}
-    if path.suffix not in readers:
-        raise ConfigError(f"{path}: unknown ending {path.suffix!r}, expected an experience table, {', '.join(readers)}")
+    if path.suffix not in _ENDINGS:
+        raise ConfigError(
+            f"{path}: unknown ending {path.suffix!r}, expected an experience table, {', '.join(_ENDINGS)}"
+        )
     try:
-        rows = ((f"row {number}", row) for number, row in enumerate(readers[path.suffix](path), 1))
+        rows = ((f"row {number}", row) for number, row in enumerate(_file_rows(path), 1))
         return scores_of(rows, source=str(path), reduce=reduce)
     except FileNotFoundError:
         raise SourceError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, BadRecord) as error:
         raise SourceError(f"{path}: cannot be read: {error}") from error
 
 
@@ -99,34 +104,23 @@ def _flat(text: str | None) -> dict[str, Any]:
     return {name: item for name, item in value.items() if isinstance(item, int | float)} if type(value) is dict else {}
 
 
-def _csv_rows(path: Path) -> Iterator[Any]:
-    # utf-8-sig drops the byte order mark that spreadsheets write
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            yield from csv.DictReader(file, strict=True)
-        except csv.Error as error:
-            raise SourceError(f"{path}: not valid CSV: {error}") from None
-
-
-def _json_rows(path: Path) -> Iterator[Any]:
-    value = _decode(path.read_bytes(), str(path))
-    if not isinstance(value, list):
-        raise SourceError(f"{path}: expected a list of rows, got {type(value).__name__}")
-    yield from value
-
-
-def _jsonl_rows(path: Path) -> Iterator[Any]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield _decode(line, f"{path}:{number}")
-
-
-def _decode(text: bytes, where: str) -> Any:
-    try:
-        return from_json(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise SourceError(f"{where}: not valid JSON: {error}") from None
+def _file_rows(path: Path) -> Iterator[Any]:
+    """Yield the rows of a score file, of any encoding and separator."""
+    if path.suffix == ".jsonl":
+        units = [
+            (f"{path}:{unit.line}", unit) if isinstance(unit, Rejected) else ("", unit[1]) for unit in line_units(path)
+        ]
+    elif path.suffix == ".csv":
+        units = [(str(path), row) for row in table_rows(path, NO_MAP)]
+    else:
+        value = document(path)
+        if not isinstance(value, list | Rejected):
+            raise SourceError(f"{path}: expected a list of rows, got {kind_of(value)}")
+        units = [(str(path), row) for row in (value if isinstance(value, list) else [value])]
+    for where, row in units:
+        if isinstance(row, Rejected | BadRecord):
+            raise SourceError(f"{where}: {row.reason if isinstance(row, Rejected) else row}")
+        yield row
 
 
 def _key(row: Any, source: str, where: str) -> Key:

@@ -303,7 +303,10 @@ def _transcript_maps(columns: dict[str, list[Any]], rest: dict[str, str]) -> Ite
     for path, values in columns.items():
         labels = [labels_of(value) if isinstance(value, str) else [] for value in values]
         names = list(dict.fromkeys(name for some in labels for name in some))
-        if all(len(some) > 1 for some in labels) and len(names) <= _MAX_SPEAKERS:
+        # A second unknown label in a transcript may be a word of its text, such as "Note:".
+        num_unknown = max(len({name for name in some if speaker_role(name) is None}) for some in labels)
+        is_told = len(names) == 2 or (num_unknown == 1 and len(names) <= _MAX_SPEAKERS)
+        if is_told and all(len(some) > 1 for some in labels):
             yield {"messages": path, "roles": _roles(names), **rest}
 
 

@@ -303,9 +303,16 @@ def _flagged_role(name: str, value: Any) -> str | None:
 
 def _speaker(row: Json) -> str | None:
     """Return the key of the role; without one, of the first speaker whose role is known."""
-    keys = [key for name in _SPEAKERS for key in row if plain_name(key) == name]
-    known = next((key for key in keys if speaker_role(row[key])), keys[0] if keys else None)
-    return _field(row, _ROLES) or known
+    keys = _speaker_keys(tuple(row))
+    if len(keys) == 1:
+        return keys[0]
+    return next((key for key in keys if speaker_role(row[key])), keys[0] if keys else None)
+
+
+@lru_cache(maxsize=4096)
+def _speaker_keys(keys: tuple[str, ...]) -> list[str]:
+    role = _find_key(keys, _ROLES)
+    return [key for name in _SPEAKERS for key in keys if plain_name(key) == name] if role is None else [role]
 
 
 def _read_keys(row: Json) -> set[str]:

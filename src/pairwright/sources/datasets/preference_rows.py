@@ -4,6 +4,7 @@ An answer is text, a message or a list of messages. Two lists that start with th
 split by `split_sides`. Scores of the answers are the rewards of the sides; the preference itself has none.
 """
 
+import re
 from typing import Any
 
 from pairwright.records.messages import Json, Message
@@ -13,6 +14,18 @@ from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
+
+# Turn markers of Anthropic's HH transcripts; the group is the role.
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def transcript_messages(value: str) -> list[Message] | None:
+    """Return the messages of a transcript, "\\n\\nHuman: ...\\n\\nAssistant: ..."; None for other text."""
+    before, *pieces = _TURN.split(value)  # role, text, role, text, ...
+    if before.strip() or not pieces:
+        return None
+    return [Message(_ROLES[role], text.strip()) for role, text in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:

@@ -4,6 +4,7 @@ Fields are identified by their names (row_names.py) and the types of their value
 of the record, BadRecord names both and the `--map` that decides; nothing is guessed.
 """
 
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.own_turns import is_step, transcript_turns
 from pairwright.sources.datasets.row_names import (
+    ASKERS,
     CONTEXTS,
     CONVERSATIONS,
     CORRECTED,
@@ -43,6 +45,7 @@ from pairwright.sources.fields import BadRecord, score
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
+_ID = re.compile(r"[\w.+-]*[\d@][\w.@+-]*")  # of a person: u17, ann@example.org
 _MODEL = frozenset(("assistant", "gpt", "ai", "model", "bot", "chatgpt"))
 _MAX_ANSWERS = 128
 _ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
@@ -112,8 +115,9 @@ def _with_prompt(
     """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
-    # A transcript under any name; beside a question, a context holds the turns before it.
-    if talk_key is None and not answers and (key is None or context_key is None):
+    # A transcript under any name; beside a question that is not in it, a context holds the turns before it.
+    is_history = key is not None and context_key is not None and _text_of(prompt) not in _text_of(row[context_key])
+    if talk_key is None and not answers and not is_history:
         talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
@@ -169,6 +173,8 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     asked = [key for key in filled if _can_be_prompt(row[key])]
     ranks = {key: rank for key in asked if (rank := prompt_rank(plain_name(key))) is not None}
     keys = [key for key in ranks if ranks[key] == min(ranks.values())]
+    if len(keys) > 1:  # `user` beside a question may be an id
+        keys = [key for key in keys if plain_name(key) not in ASKERS or not _is_id(row[key])]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
@@ -237,29 +243,42 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
 
 
 def find_correction(row: Json) -> tuple[Answer, ...] | None:
-    """Return a corrected answer and the unscored answer that it corrects, or None."""
-    for key in row:
-        words = words_of(key)
-        rest = "_".join(word for word in words if word not in CORRECTED)
-        if CORRECTED.isdisjoint(words) or not is_completion_name(rest) or not isinstance(row[key], str) or not row[key]:
-            continue
-        if any(is_score_name(name) and read_score(value) is not None for name, value in row.items()):
-            return None
+    """Return a corrected answer and the answer that it corrects, or None; a preference or score in the row decides."""
+    corrected = [key for key in _corrected_names(tuple(row)) if isinstance(row[key], str)]
+    if not corrected or _preference_key(row) is not None:
+        return None
+    if any(is_score_name(name) and read_score(value) is not None for name, value in row.items()):
+        return None
+    for key in corrected:
+        noun = "_".join(word for word in words_of(key) if word not in CORRECTED)
         answers, _ = find_answers({name: value for name, value in row.items() if name != key})
-        if len(answers) == 1 and isinstance(answers[0].value, str) and answers[0].value.strip() != row[key].strip():
-            return Answer(row[key], key), answers[0]
+        if is_completion_name(noun) and len(answers) == 1 and isinstance(answers[0].value, str):
+            texts = [text.strip() for text in (row[key], answers[0].value)]
+            if all(texts) and texts[0] != texts[1]:
+                return Answer(row[key], key), answers[0]
     return None
+
+
+@lru_cache(maxsize=1024)
+def _corrected_names(keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if not CORRECTED.isdisjoint(words_of(key))]
 
 
 def find_turn_columns(row: Json) -> list[str]:
     """Return columns with one turn each, `user_1, bot_1, user_2, bot_2`, in order; [] if the row has none."""
-    numbered = [(split[1], key) for key in row if (split := index_of(key)) is not None and not is_lettered(key)]
-    filled = [(number, key) for number, key in numbered if _role_of_column(key) and isinstance(row[key], str)]
-    columns = [key for _, key in sorted(filled, key=lambda one: one[0])]  # a question stands before its answer
-    numbers = {number for number, key in filled if _role_of_column(key) == "user"}
-    said = {number for number, key in filled if _role_of_column(key) == "assistant"}
-    is_whole = len(numbers) > 1 and said <= numbers and len(numbers) <= len(said) + 1
-    return columns if is_whole and len(numbers) + len(said) == len(columns) else []
+    turns = [one for one in _turn_columns(tuple(row)) if isinstance(row[one[2]], str)]
+    asked, said = ([number for number, role, _ in turns if role == wanted] for wanted in ("user", "assistant"))
+    if len(asked) < 2 or turns[0][1] != "user" or said not in (asked, asked[:-1]) or len(set(asked)) < len(asked):
+        return []
+    return [key for *_, key in turns] if len(turns) == len(asked) + len(said) else []
+
+
+@lru_cache(maxsize=1024)
+def _turn_columns(keys: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    """Return (number, role, key) of the columns that are named after a speaker, by number; a question comes first."""
+    numbered = [(split[1], key) for key in keys if (split := index_of(key)) is not None and not is_lettered(key)]
+    turns = [(number, role, key) for number, key in numbered if (role := _role_of_column(key)) is not None]
+    return sorted(turns, key=lambda turn: turn[0])
 
 
 def _role_of_column(key: str) -> str | None:
@@ -374,9 +393,8 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
     # "answers" may be references: they are candidates only if each has a score or a rank.
     weak_lists = [key for key in listed if singular(plain_name(key)) in WEAK_COMPLETIONS]
     scored = [key for key in weak_lists if _has_scores(row, key)]
-    strong, qualified, weak = (
-        [key for key in row if answer_rank(plain_name(key)) == rank and _is_answer(row[key])] for rank in range(3)
-    )
+    ranks = {key: rank for key in row if (rank := answer_rank(plain_name(key))) is not None and _is_answer(row[key])}
+    strong, qualified, weak = ([key for key in ranks if ranks[key] == rank] for rank in range(3))
     strong = strong or qualified
     # Likewise, a list under "solution" holds candidates only if each has a score or a rank.
     weak = [key for key in weak if isinstance(row[key], str) or not _is_candidates(row[key]) or _has_scores(row, key)]
@@ -657,6 +675,10 @@ def _is_list_name(name: str) -> bool:
 
 def _is_filled(value: Any) -> bool:
     return value not in (None, "", [], {}) and isinstance(value, str | list | dict)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def _can_be_prompt(value: Any) -> bool:

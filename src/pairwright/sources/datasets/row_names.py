@@ -55,9 +55,10 @@ COMPLETIONS = _names(
 # An answer if none of the above is present, else the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Words that say whose a question is, or whose an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
-_ASKERS = _names(
+ASKERS = _names(
     """user users customer client requester end usuario usuaria cliente utilisateur utente nutzer benutzer kunde kunden
-    gebruiker klant klienta ユーザー お客様 顧客 用户 客户 고객 사용자"""
+    gebruiker klant klienta student students learner pupil schuler schulers eleve alumno
+    ユーザー お客様 顧客 用户 客户 고객 사용자"""
 )
 _AUTHORS = _names(
     """model bot chatbot assistant agent ai ki ia llm gpt system generated predicted actual modell modele modelo modello
@@ -75,7 +76,9 @@ SYSTEMS = (
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
 # Objects of a row that may hold its system prompt.
-_SETTINGS = ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
+_SETTINGS = frozenset(
+    ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
+)
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
 SIDES = (
@@ -270,7 +273,7 @@ def _without(name: str, words: frozenset[str]) -> str:
 
 def is_asker_name(name: str) -> bool:
     """Whether a plain name says that the user wrote it: `user_answer` is no answer of the model."""
-    return not _ASKERS.isdisjoint(name.split("_"))
+    return not ASKERS.isdisjoint(name.split("_"))
 
 
 @lru_cache(maxsize=4096)
@@ -278,7 +281,7 @@ def prompt_rank(name: str) -> int | None:
     """Return how surely a plain name is the prompt's: 0 is in the table, 1 says whose question it is, 2 is weak."""
     if name in PROMPTS:
         return 0
-    if (rest := _without(name, _ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
+    if (rest := _without(name, ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
         return 1
     return 2 if name in WEAK_PROMPTS else None
 
@@ -343,8 +346,11 @@ def is_answer_word(rest: str) -> bool:
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
-        nested = [row[name] for name in _SETTINGS if isinstance(row.get(name), dict)]
-        return next((found for inner in nested if (found := system_of(inner, messages))), [])
+        if _SETTINGS.isdisjoint(row):
+            return []
+        nested = [part for name, part in row.items() if name in _SETTINGS and isinstance(part, dict)]
+        named = [{key: inner[key] for key in SYSTEMS if key in inner and key != "instructions"} for inner in nested]
+        return next((found for inner in named if (found := system_of(inner, messages))), [])
     for key in SYSTEMS:
         value = row.get(key)
         if value is None or value in ("", []):

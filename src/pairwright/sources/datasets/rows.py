@@ -10,7 +10,6 @@ prompt already rendered by a chat template is raw text (role `text`), like TRL's
 ("\\n\\nHuman: ...") is split into turns. This format is the most general one and is tried last.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.own_turns import is_step, mapped_turns, step_turns, transcript_turns
-from pairwright.sources.datasets.preference_rows import conversations_from
+from pairwright.sources.datasets.preference_rows import conversations_from, transcript_messages
 from pairwright.sources.datasets.row_layout import (
     PROMPT_BODIES,
     Answer,
@@ -71,7 +70,6 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
 _MAX_ANSWERS = 128
-_HUMAN = re.compile(r"\n\n(Human|Assistant):")
 _BODIES = ("text", "content", "message", "messages", "value")  # keys of a candidate object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
 _DECIDES = "decides"  # occurs in refusals that a map resolves
@@ -441,13 +439,9 @@ def _read_prompt(value: Any, where: str) -> list[Message]:
     if turns_in(value) is not None:
         return read_turns(value, where)
     if isinstance(value, str):
-        pieces = _HUMAN.split(value)
-        # A transcript: alternating role and text; the last turn may be empty, for the model to write.
-        if len(pieces) > 1 and not pieces[0].strip():
-            roles = {"Human": "user", "Assistant": "assistant"}
-            turns = [Message(roles[role], text.strip()) for role, text in zip(pieces[1::2], pieces[2::2], strict=True)]
-            return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].text else turns
-        return [Message("user", value)]
+        turns = transcript_messages(value) or [Message("user", value)]
+        # The last turn of a transcript may be empty, for the model to write.
+        return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].text else turns
     if isinstance(value, dict):
         messages = conversation(value, where, role="user") if _is_envelope(value) else []
         if messages:

@@ -13,7 +13,6 @@ field contains messages; or if it is a transcript ("\\n\\nHuman: ..."), which is
 without a prompt, the prompt is the common prefix, up to the last white space.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +22,7 @@ from pairwright.sources.datasets.preference_rows import (
     answer_from,
     conversations_from,
     prompt_from,
+    transcript_messages,
 )
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name
@@ -38,9 +38,6 @@ _READ = frozenset(
 _CHAT_KEYS = frozenset((*_PROMPTS[1:], *SYSTEMS))  # fields specific to chat rows
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
 _HUMAN = "\n\nHuman:"
-# Turn markers of Anthropic's HH transcripts; the group is the role.
-_TURN = re.compile(r"\n\n(Human|Assistant):")
-_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def matches(value: Any) -> bool:
@@ -90,7 +87,8 @@ def _pair(row: Json) -> Json:
             shared = _common_beginning(*sides)
             prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
     if is_transcript:
-        parts = conversations_from([], _transcript(sides[0]), _transcript(sides[1]))
+        chosen, rejected = (transcript_messages(side) or [] for side in sides)
+        parts = conversations_from([], chosen, rejected)
     else:
         parts = conversations_from(prompt, answer_from(sides[0], "chosen"), answer_from(sides[1], "rejected"))
     return {**dict(zip(_SIDES, parts, strict=True)), "info": info}
@@ -186,11 +184,6 @@ def _common_beginning(chosen: str, rejected: str) -> str:
     if not prompt:
         raise BadRecord("chosen and rejected: texts without a prompt that begin differently")
     return prompt
-
-
-def _transcript(value: str) -> list[Message]:
-    pieces = _TURN.split(value)[1:]  # role, text, role, text, ...
-    return [Message(_ROLES[role], text.strip()) for role, text in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def _is_side(value: Any) -> bool:
