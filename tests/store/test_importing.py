@@ -1,5 +1,6 @@
 """Import: every record accounted for, nothing twice, bad input aside, on one process or two."""
 
+import gzip
 import json
 import pickle
 import shutil
@@ -40,6 +41,20 @@ def imported(tmp_path, *texts: str, table: Table | None = None, **options):
 
 def quarantine(table: Table) -> list[dict]:
     return [json.loads(line) for line in (table.path / "quarantine.jsonl").read_text().splitlines()]
+
+
+def test_a_torn_compressed_file_keeps_the_rows_before_its_end_and_says_so(tmp_path):
+    words = np.random.default_rng(0).integers(0, 2**63, 20_000).tolist()  # hardly compressible: several blocks of lines
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(
+        gzip.compress("\n".join(chat_row(number, note=str(word)) for number, word in enumerate(words)).encode())
+    )
+    path.write_bytes(path.read_bytes()[:-100_000])
+    table = Table(tmp_path / "experience")
+    summary = import_files([str(path)], table, num_workers=1)
+    assert 1_000 < summary.total("experiences") == len(table) < len(words)
+    (refused,) = quarantine(table)
+    assert refused["reason"].startswith("cannot be read: Compressed file ended")
 
 
 def test_good_rows_are_kept_and_bad_ones_quarantined_with_file_line_and_reason(tmp_path):
