@@ -46,13 +46,13 @@ def test_mcnemar_is_the_sign_test_on_what_one_alone_solved():
     assert mcnemar_test(1, 7) == mcnemar_test(7, 1) == 2 * 9 / 256
 
 
-def test_the_percentile_interval_of_yes_and_no_is_that_of_the_binomial():
+def test_resampled_means_of_yes_and_no_have_the_quantiles_of_the_binomial():
     """Drawing 100 tasks of which 30 are 1 gives Binomial(100, 0.3): its 2.5% quantile is 21, its 97.5% quantile 39."""
     cumulative = np.cumsum([math.comb(100, k) * 0.3**k * 0.7 ** (100 - k) for k in range(101)])
     expected = [int(np.argmax(cumulative >= level)) / 100 for level in (0.025, 0.975)]
     assert expected == [0.21, 0.39]
-    found = interval([1] * 30 + [0] * 70, method="percentile")
-    assert (found.mean, found.low, found.high) == (pytest.approx(0.3), *map(pytest.approx, expected))
+    draws = paired_statistics._resample_means(np.array([[1.0] * 30 + [0.0] * 70]), 10_000, 0)
+    assert np.quantile(draws, [0.025, 0.975]) == pytest.approx(expected)
 
 
 def test_bca_levels_follow_efrons_formula_on_all_resamples():

@@ -8,13 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Method = Literal["bca", "percentile"]
 MAX_DRAWS_AT_ONCE = 4_000_000
 MAX_INTEGER_TRIALS = 50_000
 _NORMAL = NormalDist()
@@ -29,14 +27,11 @@ class Interval:
     high: float | None
 
 
-def bootstrap_intervals(
-    rows: Floats, *, confidence: float, num_resamples: int, seed: int, method: Method = "bca"
-) -> list[Interval]:
+def bootstrap_intervals(rows: Floats, *, confidence: float, num_resamples: int, seed: int) -> list[Interval]:
     """The interval of each row's mean. `rows` is (rows, tasks); all rows share the same resamples of tasks.
 
-    `percentile` takes the quantiles of the resampled means (linear between order statistics). `bca` corrects them for
-    bias and skewness (Efron 1987, "Better bootstrap confidence intervals", section 3); resamples that tie with the mean
-    count half.
+    The interval is bias-corrected and accelerated (Efron 1987, "Better bootstrap confidence intervals", section 3);
+    resamples that tie with the mean count half.
     """
     num_tasks = rows.shape[1]
     means = rows.mean(axis=1)
@@ -45,11 +40,9 @@ def bootstrap_intervals(
     resampled = _resample_means(rows, num_resamples, seed)
     intervals = []
     for row, mean, draws in zip(rows, means, resampled, strict=True):
-        low, high = (1 - confidence) / 2, (1 + confidence) / 2
-        if method == "bca":
-            low, high = _bca_levels(row, float(mean), draws, (low, high))
+        levels = _bca_levels(row, float(mean), draws, ((1 - confidence) / 2, (1 + confidence) / 2))
         # rounded: an error of 1e-17 in a sum of zero would exclude zero from the interval
-        bounds = np.quantile(draws, [low, high]).round(12) + 0.0
+        bounds = np.quantile(draws, levels).round(12) + 0.0
         intervals.append(Interval(float(mean), float(bounds[0]), float(bounds[1])))
     return intervals
 

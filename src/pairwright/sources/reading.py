@@ -163,20 +163,15 @@ def file_units(
     repairs: Counter[str] | None = None,
     *,
     options: Options = NO_OPTIONS,
-    by_type: bool = False,
 ) -> Iterator[AnyUnit]:
-    """Yield the units of a file; a damaged file ends with Rejected.
-
-    `repairs` counts repairs of text. With `by_type` the lines of a session have the type of the reader's `decode`,
-    which is opaque to other callers.
-    """
+    """Yield the units of a file; a damaged file ends with Rejected. `repairs` counts repairs of text."""
     try:
         if layout.shape == "binary":
             yield from binary_units(path, layout, label)
         elif layout.shape == "table":
             yield from _table_units(path, layout, label, options, repairs)
         else:
-            yield from _json_units(path, layout, label, repairs, options, by_type)
+            yield from _json_units(path, layout, label, repairs, options)
     except (BadRecord, *BROKEN_STREAM) as error:
         yield _damage(path, layout, error)
 
@@ -188,7 +183,6 @@ def unit_batches(
     repairs: Counter[str] | None = None,
     *,
     options: Options = NO_OPTIONS,
-    by_type: bool = True,
     start: int = 0,
     stop: int | None = None,
     line: int = 1,
@@ -196,11 +190,9 @@ def unit_batches(
     """Yield the units of a file in batches that fit into a core's cache, unless a single unit does not.
 
     Of a layout that splits, only the lines that begin in [start, stop) are read; `line` is the number of the first one.
-    With `by_type`, lines of sessions are decoded by type, unless the user's options may name their fields.
     """
     if not layout.splits:
-        by_type = by_type and options == NO_OPTIONS
-        yield from in_batches(file_units(path, layout, label, repairs, options=options, by_type=by_type))
+        yield from in_batches(file_units(path, layout, label, repairs, options=options))
         return
     decode = layout.reader.decode
     try:
@@ -231,7 +223,7 @@ def _table_units(
 
 
 def _json_units(
-    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options, by_type: bool
+    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
 ) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
@@ -243,9 +235,8 @@ def _json_units(
     elif layout.shape in ("lines", "values"):
         # The format reads the file as one unit: a session is all its lines.
         values = []
-        decode = layout.reader.decode if by_type else msgspec.json.decode
         are_lines = layout.shape == "lines"
-        batches = line_batches(path, decode=decode, repairs=repairs) if are_lines else [value_units(path, "", repairs)]
+        batches = line_batches(path, repairs=repairs) if are_lines else [value_units(path, "", repairs)]
         for unit in chain.from_iterable(batches):
             if isinstance(unit, Rejected):
                 yield unit

@@ -250,7 +250,6 @@ def _units(
             task.label,
             result.repairs,
             options=task.options,
-            by_type=not task.redact,
             start=task.start,
             stop=task.stop,
             line=task.line,
