@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ def test_a_token_is_printed_once_and_revoked(tmp_path):
 
 
 def test_serving_beyond_loopback_needs_a_token(tmp_path):
+    before = tempfile.gettempdir()
     with pytest.raises(ConfigError, match="without a token the service binds to loopback only"):
         run("serve", "jobs", "--data", str(tmp_path / "data"), "--host", "0.0.0.0", "--port", "0")
     with pytest.raises(ConfigError, match="postgresql://"):
@@ -85,6 +87,7 @@ def test_serving_beyond_loopback_needs_a_token(tmp_path):
         run(
             "serve", "jobs", "--data", str(tmp_path / "data"), "--database", "postgresql://127.0.0.1:1/x", "--port", "0"
         )
+    assert tempfile.gettempdir() == before  # temporary files of this process stay where they were
 
 
 def test_help_loads_neither_fastapi_nor_sqlalchemy():

@@ -26,10 +26,11 @@ def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None
     lock = lock_data(settings.data)
     # Uploads are received in temporary files: in the data folder, since /tmp may be in memory.
     settings.incoming.mkdir(exist_ok=True, mode=0o700)
-    tempfile.tempdir = str(settings.incoming)
+    before, tempfile.tempdir = tempfile.tempdir, str(settings.incoming)
     try:
         _serve(settings, host, port, say)
     finally:
+        tempfile.tempdir = before
         os.close(lock)
 
 
