@@ -114,7 +114,7 @@ def test_no_network_is_one_line(tmp_path):
     done = command("import", "s3://bucket/a.jsonl", "-o", tmp_path / "x", AWS_ENDPOINT_URL="http://127.0.0.1:1",
                    AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "s3://bucket/a.jsonl: no connection: see the network, and AWS_ENDPOINT_URL" in done.stderr
+    assert "s3://bucket/a.jsonl: no connection: check the network and AWS_ENDPOINT_URL" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ _OTHER_ENCODINGS = {
     "cp1251": ("Cyrillic", "[а-яА-ЯёЁ]"),
 }
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(?:,\d+)?")
-OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/import_task.py reads
+OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/exported_units.py reads
 
 
 class Join(msgspec.Struct, frozen=True):

@@ -124,7 +124,7 @@ def _read_conversation(
     name: str, conversation: int | str | None, branch: int, rows: list[Json], origin: Origin, options: Options
 ) -> Parts:
     if conversation is None and sum(_role(row) == "system" for row in rows) > 1:
-        raise BadRecord("several system messages, and no field that says which conversation a message is of")
+        raise BadRecord("several system messages, and no field that names the conversation of a message")
     messages = read_turns([_chat_turn(row, number) for number, row in enumerate(rows)], "rows")
     prompt, completion = split_at_first_answer(messages)
     if not completion:
@@ -258,10 +258,10 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
     by_id = {identifier(row.get(id_key)): row for row in ordered}
     parents = [identifier(row.get(parent_key)) for row in ordered]
     if len(by_id) < len(rows) or None in by_id:
-        raise BadRecord(f"{parent_key} names messages, and {id_key} is not one a message")
+        raise BadRecord(f"{parent_key} names messages by their {id_key}, which is missing or repeats")
     missing = next((parent for parent in parents if parent is not None and parent not in by_id), None)
     if missing is not None:
-        raise BadRecord(f"{parent_key}: {missing!r} is none of its messages, so the conversation lacks some")
+        raise BadRecord(f"{parent_key}: no message {missing!r}: the conversation is incomplete")
     ways, followed = [], set(parents)
     for last in (row for row in ordered if row[id_key] not in followed):
         way, row = [last], last
@@ -269,10 +269,10 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
             row = by_id[parent]
             way.append(row)
             if len(way) > len(rows):
-                raise BadRecord(f"{parent_key}: messages that follow each other in a circle")
+                raise BadRecord(f"{parent_key}: the messages form a cycle")
         ways.append(way[::-1])
     if not ways or len(ways) > _MAX_BRANCHES:
-        raise BadRecord(f"{parent_key}: {len(ways)} ways through its messages, expected 1 to {_MAX_BRANCHES}")
+        raise BadRecord(f"{parent_key}: the messages have {len(ways)} branches, expected 1 to {_MAX_BRANCHES}")
     return ways
 
 
@@ -293,7 +293,7 @@ def _role(row: Json) -> str | None:
 
 
 def _flagged_role(name: str, value: Any) -> str | None:
-    """Return the role that a flag says: `is_bot: false`."""
+    """Return the role that a flag implies: `is_bot: false` is the user."""
     words, flag = words_of(name), verdict(value)
     if len(words) != 2 or words[0] not in ("is", "from") or flag not in (0.0, 1.0):
         return None

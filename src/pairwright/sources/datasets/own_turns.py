@@ -56,7 +56,7 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     marks = [(match, role) for match, role in zip(labels, known, strict=True) if role is not None]
     if "assistant" not in {role for _, role in marks} or len(marks) < 2:
         return None
-    # A repeated label is a speaker, and so is one after a time, or the only partner of the model.
+    # An unknown label is a speaker if it repeats, follows a time, or if no known speaker is the user.
     others = [(name, match) for name, match, role in zip(names, labels, known, strict=True) if role is None]
     is_alone = {role for _, role in marks} == {"assistant"}
     speakers = [name for name, match in others if is_alone or names.count(name) > 1 or "[" in match[0]]
@@ -109,7 +109,7 @@ def is_step(item: Any) -> bool:
 
 
 def step_turns(items: list[Json]) -> list[Json]:
-    """Return the messages of an agent's steps: each action is a call, its observation the result."""
+    """Return the messages of an agent's steps: an action becomes a call, its observation becomes the result."""
     turns: list[Json] = []
     for number, item in enumerate(items):
         thought, action, given, result = (_value(item, names) for names in (_THOUGHTS, _ACTIONS, _INPUTS, _RESULTS))

@@ -129,7 +129,12 @@ def index_scores(scores: list[Score]) -> ScoreIndex:
 
 
 def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
-    """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several."""
+    """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several.
+
+    >>> index = index_scores([Score("helpful", 0.5, "agent"), Score("helpful", 1.0)])  # of the span, of the trace
+    >>> nearest_scores(index, ["call"], {"call": "agent"})
+    ({'helpful': 0.5}, {'helpful': [0.5, 1.0]})
+    """
     # Span -> number of levels above the nearest call; 0 for the call itself.
     distances: dict[str, int] = {}
     for own_span in spans if any(target is not None for target in index) else ():

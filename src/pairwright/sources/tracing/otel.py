@@ -203,7 +203,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
         model=model if isinstance(model, str) else None,
         failure=span.failure,
         usage=usage,
-        # Plain text below an agent: the calls log only the opening prompt, and the turns are rebuilt.
+        # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
         flat=flat_input and flat_output and parent is not None and _is_agent(parent),
         notes=notes,
     )
