@@ -289,7 +289,7 @@ def _detect_table(path: Place, format_name: str, options: Options) -> Layout | R
     if not found and len(sources) > 1:
         list(islice(table_rows(path, options.map), 1))  # raises the error that names the tables
     if len(found) > 1:
-        raise BadRecord(f"{len(found)} tables could be the records, and {' or '.join(map(_records_of, found))} decides")
+        raise BadRecord(f"{len(found)} tables could be the records; choose with {' or '.join(map(_records_of, found))}")
     layout, rows = found[0] if found else (None, rows)
     return _checked(path, layout, rows, format_name, options)
 

@@ -1,11 +1,11 @@
 """Logs and tables with one message per row: `{conversation_id, role, content, created_at, ...}`.
 
 Rows with the same conversation id form a conversation, anywhere in the file; JSON Lines of messages without any id are
-one conversation. Its rows are sorted by number (`turn`, `position` ...), else by time, else kept in file order. Fields
-equal in all rows (task, model, ...) belong to the conversation; others are in `info["message_fields"]`, one object per
-message. Conversations whose messages have different scores are refused, since none is known to be the overall score.
-If messages name their parent (`parent_id`), every path from the first to a last message is an experience, as in the
-sessions of coding agents.
+one conversation. The rows of a conversation are sorted by number (`turn`, `position` ...), else by time, else kept in
+file order. Fields equal in all rows (task, model, ...) belong to the conversation; others are in
+`info["message_fields"]`, one object per message. Conversations whose messages have different scores are refused, since
+none is known to be the overall score. If messages name their parent (`parent_id`), every path from the first to a last
+message is an experience, as in the sessions of coding agents.
 """
 
 import math
@@ -53,7 +53,7 @@ _TIMES = _words(
     """created_at timestamp time created sent_at date datetime created_time create_time ts zeit zeitstempel datum
     fecha 日時"""
 )
-# Times as people's tables have them, besides ISO 8601; all values of a column have the same form.
+# Forms of times besides ISO 8601; all values of a column have the same form.
 _DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y")
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 _IDS = _words("message_id message_uuid msg_id uuid id")
@@ -133,7 +133,7 @@ def _read_conversation(
         raise BadRecord("begins with a message of the assistant, so there is no prompt")
     rewards = {found[0]: found[1] for row in rows if (found := score_in(row, options))[0] is not None}
     if len(rewards) > 1:
-        raise BadRecord(f"its messages have different scores: {', '.join(map(str, rewards))}; --scores gives it one")
+        raise BadRecord(f"its messages have different scores: {', '.join(map(str, rewards))}; set one with --scores")
     reward, components = next(iter(rewards.items()), (None, None))
     shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows[1:])}
     tools = next((tools for row in rows if (tools := tools_of(row))), [])
@@ -339,7 +339,7 @@ def _chat_turn(row: Json, number: int) -> Json:
     if role is None:
         said = row.get(_speaker(row) or "")
         raise BadRecord(
-            f"message {number}: {said!r:.40} is not a role; --map 'session=FIELD,roles={{...}}' gives it one"
+            f"message {number}: {said!r:.40} is not a role; assign one with --map 'session=FIELD,roles={{...}}'"
         )
     turn: Json = {"role": role, "content": None if key is None else row[key]}
     for name in _MESSAGE_KEYS:

@@ -254,7 +254,7 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
 
 
 def summary_message(text: str) -> Message:
-    """Return the summary by which a compaction replaced the previous context."""
+    """Return the summary of a compaction, which replaced the previous context, as a user turn."""
     return Message("user", text, extra={"is_compact_summary": True})
 
 
