@@ -65,7 +65,7 @@ def test_the_quickstart_on_s3_is_that_of_a_local_folder(run, bucket, tmp_path, m
     code, _, err = run("export", f"{root}/pairs", "--to", "trl", "-o", f"{root}/trl.jsonl")
     assert (code, "exists: replace it with --overwrite" in err) == (1, True)
     code, _, err = run("export", f"{root}/pairs", "--to", "hf", "-o", f"{root}/hf")
-    assert (code, "export it here, and copy it" in err) == (3, True)
+    assert (code, "export here, then copy it" in err) == (3, True)
 
 
 def test_credentials_in_an_address_work_and_are_written_nowhere(run, bucket, tmp_path):
