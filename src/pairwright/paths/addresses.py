@@ -32,7 +32,7 @@ _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S
 # AWS error code in Arrow's messages -> advice for the user
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
-    "INVALID_ACCESS_KEY_ID": "the access key is not known there (AWS_ACCESS_KEY_ID)",
+    "INVALID_ACCESS_KEY_ID": "the server does not know the access key (AWS_ACCESS_KEY_ID)",
     "SIGNATURE_DOES_NOT_MATCH": "the secret key is not the one of the access key (AWS_SECRET_ACCESS_KEY)",
     "NO_SUCH_BUCKET": "no such bucket",
     "NETWORK_CONNECTION": "no connection: check the network and AWS_ENDPOINT_URL",

@@ -100,7 +100,7 @@ def calibrate(
     """
     frame = read_score_log(table.path, name)
     if not frame.height:
-        raise PairwrightError(f"{table.path}: no run has a score of {name}: all of its tries failed")
+        raise PairwrightError(f"{table.path}: no run has a score of {name}: all attempts failed")
     narrow = ["uid", "tid", "prompt_hash", "num_completion_characters"]
     rows = table.lazy().select(narrow).collect().unique("uid", keep="first", maintain_order=True)
     criteria = {}

@@ -213,7 +213,7 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
     while names and not names[-1]:  # a spreadsheet may have empty trailing columns
         names.pop()
     if len(set(names)) < len(names):
-        raise BadRecord("a table with two columns of one name")
+        raise BadRecord("a table with two columns of the same name")
     for number, cells in enumerate(rows, start=first + 2):
         if any(cell not in (None, "") for cell in cells[len(names) :]):
             yield BadRecord(f"more cells than columns: {len(cells)} under {len(names)} names in row {number}")

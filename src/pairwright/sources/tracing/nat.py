@@ -71,7 +71,7 @@ def read_candidates(
     ended = {payload["UUID"] for payload in ends if isinstance(payload.get("UUID"), str)}
     for uuid in (uuid for uuid in starts if uuid not in ended and options.step_name in (None, name_of(starts[uuid]))):
         yield rejected(
-            f"TTC_START {uuid!r} of {name_of(starts[uuid])!r} has no TTC_END: the candidate is not there", origin
+            f"TTC_START {uuid!r} of {name_of(starts[uuid])!r} has no TTC_END: the candidate is missing", origin
         )
     if options.step_name is not None and options.step_name not in names:
         yield rejected(f"no TTC_END event named {options.step_name!r}; there are {', '.join(map(repr, names))}", origin)

@@ -171,7 +171,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
     # Exporters truncate long attributes; a truncated list of messages is not a prompt.
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
-            raise BadRecord("input.value is JSON text that ends too soon, cut by its exporter")
+            raise BadRecord("input.value is JSON text that its exporter truncated")
         inputs = conversation(parent.attributes["input.value"], "input.value", role="user")
         notes["prompt_from"] = "the agent's span: the calls' own input was cut by its exporter"
     alternatives, flat_output = _outputs(span)
