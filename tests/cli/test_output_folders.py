@@ -54,17 +54,20 @@ def files_of(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("pairs experience -o experience", "experience: holds an experience table, which pairs would break"),
-        ("tokens pairs --tokenizer MODEL -o pairs", "pairs: holds a pairs table, which tokens would break"),
-        ("tokens pairs --tokenizer MODEL -o experience", "holds an experience table, which tokens would break"),
-        ("train --pairs pairs --model MODEL -o pairs", "holds a pairs table, which training would break"),
-        ("train --pairs pairs --model MODEL -o experience", "holds an experience table, which training would break"),
-        ("export pairs --to hf -o experience --overwrite", "holds an experience table, which export would break"),
-        ("export experience --to hf -o pairs --overwrite", "holds a pairs table, which export would break"),
+        ("pairs experience -o experience", "experience: holds an experience table; give another -o for the pairs"),
+        ("tokens pairs --tokenizer MODEL -o pairs", "pairs: holds a pairs table; give another -o for the tokens"),
+        ("tokens pairs --tokenizer MODEL -o experience", "holds an experience table; give another -o for the tokens"),
+        ("train --pairs pairs --model MODEL -o pairs", "holds a pairs table; give another -o for the training"),
+        (
+            "train --pairs pairs --model MODEL -o experience",
+            "holds an experience table; give another -o for the training",
+        ),
+        ("export pairs --to hf -o experience --overwrite", "holds an experience table; give another -o for the export"),
+        ("export experience --to hf -o pairs --overwrite", "holds a pairs table; give another -o for the export"),
         ("export experience --to hf -o experience --overwrite", "holds an experience table"),
         (
             "experience filter experience --where run>0 -o pairs",
-            "holds a pairs table, which filtered table would break",
+            "holds a pairs table; give another -o for the filtered table",
         ),
         ("import rows.jsonl -o pairs", "not an experience table"),
     ],

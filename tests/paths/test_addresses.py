@@ -156,7 +156,7 @@ def test_the_stages_run_on_a_file_system_of_fsspec(memory, tmp_path):
 
 def test_nobody_appends_to_a_table_at_an_address(memory):
     table = Table("memory://box/experience")
-    with pytest.raises(TableError, match="appends go to a journal, which an address cannot have"):
+    with pytest.raises(TableError, match="appends need a journal, which an address does not support"):
         table.append([candidate(1.0)])
     assert table.compact() == 0
     memory.pipe("/box/full/x.txt", b"")

@@ -65,7 +65,7 @@ def test_the_quickstart_on_s3_is_that_of_a_local_folder(run, bucket, tmp_path, m
     code, _, err = run("export", f"{root}/pairs", "--to", "trl", "-o", f"{root}/trl.jsonl")
     assert (code, "exists: replace it with --overwrite" in err) == (1, True)
     code, _, err = run("export", f"{root}/pairs", "--to", "hf", "-o", f"{root}/hf")
-    assert (code, "export it here, and copy it" in err) == (3, True)
+    assert (code, "export here, then copy it" in err) == (3, True)
 
 
 def test_credentials_in_an_address_work_and_are_written_nowhere(run, bucket, tmp_path):
@@ -114,7 +114,7 @@ def test_no_network_is_one_line(tmp_path):
     done = command("import", "s3://bucket/a.jsonl", "-o", tmp_path / "x", AWS_ENDPOINT_URL="http://127.0.0.1:1",
                    AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "s3://bucket/a.jsonl: no connection: see the network, and AWS_ENDPOINT_URL" in done.stderr
+    assert "s3://bucket/a.jsonl: no connection: check the network and AWS_ENDPOINT_URL" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_what_is_no_regular_file_is_left_out_and_named(tmp_path):
     assert list(relative_names([str(tmp_path)], refused).values()) == ["a.jsonl"]
     assert {Path(one.file).name: one.reason for one in refused} == {
         "link": "a link to nothing",
-        "pipe": "no regular file (a FIFO, socket or device)",
+        "pipe": "not a regular file (a FIFO, socket or device)",
     }
     refused.clear()
     assert relative_names([str(tmp_path / "pipe")], refused) == {}

@@ -102,7 +102,7 @@ def test_how_a_csv_file_is_written_is_reported_and_overridden(tmp_path):
 def test_text_in_an_unknown_encoding_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("質問,回答,score\n結び目はどれですか,もやい結びです,5\n".encode("cp932"))
-    assert "--map encoding=NAME decides" in read(path)[0].reason
+    assert "choose with --map encoding=NAME" in read(path)[0].reason
     (exp,) = read(path, "encoding=cp932")
     assert exp.prompt[0].text == "結び目はどれですか"
 

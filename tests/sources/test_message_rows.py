@@ -96,7 +96,7 @@ def test_lines_of_messages_without_an_id_are_one_conversation(tmp_path):
     several = [{"role": "system", "content": "s"}, *rows] * 2
     _, experiences, reasons = read_path(write_lines(tmp_path / "talks.jsonl", several))
     assert experiences == []
-    assert reasons == ["several system messages, and no field that says which conversation a message is of"]
+    assert reasons == ["several system messages, and no field that names the conversation of a message"]
 
 
 def test_what_cannot_be_told_is_refused_and_the_rest_is_read(tmp_path):
@@ -111,7 +111,7 @@ def test_what_cannot_be_told_is_refused_and_the_rest_is_read(tmp_path):
     assert [exp.info["session_id"] for exp in experiences] == ["w-1", "w-2"]
     assert reasons == [
         "row 14: no conversation_id, which other rows have",
-        "conversation 's': its messages have different scores: 1.0, 0.0; --scores gives it one",
+        "conversation 's': its messages have different scores: 1.0, 0.0; set one with --scores",
         "conversation 'n': no message of the assistant, so there is no completion",
     ]
 
@@ -129,10 +129,10 @@ def test_messages_that_branch_give_an_experience_for_every_way(tmp_path):
     assert len({exp.eid.run for exp in experiences}) == 2
     torn = [row for row in rows if row["message_id"] != "a1"]
     assert read_path(write_lines(tmp_path / "torn.jsonl", torn))[2] == [
-        "conversation 't': parent_id: 'a1' is none of its messages, so the conversation lacks some"
+        "conversation 't': parent_id: no message 'a1': the conversation is incomplete"
     ]
     circle = [{**row, "parent_id": "b" if row["message_id"] == "q" else row["parent_id"]} for row in rows[::-1]]
-    assert "circle" in read_path(write_lines(tmp_path / "circle.jsonl", circle))[2][0]
+    assert "cycle" in read_path(write_lines(tmp_path / "circle.jsonl", circle))[2][0]
 
 
 def test_rows_of_one_second_in_a_file_with_the_newest_first_are_turned_round(tmp_path):

@@ -325,7 +325,7 @@ def test_of_several_tables_the_map_names_one(tmp_path):
         database.execute("CREATE TABLE other AS SELECT * FROM runs")
     database.close()
     (rejected,) = read_path(path)
-    assert "--map records=runs or --map records=other decides" in rejected.reason
+    assert "choose with --map records=runs or --map records=other" in rejected.reason
     assert len(read_path(path, "records=runs")) == 2
     assert "no such table with rows; the file has: runs, other" in read_path(path, "records=nope")[0].reason
 

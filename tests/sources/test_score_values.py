@@ -117,6 +117,6 @@ def test_unscored_records_list_what_could_be_the_score():
 def test_a_rating_of_minus_one_beside_one_to_five_needs_the_users_word(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": "Q?", "response": f"a{n}", "rating": n}) + "\n" for n in (-1, 2, 5)))
-    assert "--map 'reward=rating,scores={-1: null}' or --map reward=rating decides" in detect(path).reason
+    assert "choose with --map 'reward=rating,scores={-1: null}' or --map reward=rating" in detect(path).reason
     path.write_text("".join(json.dumps({"prompt": "Q?", "response": f"a{n}", "vote": n}) + "\n" for n in (-1, 1)))
     assert detect(path).format == "rows"  # a vote against and a vote for

@@ -32,10 +32,10 @@ _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S
 # AWS error code in Arrow's messages -> advice for the user
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
-    "INVALID_ACCESS_KEY_ID": "the access key is not known there (AWS_ACCESS_KEY_ID)",
+    "INVALID_ACCESS_KEY_ID": "the server does not know the access key (AWS_ACCESS_KEY_ID)",
     "SIGNATURE_DOES_NOT_MATCH": "the secret key is not the one of the access key (AWS_SECRET_ACCESS_KEY)",
     "NO_SUCH_BUCKET": "no such bucket",
-    "NETWORK_CONNECTION": "no connection: see the network, and AWS_ENDPOINT_URL",
+    "NETWORK_CONNECTION": "no connection: check the network and AWS_ENDPOINT_URL",
 }
 
 
@@ -119,8 +119,8 @@ def _fsspec(scheme: str, root: str, label: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:  # fsspec or its backend is not installed, or the scheme is unknown
         reason = " ".join(str(error).replace(root, label).split())
         raise PlaceError(
-            f"{label}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs need nothing more, others "
-            "a package of fsspec's"
+            f"{label}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs work without it, other "
+            "schemes need their fsspec package"
         ) from None
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -248,7 +248,7 @@ class Remote:
                 hidden._send_and_move(path, local)
             # detects an upload that was truncated without an error
             if self._info().size != local.stat().st_size:
-                raise PlaceError(f"{self}: what arrived is not what was sent: try again")
+                raise PlaceError(f"{self}: the upload is incomplete: try again")
 
     def fetch(self, local: Path) -> None:
         """Download the file."""

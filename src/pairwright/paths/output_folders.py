@@ -36,7 +36,7 @@ def claim_folder(folder: Place, kind: Kind | None, *, work: str) -> Iterator[Non
     >>> _ = (folder / "table.json").write_text("{}")
     >>> check_kind(folder, "pairs.parquet", work="pairs")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    pairwright.errors.PairwrightError: ...: holds an experience table, which pairs would break: give another -o
+    pairwright.errors.PairwrightError: ...: holds an experience table; give another -o for the pairs
     """
     check_kind(folder, kind, work=work)
     if not isinstance(folder, Path):
@@ -65,4 +65,4 @@ def check_kind(folder: Place, kind: Kind | None, *, work: str) -> None:
     names = set() if folder.is_file() else set(list_names(folder, missing_ok=True))
     for mark, description in _KINDS.items():
         if mark in names and mark != kind:
-            raise PairwrightError(f"{folder}: holds {description}, which {work} would break: give another -o")
+            raise PairwrightError(f"{folder}: holds {description}; give another -o for the {work}")

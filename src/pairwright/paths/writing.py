@@ -64,11 +64,12 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
 def write_together(folder: Place, names: Sequence[str], *, error: type[PairwrightError]) -> Iterator[list[Path]]:
     """Yield a temporary path for each of several related files of a folder; all are published at the end.
 
-    The folder never mixes files of two writes: the other old files are deleted when the first file is replaced, then
-    the other new files are added. If the first file cannot be written, the folder is unchanged.
+    The other old files are deleted before a local first file is replaced, then the other new files are added: a local
+    folder never mixes files of two writes. An upload may fail, so at an address the other old files are deleted just
+    after the first file is replaced. If the block raises, the folder is unchanged.
 
     folder: the folder of the files.
-    names: their names; the others have no meaning without the first file.
+    names: the names of the files; without the first file, the others have no meaning.
     error: the class that an OSError is translated to.
     """
     first, *others = (folder / name for name in names)
@@ -128,8 +129,10 @@ def append_synced(path: Path, content: bytes) -> None:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a log, if it exists; an incomplete last line, cut by a crash, was never acknowledged: it is
-    removed."""
+    """Return the lines of a log, or [] if it does not exist.
+
+    An incomplete last line was cut by a crash and never acknowledged: it is removed from the file.
+    """
     data = path.read_bytes() if path.exists() else b""
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
@@ -258,7 +261,7 @@ def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole:
     header: the first line that the file must have.
     is_whole: whether a last line without line break is complete, e.g. after an edit; by default it is not.
 
-    Raises PairwrightError if the file begins with another line, or cannot be written; then nothing was written.
+    Raises PairwrightError if the file begins with another line or cannot be written; the file is then unchanged.
     """
     for line in lines:
         assert b"\n" not in line, "a line"

@@ -199,8 +199,15 @@ def to_chat_message(
 
 
 def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str | None) -> list[Json]:
-    """Convert messages for a chat template. Templates differ in the form of `arguments` ("object" or "text") and in
-    the `empty` content that they accept next to calls (None or ""). Any other empty content is ""."""
+    """Convert messages for a chat template.
+
+    Templates differ in the form of `arguments` ("object" or "text") and in the `empty` content that they accept next to
+    calls (None or ""). Any other empty content becomes "".
+
+    >>> message = Message("assistant", "", tool_calls=(ToolCall("clock", '{"zone": "CET"}'),))
+    >>> to_template_chat([message], arguments="object", empty=None)[0]["tool_calls"][0]["function"]
+    {'name': 'clock', 'arguments': {'zone': 'CET'}}
+    """
     decode = arguments_object if arguments == "object" else None
     chat = []
     for message in messages:
@@ -299,9 +306,15 @@ def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
     """Return messages as plain JSON values that are equal if and only if the messages mean the same.
 
     Two runs of one agent are rarely identical as text: call ids are random, arguments are spaced differently, null
-    content and "" mean the same. The canonical form keeps content and drops serialization: text parts are joined,
-    JSON arguments are decoded, call ids are replaced by their order of appearance, which keeps results linked to their
-    calls; `generated` and `extra` are left out.
+    content and "" mean the same. The canonical form keeps content and drops serialization: text parts are joined, JSON
+    arguments are decoded, and call ids are numbered in order of appearance, which keeps results linked to their calls.
+    `generated` and `extra` are left out. A message is [role, content, reasoning, name], and if it has calls or the id
+    of a call, also the calls [number, name, arguments] and the number of the answered call.
+
+    >>> call = ToolCall("clock", '{ "zone":"CET" }', "call_x7")
+    >>> result = Message("tool", "12:30", tool_call_id="call_x7")
+    >>> canonical_messages([Message("assistant", None, tool_calls=(call,)), result])
+    [['assistant', '', '', None, [[0, 'clock', {'zone': 'CET'}]], None], ['tool', '12:30', '', None, [], 0]]
     """
     call_numbers: dict[str, int] = {}  # ids are numbered across the conversation, in order of first appearance
     canonical: list[Any] = []

@@ -169,7 +169,7 @@ def matches(run: Experience, reference: Any) -> Judged:
     try:
         found = pl.Series([final_text(run)]).str.contains(str(reference))[0]
     except pl.exceptions.PolarsError as error:
-        raise CriterionError(f"the reference {str(reference)[:100]!r} is no regular expression: {error}") from None
+        raise CriterionError(f"the reference {str(reference)[:100]!r} is not a regular expression: {error}") from None
     return _agree(bool(found), reference)
 
 
@@ -187,7 +187,7 @@ def near(run: Experience, reference: Any, tolerance: float) -> Judged:
     """1 if the last number of the final text equals the reference within the tolerance, relative to it."""
     wanted = _number(reference)
     if wanted is None:
-        raise CriterionError(f"the reference {str(reference)[:100]!r} is no number")
+        raise CriterionError(f"the reference {str(reference)[:100]!r} is not a number")
     found = [_number(text) for text in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", final_text(run))]
     last = found[-1] if found else None
     if last is None:

@@ -38,9 +38,9 @@ def share(num_good: int, num_all: int, confidence: float = 0.95) -> Estimate:
 def cohen_kappa(judge: Ints, labels: Ints, confidence: float = 0.95) -> Estimate:
     """Return Cohen's kappa of two ratings of the same items.
 
-    The interval uses the asymptotic variance of Fleiss, Cohen and Everitt (1969), for any number of classes, on
-    Fisher's scale and with one observation spread over all cells, which keeps its coverage for judges that are almost
-    always right; without a disagreement its upper bound is 1.
+    The interval uses the asymptotic variance of Fleiss, Cohen and Everitt (1969), for any number of classes. It is
+    computed on Fisher's scale, with one observation spread over all cells: this keeps the coverage for judges that are
+    almost always right. Without a disagreement, the upper bound is 1.
 
     Args:
         judge: Class of each item by the judge, from 0.
@@ -118,8 +118,12 @@ def preference_slope(differences: Floats, weights: Floats) -> float:
     """Fit k of P(better) = 1 / (1 + exp(-k Δ)), where Δ > 0 is a score difference; returns k.
 
     `differences` are scores of the better minus the worse side, as labelled by people; negative if the judge is wrong.
-    A prior of one pair in each direction at the mean size of Δ keeps k finite if the judge is never wrong. k is at
-    least 0: a judge that is worse than chance gives no information.
+    A prior of one pair in each direction, with the mean size of Δ, keeps k finite if the judge is never wrong. The
+    minimum of k is 0: a judge that is worse than chance gives no information.
+
+    >>> differences, weights = np.array([0.5, 0.5, -0.5]), np.ones(3)
+    >>> round(preference_slope(differences, weights), 2), preference_slope(-differences, weights)
+    (0.81, 0.0)
     """
     sizes = np.abs(differences)
     told = sizes > 0  # equal scores give no information about k

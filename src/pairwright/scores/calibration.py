@@ -3,8 +3,8 @@
     DIR/scores/NAME.calibration.json    the report, which `pairs` reads to weigh pairs
 
 Labels are ratings of runs (a CSV of `view`, thumbs and assessments that were imported as rewards) or votes on two runs.
-Ratings and scores are good from a threshold on; agreement and kappa compare these two classes. The slope gives the
-probability that the side with the higher score is the better one: P = 1 / (1 + exp(-slope · gap)).
+A rating or score counts as good from a threshold on; agreement and kappa compare the classes good and not good. The
+slope gives the probability that the side with the higher score is the better one: P = 1 / (1 + exp(-slope · gap)).
 """
 
 import math
@@ -37,7 +37,7 @@ from pairwright.store.table import Table
 
 NUM_NEXT = 50
 _MIN_LABELS = 10
-_MIN_PAIRS = 30  # of one prompt with different labels; with at least so many, only such pairs count for the slope
+_MIN_PAIRS = 30  # from this number of pairs of one prompt on, the slope ignores pairs of different prompts
 _MAX_PAIRS = 200_000
 _MAX_BINS = 10
 
@@ -53,11 +53,11 @@ class Labels:
 
 
 def read_labels(table: Table, source: str) -> Labels:
-    """Read labels.
+    """Read labels of people from the table's rewards or from a CSV file.
 
     Args:
         table: The experience table.
-        source: "reward" for recorded rewards, the name of a component of them, or a CSV file of votes or ratings.
+        source: "reward" for recorded rewards, the name of a reward component, or a CSV file of votes or ratings.
     """
     if source.endswith(".csv"):
         votes: Votes = read_votes(Path(source), read_candidate_rows([Table(table.path, create=False)]))
@@ -100,7 +100,7 @@ def calibrate(
     """
     frame = read_score_log(table.path, name)
     if not frame.height:
-        raise PairwrightError(f"{table.path}: no run has a score of {name}: all of its tries failed")
+        raise PairwrightError(f"{table.path}: no run has a score of {name}: all attempts failed")
     narrow = ["uid", "tid", "prompt_hash", "num_completion_characters"]
     rows = table.lazy().select(narrow).collect().unique("uid", keep="first", maintain_order=True)
     criteria = {}
@@ -158,7 +158,7 @@ def _against_ratings(
 
 
 def _fit_slope(scores: Floats, values: Floats, labelled: pl.DataFrame) -> tuple[float, int, str]:
-    """Fit the slope on pairs of runs with different labels: of one prompt, or of all runs if these are too few."""
+    """Fit the slope on pairs of runs with different labels: of one prompt, or of all prompts if there are too few."""
     one, other = np.triu_indices(len(scores), 1)
     if len(one) > _MAX_PAIRS:
         drawn = np.random.default_rng(0).choice(len(one), _MAX_PAIRS, replace=False)

@@ -1,7 +1,7 @@
 """Answers of judges on disk: a cache by content, and OpenAI's batch files to send and read back.
 
     DIR/scores/NAME.answers.jsonl    every answer under the hash of its request, synced before it is used
-    DIR/scores/NAME.compared.jsonl   pairwise: the judge's verdicts on each two runs in both orders
+    DIR/scores/NAME.compared.jsonl   pairwise: the judge's verdicts on each pair of runs in both orders
 
 The cache keeps offsets in memory, not texts: about a hundred bytes per answer.
 """
@@ -75,7 +75,7 @@ def append_comparisons(path: Path, comparisons: list[Comparison]) -> None:
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
-    """Read the comparisons of a judge; the last one of each two runs counts."""
+    """Read the comparisons of a judge; the last one of each pair of runs counts."""
     if not path.exists():
         return []
     found = {}

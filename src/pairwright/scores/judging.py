@@ -95,7 +95,7 @@ class _LimitedPolicy:
 
 @dataclass(frozen=True)
 class Unit:
-    """Runs that are judged together, and the hash of their ids; "" for a single run."""
+    """Runs that are judged together, and the hash of their ids ("" for a single run)."""
 
     runs: Sequence[Experience]
     group: str = ""
@@ -120,7 +120,7 @@ async def _judge(
     policy = job.open_policy()
     judge = Judge(policy, job.terms, answers)
     version = terms_hash(job.terms)
-    # A unit asks its questions sequentially, so units equal concurrent requests. The generator is consumed lazily.
+    # A unit asks its questions sequentially, so each running unit has one open request. Units are generated lazily.
     running: set[asyncio.Task[list[ScoreRow]]] = set()
     num_failed_in_a_row = 0
 

@@ -35,13 +35,13 @@ Scorer = str | Callable[[Experience], Any]
 class ScoreSummary:
     """Result of scoring a table.
 
-    scored      runs that got a score now
+    scored      runs that this call scored
     kept        runs that had a score of this version of the scorer
     unscored    runs that the scorer does not apply to
     failures    runs without a score because the scorer failed, by cause
     means       mean of each criterion over all scores of this version
     cost        of these scores by the prices of the rubric, including cached answers
-    requests    judge: requests sent now
+    requests    judge: requests sent by this call
     invalid     judge: invalid answers, each of which was asked again
     cut         judge: tool results that were shortened in the middle
     written     judge: requests written to a batch file

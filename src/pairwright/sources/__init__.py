@@ -2,7 +2,7 @@
 
 `READERS` maps each `--format` name to its variants, most specific format first; with `auto` the first format that
 matches a file reads it. A format with more than one layout has several variants. `BINARY_READERS` are detected by magic
-bytes, like pairwright's own binary and Parquet files, which store/import_task.py reads.
+bytes, and so are pairwright's own payloads and Parquet files, which store/exported_units.py reads.
 """
 
 from collections.abc import Callable, Iterator
@@ -159,7 +159,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "rows": (rows.DOCUMENT_FORMAT, rows.FORMAT),
 }
 
-# Files that store/import_task.py reads: pairwright bytes, and Parquet with the columns of the table.
+# Magic bytes of files that store/exported_units.py reads: payloads, and Parquet with the columns of the table.
 OWN_PREFIXES = (b"PWXP", b"PAR1")
 # Format name -> (magic bytes, function that yields experiences or decoded units for the format's reader)
 BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {

@@ -8,7 +8,7 @@ module turns them into prompt, completion and reward:
     prompt       the messages before the first generated one, unless the reader splits them itself
     results      carry the id of their call; metrics["unanswered_calls"] counts the calls without a result
     reward       `--reward` if given: a score, a field of the record, or an expression. Else the reward that the
-                 format names, else the score called "reward" or "score", else the only score. Never made up
+                 format names, else the score called "reward" or "score", else the only score, else None
     errors       failed tool results, detected by marks of the format and by marks common to all formats
     id           task, run and step from the format or from `--task`, `--run` and `--step`; the suffix is a
                  hash of content and file label, so that equal records of one or several files are all kept
@@ -101,7 +101,7 @@ UNREADABLE = (RecursionError, UnicodeError, OverflowError, msgspec.MsgspecError)
 
 
 class Reader:
-    """A reader: `parts` yields the parts found in a unit, a call yields experiences. Unusable units raise BadRecord."""
+    """A reader. `parts` yields the parts of a unit, a call yields its experiences. Unusable units raise BadRecord."""
 
     def __init__(self, read: ReadParts) -> None:
         self.parts = read

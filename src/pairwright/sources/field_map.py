@@ -4,7 +4,7 @@
     --map 'messages=log,role=who,content=said,roles={Kunde: user, Berater: assistant}'        inside a list of messages
     --map 'prompt=q,completion=a,reward=quality,scores={great: 2, fine: 1, poor: 0, skipped: null}'
     --map 'records=answers,join=questions.id=question_id,prompt=questions.text,completion=text'    two SQLite tables
-    --map own.yaml                                                              the same, one target a line
+    --map own.yaml                                                              the same, one target per line
 
 A path is a list of names joined by dots; `[]` iterates over a list (`samples[].text` gives several candidates), `[0]`
 takes one item. A name that itself contains a dot is found, too. `+` joins texts (`prompt=context+question`), `|` lists
@@ -82,7 +82,7 @@ class FieldMap(msgspec.Struct, frozen=True):
         return {name.lower(): str(role) for name, role in parse_table(self.fields.get("roles", ""), "roles").items()}
 
     def number(self, value: Any) -> float | None:
-        """Return the number of a score, translated by the table `scores` if given; BadRecord for an unlisted value."""
+        """Return the number of a score, translated by the table `scores` if given; BadRecord for an unlisted word."""
         if "scores" not in self.fields:
             return read_score(value)
         if value is None or value == "":
@@ -91,7 +91,7 @@ class FieldMap(msgspec.Struct, frozen=True):
         text = _as_key(value)
         if text not in table:
             if (number := score(value)) is not None:
-                return number  # the table translates words, and numbers that mean something else
+                return number  # an unlisted number is its own score
             raise BadRecord(f"--map scores: {text!r:.40} is not among {', '.join(table)}")
         return None if table[text] in ("null", "none", "") else score(table[text])
 

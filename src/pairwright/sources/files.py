@@ -51,7 +51,7 @@ def encoding_of(begin: bytes) -> str | None:
 MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
 _CHUNK = 4 * 2**20
-# About 60 records, so that they and the values derived from them fit into a core's cache. At most the limit of a line.
+# About 60 records: they and the values derived from them fit into a core's cache. Must not exceed MAX_LINE_BYTES.
 _BLOCK = 128 * 2**10
 _BUFFER = _BLOCK  # so that a block is read without a copy
 _HEAD = 2**16  # usually enough to distinguish lines from a document
@@ -94,7 +94,7 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
                 shown = os.fsencode(str(file)).decode("utf-8", "backslashreplace")
                 refused.append(Rejected(shown, None, "a file name that is not UTF-8; rename it"))
             elif isinstance(file, Path) and not file.is_file():
-                kind = "no regular file (a FIFO, socket or device)" if file.exists() else "a link to nothing"
+                kind = "not a regular file (a FIFO, socket or device)" if file.exists() else "a link to nothing"
                 refused.append(Rejected(str(file), None, kind))
             else:
                 names.setdefault(file.resolve(), (file, name))

@@ -72,7 +72,8 @@ class Layout(msgspec.Struct, frozen=True):
 def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS) -> Layout | Rejected:
     """Detect the layout of a file; return Rejected with the reason if there is none.
 
-    If `format_name` is not "auto", only that format is considered; with a field map, only the format `rows`.
+    If `format_name` is not "auto", only that format is considered. If the field map names fields, only `rows` is
+    considered, or `message-rows` if the map names the session. Binary files are always detected by their magic bytes.
     """
     if options.map.names_fields:
         if format_name not in ("auto", ROWS, MESSAGE_ROWS):
@@ -115,8 +116,8 @@ def read_units(
 ) -> Iterator[Experience | Rejected | PartOfAnother]:
     """Yield the records of batches of units; unusable ones are yielded as Rejected.
 
-    All units of a batch are read before the first record is assembled, since doing one thing many times takes less time
-    than doing everything for one record after the other (docs/benchmarks.md).
+    Many units are read before their records are assembled: running each step over many records is faster than running
+    all steps on one record after the other (docs/benchmarks.md).
     """
     assembler = assembler or Assembler(options)
     for batch in batches:
@@ -187,9 +188,9 @@ def unit_batches(
     stop: int | None = None,
     line: int = 1,
 ) -> Iterator[Sequence[AnyUnit]]:
-    """Yield the units of a file in batches that fit into a core's cache, unless a single unit does not.
+    """Yield the units of a file in batches: blocks of lines if the layout splits, else up to 64 units.
 
-    Of a layout that splits, only the lines that begin in [start, stop) are read; `line` is the number of the first one.
+    If the layout splits, only lines that begin in [start, stop) are read; `line` is the number of the first such line.
     """
     if not layout.splits:
         yield from in_batches(file_units(path, layout, label, repairs, options=options))
@@ -259,7 +260,7 @@ def _json_units(
 
 
 def _detect_table(path: Place, format_name: str, options: Options) -> Layout | Rejected:
-    """Detect the layout of a table; in an SQLite file, of the only table or join of two that a format reads."""
+    """Detect the layout of a table file; in an SQLite file, a format must read exactly one table or join of two."""
     found: list[tuple[Layout, list[Any]]] = []
     sources = table_sources(path, options.map)
     rows: list[Any] = []
@@ -278,7 +279,7 @@ def _detect_table(path: Place, format_name: str, options: Options) -> Layout | R
     if not found and len(sources) > 1:
         list(islice(table_rows(path, options.map), 1))  # raises the error that names the tables
     if len(found) > 1:
-        raise BadRecord(f"{len(found)} tables could be the records, and {' or '.join(map(_records_of, found))} decides")
+        raise BadRecord(f"{len(found)} tables could be the records; choose with {' or '.join(map(_records_of, found))}")
     layout, rows = found[0] if found else (None, rows)
     return _checked(path, layout, rows, format_name, options)
 

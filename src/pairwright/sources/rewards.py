@@ -67,8 +67,8 @@ def reward_names(exp: Experience, row: Any = None) -> list[str]:
 def score_names(components: Json, info: Json) -> list[str]:
     """List possible values of `--reward` for an unscored record, likely ones first.
 
-    A leading "-" marks a field where lower is better. "name: text" is a field with a score-like name whose word has no
-    known number.
+    A leading "-" marks a field where lower is better. "name: text" is a field with a score-like name whose text is
+    not a known verdict.
     """
     likely = [name for name, value in components.items() if read_score(value) is not None]
     possible = []

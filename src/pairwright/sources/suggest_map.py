@@ -48,7 +48,7 @@ _NUM_ROWS = 64  # examined for a proposal
 _NUM_TRIED = 1000  # records that a map is tried on
 _ENDS = (".", "?", "!")
 _MORE_ANSWERS = frozenset(("result", "reply", "text", "content"))
-# Last words of the names of texts that are no answers: `response.id`.
+# Last words of field names that never hold an answer: `response.id`.
 _NO_TEXTS = frozenset(("id", "ids", "uuid", "url", "status", "type", "role", "object", "reason", "date", "time"))
 _MAX_SPEAKERS = 40
 
@@ -92,7 +92,7 @@ def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options:
         return None
     first = read[0]
     said = first.chosen.messages if first.chosen is not None else first.completion
-    # A conversation that the model began has its first question in the completion.
+    # If the model began the conversation, its first question is in the completion.
     asked = [message.text for message in said if message.role == "user"]
     prompt = first.prompt[-1].text if first.prompt else asked[0] if asked else ""
     answer = next((message.text for message in said if message.text), "")
@@ -194,7 +194,7 @@ def _is_prose(values: list[Any]) -> bool:
 
 
 def _distance(path: str, is_named: Callable[[str], bool]) -> int | None:
-    """Return the distance of such a name from the end of a path: `request.prompt` 0, `question.text` 1."""
+    """Return how many steps follow the last named step of a path: 0 in `request.prompt`, 1 in `question.text`."""
     words = [plain_name(step.partition("[")[0]) for step in reversed(path.split("."))]
     return next((number for number, word in enumerate(words) if is_named(word) or is_named(singular(word))), None)
 
@@ -252,7 +252,7 @@ def _preference(columns: dict[str, list[Any]]) -> tuple[str | None, list[str]]:
 
 
 def _scores_of(group: list[str], columns: dict[str, list[Any]]) -> dict[str, str]:
-    """Return the scores of candidates: the same names below another object."""
+    """Return the scores of candidates: fields with the same names in another object."""
     names = [path.rpartition(".")[2] for path in group]
     parents = {path.rpartition(".")[0] for path in columns if is_score_name(path.split(".")[0])}
     for parent in sorted(parents):

@@ -53,7 +53,7 @@ _OTHER_ENCODINGS = {
     "cp1251": ("Cyrillic", "[а-яА-ЯёЁ]"),
 }
 _COMMA_NUMBER = re.compile(r"[-+]?\d+(?:,\d+)?")
-OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/import_task.py reads
+OWN_COLUMNS = ("uid", "kind")  # of the experience table, which store/exported_units.py reads
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -195,8 +195,8 @@ def _excel_rows(path: str, sheet: str | None) -> Iterator[Json | BadRecord]:
         ]
         if sheet is None and len(filled) != 1:
             raise BadRecord(
-                f"a workbook with {len(filled)} sheets that have rows ({', '.join(filled[:10])}); --map "
-                "records=SHEET decides"
+                f"a workbook with {len(filled)} sheets that have rows ({', '.join(filled[:10])}); choose "
+                "with --map records=SHEET"
             )
         if sheet is not None and sheet not in book.sheetnames:
             raise BadRecord(f"--map records={sheet}: no such sheet; the file has: {', '.join(book.sheetnames[:20])}")
@@ -213,7 +213,7 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
     while names and not names[-1]:  # a spreadsheet may have empty trailing columns
         names.pop()
     if len(set(names)) < len(names):
-        raise BadRecord("a table with two columns of one name")
+        raise BadRecord("a table with two columns of the same name")
     for number, cells in enumerate(rows, start=first + 2):
         if any(cell not in (None, "") for cell in cells[len(names) :]):
             yield BadRecord(f"more cells than columns: {len(cells)} under {len(names)} names in row {number}")
@@ -222,7 +222,7 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
 
 
 def _header_of(rows: list[list[Any]]) -> int:
-    """Return the index of the row with the names: the first, or the first with several cells below a title.
+    """Return the index of the row with the column names: the first row, or below a title the first with several cells.
 
     A spreadsheet writes a title as a row of full width with a single filled cell.
     """
@@ -290,8 +290,8 @@ def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Ite
         filled = list(_filled_tables(database))
         if len(filled) != 1:
             raise BadRecord(
-                f"an SQLite file with {len(filled)} tables that have rows ({', '.join(filled[:10])}); --map "
-                "records=TABLE decides, and join=OTHER.id=COLUMN adds the columns of a second one"
+                f"an SQLite file with {len(filled)} tables that have rows ({', '.join(filled[:10])}); choose "
+                "with --map records=TABLE, and add the columns of a second one with join=OTHER.id=COLUMN"
             )
         source = filled[0]
     for row in database.execute(f"SELECT * FROM {_quoted(source)}"):
@@ -382,8 +382,8 @@ def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
         likely = sorted(_OTHER_ENCODINGS, key=lambda name: -_share_of_letters(first, name))
         names = ", ".join(f"{name} ({_OTHER_ENCODINGS[name][0]})" for name in likely)
         raise BadRecord(
-            f"text that is neither UTF-8 nor Latin-1, most likely --map encoding={likely[0]}; --map encoding=NAME "
-            f"decides, NAME one of {names}"
+            f"text that is neither UTF-8 nor Latin-1, most likely --map encoding={likely[0]}; choose with "
+            f"--map encoding=NAME, NAME one of {names}"
         )
     notes["files read as Latin-1 (Windows-1252) (--map encoding=NAME overrides)"] += 1
     return "cp1252"

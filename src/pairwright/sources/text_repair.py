@@ -48,7 +48,7 @@ def to_utf8(file: IO[bytes], encoding: str) -> IO[bytes]:
 
 
 def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:
-    """Decode JSON that a strict decoder refused, with safe repairs, whose names are counted in `repairs`.
+    """Decode JSON that a strict decoder refused, after safe repairs; `repairs` counts them by name.
 
     Raises ValueError or RecursionError if the repaired text is still invalid. Accepts NaN and infinities, as Python's
     `json` writes them.

@@ -66,7 +66,7 @@ def export_hf(table: Table, output: Place, where: pl.Expr | None) -> int:
 def check_is_local(output: Place) -> None:
     """Raise ConfigError for an address."""
     if is_address(output):
-        raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
+        raise ConfigError(f"{output}: a dataset is a folder, which an address cannot hold: export here, then copy it")
 
 
 def write_hf(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:

@@ -132,7 +132,7 @@ def import_files(
         summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
         if known_scores is not None:
             summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.total.scores_used)
-        # Stale rows are deleted last: a crash before leaves old rows, never a gap.
+        # Stale rows are deleted last: a crash before that leaves old rows, never a gap.
         if update:
             summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
         table.compact()  # merges the small parts of many small imports

@@ -95,10 +95,14 @@ def _num_values(shape: tuple[int, ...]) -> int:
 
 
 def _narrow(values: Array) -> tuple[int, list[Buffer]]:
-    """Return the bytes per value and the buffers of an array, without high bytes that are zero in every value.
+    """Return the bytes per value (0: one bit) and the buffers of an array, without high bytes that are always zero.
 
-    With three bytes per value, the low two bytes of all values are stored first, then the high bytes, which takes only
-    a few whole-array operations.
+    With three bytes per value, the low two bytes of all values are stored first, then the high bytes: this takes only a
+    few whole-array operations.
+
+    >>> width, buffers = _narrow(np.array([1, 2, 70_000], np.int64))
+    >>> width, [buffer.nbytes for buffer in buffers]
+    (3, [6, 3])
     """
     name = dtype_name(values)
     if name == "bool":

@@ -2,9 +2,9 @@
 
     DIR/scores/NAME.jsonl    one line for each experience and criterion of the scorer NAME, appended
 
-A line is a `ScoreRow`. The criterion `score` is the scorer's overall score. The last line of an experience and
-criterion counts; lines whose `hash` differs from that of the last line belong to an older version of the scorer and are
-ignored. A line without a number is a failure, which the next run of the scorer retries.
+A line is a `ScoreRow`. The criterion `score` is the scorer's overall score. Only lines with the `hash` of the
+last line in the file are used: the others belong to an older version of the scorer. Of these, the last line of an
+experience and criterion counts. A line without a number is a failure, which the next run of the scorer retries.
 """
 
 import io

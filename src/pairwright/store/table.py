@@ -343,7 +343,7 @@ class Table(RowAccess[Experience]):
         return num_rows - int(remaining.num_rows)
 
     def compact(self) -> int:
-        """Convert this table's journals, and those whose writer is gone, to parts; merge parts if many are small.
+        """Convert journals of this object, and of writers that have ended, to parts; merge parts if many are small.
 
         Returns the number of converted journals.
         """
@@ -366,8 +366,8 @@ class Table(RowAccess[Experience]):
         folder = local_path(self.path)
         if folder is None:
             raise TableError(
-                f"{self.path}: appends go to a journal, which an address cannot have: append to a local folder and "
-                "copy its files there, or bring them in with `pairwright import`"
+                f"{self.path}: appends need a journal, which an address does not support: append to a local folder and "
+                "copy its files there, or add them with `pairwright import`"
             )
         return folder
 
@@ -460,7 +460,7 @@ class Table(RowAccess[Experience]):
         except FileNotFoundError:
             raise TableError(f"{part}: gone since the table was listed, merged into another part: run again") from None
         except (pa.ArrowInvalid, OSError) as error:
-            raise TableError(f"{part}: damaged or no part of this table: {error}") from error
+            raise TableError(f"{part}: damaged, or not a part of this table: {error}") from error
 
     def _journal_batches(self, journal: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:

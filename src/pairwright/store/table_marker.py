@@ -21,7 +21,7 @@ def check_table(folder: Place, *, create: bool) -> None:
     if not marker.exists():
         if folder.is_file():
             raise TableError(
-                f"{folder}: a file, and a table is a folder: choose another name"
+                f"{folder}: a file, but a table is a folder: choose another name"
                 if create
                 else f"{folder}: a file, not an experience table; import it first: pairwright import {folder} -o DIR"
             )
@@ -29,7 +29,7 @@ def check_table(folder: Place, *, create: bool) -> None:
         if not create:
             if "pairs.parquet" in names:
                 raise TableError(
-                    f"{folder}: a pairs table, and an experience table is expected here; next with pairs: pairwright "
+                    f"{folder}: a pairs table, expected an experience table; with pairs, continue with pairwright "
                     f"tokens {folder} --tokenizer MODEL -o DIR, or pairwright export {folder} --to trl -o FILE"
                 )
             raise TableError(
@@ -58,4 +58,4 @@ def write_marker(folder: Place, fields: dict[str, Any]) -> None:
     try:
         write_bytes(folder / MARKER, msgspec.json.encode(fields))
     except OSError as error:
-        raise TableError(f"{folder}: no table can be made here: {error.strerror or error}") from error
+        raise TableError(f"{folder}: a table cannot be created here: {error.strerror or error}") from error

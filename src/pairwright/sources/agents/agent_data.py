@@ -3,7 +3,7 @@
     message_action      an answer: content; its description is the reasoning
     api_action          a call: function, kwargs; its description is the text before it
     code_action         a call named after the language, with the code; its description likewise
-    text_observation    after a call its result, else a user turn; a system message if it is named so
+    text_observation    the result of the previous call; else a user turn, or a system message if its name is "system"
     web_observation, image_observation   a result: page and image, as JSON
 
 A result belongs to the previous call, since the format has no call ids. Text of the source "agent" is an answer given

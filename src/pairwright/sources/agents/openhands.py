@@ -9,9 +9,10 @@
     TokenEvent          the recorded token ids of one request
 
 A row whose `history` contains such events is read as well. task = the conversation id (a full_state event) or the row's
-instance_id, else a hash of prompt and tools; step = number of preceding condensations. Reward: as in rows; events alone
-have none, but options.reward="critic" selects the last critic_result.score. Events without a preceding prompt (part of
-a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in info["other_events"].
+instance_id, else a hash of prompt and tools; step = number of preceding condensations. Reward: as in rows. Events
+without a row have none; options.reward="critic" selects the last critic_result.score. Events without a preceding prompt
+(part of a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in
+info["other_events"].
 """
 
 from collections import Counter
@@ -175,7 +176,7 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
         if talk.others:
             info["other_events"] = dict(talk.others)
         if talk.turns and arrays is None:
-            info["tokens_dropped"] = "the recorded turns are not one for each answer, or do not continue one another"
+            info["tokens_dropped"] = "the recorded turns do not match the answers, or lack the prefix property"
         if not prompt:
             info["prompt_missing"] = True
         if talk.critic is not None:

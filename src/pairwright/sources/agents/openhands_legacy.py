@@ -100,7 +100,7 @@ def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             step += 1
         else:
             _take(talk, event, where)
-    # Step 0 is also read without an answer, so that its refusal gives the reason.
+    # Step 0 is read even without an answer, so that it is refused with the reason.
     if step == 0 or talk.has_answer:
         yield _experience(talk, row, origin, step)
 

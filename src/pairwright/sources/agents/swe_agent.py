@@ -41,11 +41,9 @@ from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.responses import messages_from_items
 
-# mini-SWE-agent: message shapes of all versions.
-
-# First line of an observation; below, the kept fields of a turn's `extra`.
+# First line of an observation of mini-SWE-agent.
 _RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
-_KEPT = ("returncode", "exception_info", "interrupt_type")
+_KEPT = ("returncode", "exception_info", "interrupt_type")  # fields of the `extra` of a turn
 _MINI_FAILURES = (
     ("timeout", re.compile(r"\s*(<exception>|The last command ).{0,2000}?timed out", re.DOTALL)),
     ("invalid_arguments", re.compile(r"\s*(Please always provide EXACTLY ONE action|Tool call error|Unknown tool)")),
@@ -206,7 +204,7 @@ def _messages(row: Json, info: Json) -> list[Message]:
 
 def _last_told(steps: list[Json], answers: list[Message]) -> int:
     """Return the position of the step that matches the last answer of the history."""
-    # From the end, since answers may repeat; without an equal answer, steps and answers are matched by count.
+    # Searched from the end, since answers may repeat; without an equal answer, steps and answers are matched by count.
     last = answers[-1].text.strip()
     for position in range(len(steps) - 1, -1, -1):
         response = steps[position].get("response")

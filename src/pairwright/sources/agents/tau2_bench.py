@@ -1,10 +1,10 @@
 """tau2-bench results: `{info, tasks[], simulations[]}`, or one simulation `{task_id, trial, reward_info, messages[]}`.
 
 task = the domain and task_id, run = trial, reward = reward_info.reward; its breakdown and the database check are
-components. The domain's policy, which tau2-bench puts into the system prompt, is the system message; its tools are the
-tools. The initial greeting is not generated and belongs to the prompt. Calls of the simulated user and their results
-(`requestor` user), which the agent does not see, are left out and counted in info. Voice simulations have no messages
-and are rejected.
+components. The domain's policy, which tau2-bench puts into the system prompt, is the system message. The tools are
+those of the domain. The initial greeting is not generated and belongs to the prompt. Calls of the simulated user and
+their results (`requestor` user), which the agent does not see, are left out and counted in info. Voice simulations have
+no messages and are rejected.
 """
 
 from collections.abc import Iterator

@@ -5,7 +5,7 @@
 
 Every answer is a record whose prompt is the preceding conversation; answers to one prompt share a task. The reward of
 an OASST message is 0 - rank (rank 0 is the best; without a rank it is unscored), the reward of a PRM800K step its
-rating. `step` is the number of previous steps, which precede it in the answer.
+rating. `step` is the number of previous steps; the answer consists of them and the rated step.
 """
 
 from collections.abc import Iterator

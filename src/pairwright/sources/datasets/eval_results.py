@@ -1,9 +1,9 @@
 """Results of evaluation tools: lm-evaluation-harness samples, promptfoo results, OpenAI eval items and logs.
 
-    lm-eval        {doc_id, doc, arguments, resps, filtered_resps, metrics: [name], <name>: number}, one a line
+    lm-eval        {doc_id, doc, arguments, resps, filtered_resps, metrics: [name], <name>: number}, one per line
     promptfoo      {results: {results: [{prompt{raw}, response{output}, score, provider, vars}]}}, or its rows as lines
     openai-evals   {object: "eval.run.output_item", sample{input, output}, results: [{name, score, passed}]};
-                   logs of the package `evals`: {sample_id, type: "sampling" | "match" ..., data}, one event a line
+                   logs of the package `evals`: {sample_id, type: "sampling" | "match" ..., data}, one event per line
 
 `doc`, `target` and `vars` hold the question or the reference, never an answer.
 """

@@ -1,11 +1,11 @@
 """Logs and tables with one message per row: `{conversation_id, role, content, created_at, ...}`.
 
 Rows with the same conversation id form a conversation, anywhere in the file; JSON Lines of messages without any id are
-one conversation. Its rows are sorted by number (`turn`, `position` ...), else by time, else kept in file order. Fields
-equal in all rows (task, model, ...) belong to the conversation; others are in `info["message_fields"]`, one object per
-message. Conversations whose messages have different scores are refused, since none is known to be the overall score.
-If messages name their parent (`parent_id`), every path from the first to a last message is an experience, as in the
-sessions of coding agents.
+one conversation. The rows of a conversation are sorted by number (`turn`, `position` ...), else by time, else kept in
+file order. Fields equal in all rows (task, model, ...) belong to the conversation; others are in
+`info["message_fields"]`, one object per message. Conversations whose messages have different scores are refused, since
+none is known to be the overall score. If messages name their parent (`parent_id`), every path from the first to a last
+message is an experience, as in the sessions of coding agents.
 """
 
 import math
@@ -53,7 +53,7 @@ _TIMES = _words(
     """created_at timestamp time created sent_at date datetime created_time create_time ts zeit zeitstempel datum
     fecha 日時"""
 )
-# Times as people's tables have them, besides ISO 8601; all values of a column have the same form.
+# Forms of times besides ISO 8601; all values of a column have the same form.
 _DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y")
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 _IDS = _words("message_id message_uuid msg_id uuid id")
@@ -124,7 +124,7 @@ def _read_conversation(
     name: str, conversation: int | str | None, branch: int, rows: list[Json], origin: Origin, options: Options
 ) -> Parts:
     if conversation is None and sum(_role(row) == "system" for row in rows) > 1:
-        raise BadRecord("several system messages, and no field that says which conversation a message is of")
+        raise BadRecord("several system messages, and no field that names the conversation of a message")
     messages = read_turns([_chat_turn(row, number) for number, row in enumerate(rows)], "rows")
     prompt, completion = split_at_first_answer(messages)
     if not completion:
@@ -133,7 +133,7 @@ def _read_conversation(
         raise BadRecord("begins with a message of the assistant, so there is no prompt")
     rewards = {found[0]: found[1] for row in rows if (found := score_in(row, options))[0] is not None}
     if len(rewards) > 1:
-        raise BadRecord(f"its messages have different scores: {', '.join(map(str, rewards))}; --scores gives it one")
+        raise BadRecord(f"its messages have different scores: {', '.join(map(str, rewards))}; set one with --scores")
     reward, components = next(iter(rewards.items()), (None, None))
     shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows[1:])}
     tools = next((tools for row in rows if (tools := tools_of(row))), [])
@@ -258,10 +258,10 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
     by_id = {identifier(row.get(id_key)): row for row in ordered}
     parents = [identifier(row.get(parent_key)) for row in ordered]
     if len(by_id) < len(rows) or None in by_id:
-        raise BadRecord(f"{parent_key} names messages, and {id_key} is not one a message")
+        raise BadRecord(f"{parent_key} names messages by their {id_key}, which is missing or repeats")
     missing = next((parent for parent in parents if parent is not None and parent not in by_id), None)
     if missing is not None:
-        raise BadRecord(f"{parent_key}: {missing!r} is none of its messages, so the conversation lacks some")
+        raise BadRecord(f"{parent_key}: no message {missing!r}: the conversation is incomplete")
     ways, followed = [], set(parents)
     for last in (row for row in ordered if row[id_key] not in followed):
         way, row = [last], last
@@ -269,10 +269,10 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
             row = by_id[parent]
             way.append(row)
             if len(way) > len(rows):
-                raise BadRecord(f"{parent_key}: messages that follow each other in a circle")
+                raise BadRecord(f"{parent_key}: the messages form a cycle")
         ways.append(way[::-1])
     if not ways or len(ways) > _MAX_BRANCHES:
-        raise BadRecord(f"{parent_key}: {len(ways)} ways through its messages, expected 1 to {_MAX_BRANCHES}")
+        raise BadRecord(f"{parent_key}: the messages have {len(ways)} branches, expected 1 to {_MAX_BRANCHES}")
     return ways
 
 
@@ -293,7 +293,7 @@ def _role(row: Json) -> str | None:
 
 
 def _flagged_role(name: str, value: Any) -> str | None:
-    """Return the role that a flag says: `is_bot: false`."""
+    """Return the role that a flag implies: `is_bot: false` is the user."""
     words, flag = words_of(name), verdict(value)
     if len(words) != 2 or words[0] not in ("is", "from") or flag not in (0.0, 1.0):
         return None
@@ -339,7 +339,7 @@ def _chat_turn(row: Json, number: int) -> Json:
     if role is None:
         said = row.get(_speaker(row) or "")
         raise BadRecord(
-            f"message {number}: {said!r:.40} is not a role; --map 'session=FIELD,roles={{...}}' gives it one"
+            f"message {number}: {said!r:.40} is not a role; assign one with --map 'session=FIELD,roles={{...}}'"
         )
     turn: Json = {"role": role, "content": None if key is None else row[key]}
     for name in _MESSAGE_KEYS:

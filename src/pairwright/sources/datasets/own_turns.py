@@ -51,17 +51,17 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
         repeated = len(names) > 1 and len(set(names)) == 2 and all(one != two for one, two in pairwise(names))
         if not repeated and not roles:
             return None
-        raise BadRecord(f"{names[0]!r} has no known role, and {_roles_hint(names)} decides")
+        raise BadRecord(f"{names[0]!r} has no known role; choose with {_roles_hint(names)}")
     # At least one of several turns is the model's; a label without a role is text of the previous turn.
     marks = [(match, role) for match, role in zip(labels, known, strict=True) if role is not None]
     if "assistant" not in {role for _, role in marks} or len(marks) < 2:
         return None
-    # A repeated label is a speaker, and so is one after a time, or the only partner of the model.
+    # An unknown label is a speaker if it repeats, follows a time, or if no known speaker is the user.
     others = [(name, match) for name, match, role in zip(names, labels, known, strict=True) if role is None]
     is_alone = {role for _, role in marks} == {"assistant"}
     speakers = [name for name, match in others if is_alone or names.count(name) > 1 or "[" in match[0]]
     if speakers:
-        raise BadRecord(f"{speakers[0]!r} has no known role, and {_roles_hint(names)} decides")
+        raise BadRecord(f"{speakers[0]!r} has no known role; choose with {_roles_hint(names)}")
     return _cut(text, marks)
 
 
@@ -109,7 +109,7 @@ def is_step(item: Any) -> bool:
 
 
 def step_turns(items: list[Json]) -> list[Json]:
-    """Return the messages of an agent's steps: each action is a call, its observation the result."""
+    """Return the messages of an agent's steps: an action becomes a call, its observation becomes the result."""
     turns: list[Json] = []
     for number, item in enumerate(items):
         thought, action, given, result = (_value(item, names) for names in (_THOUGHTS, _ACTIONS, _INPUTS, _RESULTS))
@@ -195,11 +195,11 @@ def _call(value: Any, call_id: str, where: str) -> Json:
 
 def _role(value: Any, fields: FieldMap, where: str) -> str:
     if not isinstance(value, str | int):
-        raise BadRecord(f"{where}: the role is {kind_of(value)}; --map role=FIELD names it")
+        raise BadRecord(f"{where}: the role is {kind_of(value)}; name it with --map role=FIELD")
     text, roles = str(value).strip(), fields.roles
     role = roles.get(text.lower()) or speaker_role(text)
     if role is None:
-        raise BadRecord(f"{where}: {text!r:.40} has no known role; --map 'roles={{{text[:40]}: user}}' gives it one")
+        raise BadRecord(f"{where}: {text!r:.40} has no known role; assign one with --map 'roles={{{text[:40]}: user}}'")
     return role
 
 

@@ -87,7 +87,7 @@ def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> 
     for name, item in row.items():
         where = f"{prefix}{name}"
         if name not in types:
-            raise BadRecord(f"{where}: no field of {'a side' if prefix else 'an experience'}: {', '.join(types)}")
+            raise BadRecord(f"{where}: unknown; {'a side' if prefix else 'an experience'} has {', '.join(types)}")
         if name in ARRAYS:
             fields[name] = _array_from_json(item, where)
         elif name == "multi_modal_inputs":
@@ -130,7 +130,7 @@ def _array_from_json(value: Any, where: str) -> Array:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, RecordError):
             raise
-        raise BadRecord(f"{where}: no array of a dtype and values: {error}") from None
+        raise BadRecord(f"{where}: expected an array as dtype and values: {error}") from None
 
 
 def _from_values(fields: Json) -> Array:

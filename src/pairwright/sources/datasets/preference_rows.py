@@ -29,7 +29,12 @@ def transcript_messages(value: str) -> list[Message] | None:
 
 
 def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-    """Split two conversations into their shared prompt and the remainder of each."""
+    """Split two conversations into their shared prompt and the remainder of each.
+
+    >>> question, good, bad = Message("user", "2+2?"), Message("assistant", "4"), Message("assistant", "5")
+    >>> [[message.text for message in part] for part in split_sides([question, good], [question, bad])]
+    [['2+2?'], ['4'], ['5']]
+    """
     # The prompt ends before the last answer of either side, so that each side keeps one.
     limit = min(_last_answer(chosen, "chosen"), _last_answer(rejected, "rejected"))
     length = 0

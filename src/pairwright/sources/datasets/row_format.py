@@ -107,7 +107,7 @@ def history(messages: Sequence[Message], num_prompt: int | None = None, **fields
     if not any(message.is_generated for message in completion):
         raise BadRecord("no message that the model wrote, so there is no completion")
     if not prompt:
-        raise BadRecord("the conversation begins with an answer: what the model was given is not there")
+        raise BadRecord("the conversation begins with an answer, so the prompt is unknown")
     return {"prompt": prompt, "completion": completion, **fields}
 
 

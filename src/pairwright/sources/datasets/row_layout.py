@@ -115,7 +115,7 @@ def _with_prompt(
     """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
-    # A transcript under any name; beside a question that is not in it, a context holds the turns before it.
+    # A transcript under any name. A context that does not contain the question holds the turns before the question.
     is_history = key is not None and context_key is not None and _text_of(prompt) not in _text_of(row[context_key])
     if talk_key is None and not answers and not is_history:
         talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
@@ -137,8 +137,8 @@ def _with_prompt(
             talk_key = None  # repeats the conversation of one side
         elif turns and is_from_model(turns[-1]):
             raise BadRecord(
-                f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
-                f"--map prompt={talk_key},completion={answers[0].where} decides"
+                f"{talk_key} or {answers[0].where} could be the completion; choose with --map messages={talk_key} or "
+                f"--map prompt={talk_key},completion={answers[0].where}"
             )
         else:
             key, prompt = talk_key, turns
@@ -164,7 +164,7 @@ def _with_prompt(
 
 def _no_part(part: str, row: Json) -> str:
     keys = ", ".join(list(map(str, row))[:12]) + (", ..." if len(row) > 12 else "")
-    return f"no {part} among the fields {keys}; --map {part}=FIELD names it"
+    return f"no {part} among the fields {keys}; name it with --map {part}=FIELD"
 
 
 def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
@@ -193,8 +193,8 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
             context = None
         else:
             raise BadRecord(
-                f"{key} or {context} could be the prompt, and --map prompt={key}, --map prompt={context} or "
-                f"--map prompt={context}+{key} decides"
+                f"{key} or {context} could be the prompt; choose with --map prompt={key}, --map prompt={context} "
+                f"or --map prompt={context}+{key}"
             )
     return key, row[key], context
 
@@ -206,7 +206,7 @@ def _outermost(row: Json, keys: list[str], part: str) -> str:
         if all(_text_of(row[other]) in text for other in keys):
             return key
     choices = " or ".join(f"--map {part}={key}" for key in keys[:3])
-    raise BadRecord(f"{' or '.join(keys[:3])} could be the {part}, and {choices} decides")
+    raise BadRecord(f"{' or '.join(keys[:3])} could be the {part}; choose with {choices}")
 
 
 def find_conversation(row: Json, used: set[str]) -> str | None:
@@ -301,7 +301,7 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
     if len(stems) > 1:
         first, second = list(stems)[:2]
         names = "|".join(stems[first].values())
-        raise BadRecord(f"{first} or {second} could be the answers, and --map 'completion={names}' decides")
+        raise BadRecord(f"{first} or {second} could be the answers; choose with --map 'completion={names}'")
     (keys,) = stems.values()
     if sorted(keys) not in (list(range(len(keys))), list(range(1, len(keys) + 1))):
         raise BadRecord(f"{', '.join(keys.values())}: numbers are missing between them")
@@ -376,7 +376,7 @@ def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
             for other, column in row.items()
             if isinstance(column, dict) and column.keys() == value.keys() and is_score_name(other)
         }
-        # "answers" may be the options of a question, without scores or a preference.
+        # Without scores or a preference, "answers" may be the options of a question.
         if singular(name) in WEAK_COMPLETIONS and not beside and _preference_key(row) is None:
             continue
         answers = tuple(
@@ -491,12 +491,10 @@ def find_choice(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, set
     matches = [number for number, answer in enumerate(answers) if value in (answer.value, _text_of(answer.value))]
     if not matches and isinstance(value, int) and not isinstance(value, bool):
         if plain_name(key) != "choice" and "index" not in words_of(key):
-            raise BadRecord(
-                f"{key} {value!r} may count from 0 or from 1, and --map 'best={key}' says that it counts from 0"
-            )
+            raise BadRecord(f"{key} {value!r} may count from 0 or from 1; if it counts from 0, add --map 'best={key}'")
         matches = [value] if 0 <= value < len(answers) else []
     if len(matches) != 1:
-        raise BadRecord(f"{key} {value!r:.40} does not tell which answer is preferred, and --map reward=FIELD decides")
+        raise BadRecord(f"{key} {value!r:.40} does not name the preferred answer; choose with --map reward=FIELD")
     return matches[0], {key}
 
 
@@ -516,21 +514,21 @@ def read_preference(value: Any, key: str, answers: tuple[Answer, ...]) -> int | 
     """Return the number of the preferred answer, or None for a tie; raise BadRecord for an ambiguous value."""
     names = [answer.where for answer in answers]
     first = index_of(names[0])
-    way_out = f"--map 'completion={'|'.join(names)},reward=...' decides"
+    way_out = f"choose with --map 'completion={'|'.join(names)},reward=...'"
     if isinstance(value, str) and not value.strip().lstrip("-").replace(".", "", 1).isdigit():
         return _named_preference(value, key, answers, way_out)
     number = score(value)
     if number is None or isinstance(value, bool) or not number.is_integer():
-        raise BadRecord(f"{key} {value!r} does not tell which answer is preferred, and {way_out}")
+        raise BadRecord(f"{key} {value!r} does not name the preferred answer; {way_out}")
     if first is None:
-        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}, and {way_out}")
+        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}; {way_out}")
     if plain_name(key) in SIGNED:
         return None if number == 0 else int(number > 0)
     # SHP: 1 if comment A is preferred, 0 if B is.
     if first[0] == "human_ref" and plain_name(key) == "labels" and number in (0, 1):
         return 1 - int(number)
     if is_lettered(names[0]) or not first[1] <= number < first[1] + len(answers):
-        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}, and {way_out}")
+        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}; {way_out}")
     return int(number) - first[1]
 
 
@@ -554,7 +552,7 @@ def _named_preference(value: str, key: str, answers: tuple[Answer, ...], way_out
         numbers = {number - offset for number in numbers} | {ordinal[word] for word in words if word in ordinal}
         matches = [number for number in numbers if 0 <= number < len(answers)]
     if len(matches) != 1:
-        raise BadRecord(f"{key} {value[:40]!r} does not tell which answer is preferred, and {way_out}")
+        raise BadRecord(f"{key} {value[:40]!r} does not name the preferred answer; {way_out}")
     return matches[0]
 
 

@@ -54,7 +54,7 @@ COMPLETIONS = _names(
 )
 # An answer if none of the above is present, else the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
-# Words that say whose a question is, or whose an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
+# Words for the author of a question, and below, of an answer: "Pregunta del usuario", "KI-Antwort", "AIの回答".
 ASKERS = _names(
     """user users customer client requester end usuario usuaria cliente utilisateur utente nutzer benutzer kunde kunden
     gebruiker klant klienta student students learner pupil schuler schulers eleve alumno
@@ -66,7 +66,7 @@ _AUTHORS = _names(
 )
 _STAGES = _names("raw full final rendered original input text")
 _LINKS = _names("the of by from to s d l del dell de du des der die das la le el il do da van för av")
-_MESSAGES = frozenset({"message", "msg", "nachricht", "mensaje"})  # whose it is makes it a question or an answer
+_MESSAGES = frozenset({"message", "msg", "nachricht", "mensaje"})  # a question or an answer, depending on its author
 # Names of lists of answers, besides the plurals of the names above.
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = (
@@ -263,7 +263,7 @@ def is_completion_name(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_preference_name(name: str) -> bool:
-    """Whether a plain name is that of a preference: `winner`, `which_is_better`."""
+    """Whether a plain name means a preference: `winner`, `which_is_better`."""
     return name in PREFERENCES or _without(name, _ABOUT_PREFERENCE) in PREFERENCES
 
 
@@ -272,13 +272,17 @@ def _without(name: str, words: frozenset[str]) -> str:
 
 
 def is_asker_name(name: str) -> bool:
-    """Whether a plain name says that the user wrote it: `user_answer` is no answer of the model."""
+    """Whether a plain name has a word for the user: `user_answer` is not an answer of the model."""
     return not ASKERS.isdisjoint(name.split("_"))
 
 
 @lru_cache(maxsize=4096)
 def prompt_rank(name: str) -> int | None:
-    """Return how surely a plain name is the prompt's: 0 is in the table, 1 says whose question it is, 2 is weak."""
+    """Return how likely a plain name is the prompt: 0 if in PROMPTS, 1 with a word for the user, 2 weak, else None.
+
+    >>> prompt_rank("question"), prompt_rank("pregunta_del_usuario"), prompt_rank("goal"), prompt_rank("answer")
+    (0, 1, 2, None)
+    """
     if name in PROMPTS:
         return 0
     if (rest := _without(name, ASKERS | _STAGES)) in PROMPTS or (rest in _MESSAGES and is_asker_name(name)):
@@ -288,7 +292,7 @@ def prompt_rank(name: str) -> int | None:
 
 @lru_cache(maxsize=4096)
 def answer_rank(name: str) -> int | None:
-    """Return how surely a plain name is the answer's: 0 is in the table, 1 says whose answer it is, 2 is weak.
+    """Return how likely a plain name is an answer: 0 if in COMPLETIONS, 1 with a word for the model, 2 weak, else None.
 
     >>> answer_rank("respuesta_del_asistente"), answer_rank("answer"), answer_rank("expected_answer")
     (1, 2, None)

@@ -72,7 +72,7 @@ NAME = "rows"
 _MAX_ANSWERS = 128
 _BODIES = ("text", "content", "message", "messages", "value")  # keys of a candidate object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
-_DECIDES = "decides"  # occurs in refusals that a map resolves
+_DECIDES = "choose with"  # occurs in refusals that a map resolves
 
 
 def matches(value: Any) -> bool:
@@ -130,7 +130,7 @@ def doubtful_scores(rows: list[Json]) -> str | None:
         read = [number for value in values if (number := read_score(value)) is not None]
         if unread and read and len(words) <= _MAX_WORDS and all(len(word) <= 40 for word in unread):
             table = ", ".join(f"{word}: NUMBER" for word in sorted(words))
-            return f"{key} has {unread[0]!r} beside scores, and --map 'reward={key},scores={{{table}}}' {_DECIDES}"
+            return f"{key} has {unread[0]!r} beside scores; {_DECIDES} --map 'reward={key},scores={{{table}}}'"
         marks = [mark for mark in _NOT_RATED if mark in read]
         rest = {number for number in read if number not in _NOT_RATED}
         is_rating = bool(rest) and all(number.is_integer() and 0 <= number <= 10 for number in rest) and max(rest) > 1
@@ -138,8 +138,8 @@ def doubtful_scores(rows: list[Json]) -> str | None:
             mark = f"{marks[0]:g}"
             return (
                 f"{key} has {mark} beside {min(rest):g} to {max(rest):g}, which may mean "
-                f"that nobody rated it, and --map "
-                f"'reward={key},scores={{{mark}: null}}' or --map reward={key} {_DECIDES}"
+                f"that nobody rated it; {_DECIDES} --map "
+                f"'reward={key},scores={{{mark}: null}}' or --map reward={key}"
             )
     return None
 
@@ -273,7 +273,7 @@ def _mapped_messages(value: Any, fields: FieldMap) -> Any:
     if isinstance(value, str):
         turns = transcript_turns(value, fields.roles)
         if turns is None:
-            raise BadRecord(f"{where}: text without speakers such as 'Customer: ...'; --map roles={{...}} names them")
+            raise BadRecord(f"{where}: text without speakers such as 'Customer: ...'; add --map roles={{...}}")
         return turns
     listed = items(value, where)
     if all(map(is_step, listed)) and "content" not in fields and "calls" not in fields:

@@ -84,7 +84,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | 
         people = list(dict.fromkeys(str(item.get("user")) for item in listed))[:4]
         roles = ", ".join(f"{name}: {'assistant' if name == people[-1] else 'user'}" for name in people)
         raise BadRecord(
-            f"no message of a bot, and --map 'messages=messages,role=user,content=text,roles={{{roles}}}' names one"
+            f"no message of a bot; name one with --map 'messages=messages,role=user,content=text,roles={{{roles}}}'"
         )
     channel = value.get("channel", value.get("name")) if isinstance(value, dict) else None
     asked: dict[Any, list[Message]] = {}

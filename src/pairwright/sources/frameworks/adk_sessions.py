@@ -41,7 +41,7 @@ def _take(event: Json, session: Session) -> Entry | None:
     actions = object_or_empty(event.get("actions"))
     for name in _CHANGES:
         if field(actions, name):
-            raise BadRecord(f"actions.{name}: what the model was given from there on is not logged")
+            raise BadRecord(f"actions.{name}: the model's input after it is not logged")
     if event.get("partial") is True or not isinstance(event.get("content"), dict):
         session.others["partial" if event.get("partial") is True else "without content"] += 1
         return None

@@ -83,7 +83,7 @@ def _answer(row: Json) -> Json:
         what = encode(error).decode()[:200] if error else str(result.get("type", "no answer"))
         raise BadRecord(f"the request failed: {what}")
     if not is_answer(answer):
-        raise BadRecord("the answer has the form of none of the APIs that are read")
+        raise BadRecord("the answer is not a response of OpenAI, Anthropic or Google")
     return answer
 
 

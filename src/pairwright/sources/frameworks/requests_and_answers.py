@@ -75,7 +75,7 @@ def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
     if not candidates:
         raise BadRecord("choices: none, so there is no completion")
     if not prompt:
-        raise BadRecord("the request has no messages, so what the model was given is not there")
+        raise BadRecord("the request has no messages, so the prompt is unknown")
     model = answer.get("model") or answer.get("modelVersion") or request.get("model")
     for completion, reason in candidates:
         yield history(

@@ -13,7 +13,8 @@ A failed rollout has an empty completion and is kept. A row of a reward profile 
 read as its sample, without a reward, since a mean over rollouts is not the reward of one; the statistics become
 metrics. A truncated response (`incomplete_details`) is `response_truncated`.
 
-Rollouts of a task repeat its `responses_create_params`: `decode` returns one object for equal values, read only once.
+Rollouts of a task repeat its `responses_create_params`: `decode` returns one object for equal values, so that each is
+read only once.
 """
 
 from collections.abc import Iterator

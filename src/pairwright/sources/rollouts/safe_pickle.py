@@ -175,7 +175,7 @@ class _StorageHolder(Foreign):
 class _NumpyScalar(Foreign):
     """Decodes a numpy scalar (number or text) from its bytes; scalars of other dtypes stay Foreign."""
 
-    name = "a numpy scalar that is not a number and no text"
+    name = "a numpy scalar that is neither a number nor text"
 
     def __new__(cls, dtype: Any = None, data: Any = None) -> Any:
         name = dtype.name if isinstance(dtype, _NumpyDtype) else None
@@ -285,7 +285,7 @@ def _plain(value: Any, depth: int, budget: list[int]) -> Any:
             raise CorruptBytes(f"pickle: expands to more than {_MAX_GROWTH} times its size")
         return (value.array.astype("float32") if value.array.dtype.name == "bfloat16" else value.array).tolist()
     if isinstance(value, Foreign) or (isinstance(value, type) and issubclass(value, Foreign)):
-        raise UnsafeBytes(f"pickle: asks for {value.name}, and nothing but plain values is read")
+        raise UnsafeBytes(f"pickle: asks for {value.name}, but only plain values are read")
     raise UnsafeBytes(f"pickle: holds a {type(value).__name__}, which is not a plain value")
 
 

@@ -3,8 +3,8 @@
     {step, prompt, completion, <name of a reward function>: number, ..., advantage}
 
 Conversations are messages; text is already rendered by the chat template, so it stays raw text. Every number except
-`step` and `advantage` is a reward component. Their weights are not logged: a single component is the reward, of several
-the user names one. The training step and the advantage are kept in info and metrics.
+`step` and `advantage` is a reward component. TRL does not log their weights: a single component is the reward; if
+there are several, `--reward` selects one. The training step is kept in info, the advantage in metrics.
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,8 @@
                  `cursor-agent -p --output-format stream-json`; a call is started and completed under one call_id
 
 A result is linked to its call by call_id. With `--stream-partial-output`, a text is sent in pieces and then as a whole:
-the pieces are left out. A call is named after its key (`readToolCall` is read). Neither system prompt nor tools are
-logged: prompts are incomplete. There is no reward. Transcripts as plain text are not read.
+the pieces are left out. A call is named after its key (`readToolCall` becomes a call of "read"). Neither system prompt
+nor tools are logged: prompts are incomplete. There is no reward. Transcripts as plain text are not read.
 """
 
 from typing import Any

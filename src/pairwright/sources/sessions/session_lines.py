@@ -1,10 +1,10 @@
 """Lines similar to Claude Code's, written by other programs: `{type, message{role, content}, sessionId, uuid}`.
 
-Written by programs that collect sessions of several assistants, and by old versions without ids. Lines with the same
-`message.id` are one turn. A line of type "tool" holds a call and its result (`tool_name`, `tool_input`, `tool_output`);
-the call is added to the previous assistant turn, in file order. A line of type "system" is the system prompt; other
-lines are counted in info. Streams of Claude Code (`session_id`) are read by tracing/claude_stream.py. There is no
-reward.
+Files with a line of type "tool" are read, and files whose turns have neither a session id nor a `parentUuid`. Lines
+with the same `message.id` are one turn. A line of type "tool" holds a call and its result (`tool_name`, `tool_input`,
+`tool_output`); the call is added to the previous assistant turn, in file order. A line of type "system" is the system
+prompt; other lines are counted in info. Streams of Claude Code (`session_id`) are read by tracing/claude_stream.py.
+There is no reward.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def matches(value: Any) -> bool:
     turns = [line for line in lines if _is_turn(line)]
     if any(map(_is_tool_line, lines)):
         return True
-    # Session files and streams of Claude Code, which have other readers, have one of _OWN_KEYS or a subtype.
+    # Session files and streams of Claude Code have one of _OWN_KEYS or a subtype; other readers read them.
     is_own = any(_OWN_KEYS & set(line) for line in turns) or any("subtype" in line for line in lines)
     return bool(turns) and not is_own
 

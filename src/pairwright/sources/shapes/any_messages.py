@@ -97,7 +97,7 @@ _MAX_KEYS = 8
 
 
 def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = False) -> list[Message]:
-    """Convert a value of any shape to messages; plain text becomes one message with `role`, None no message.
+    """Convert a value of any shape to messages; plain text becomes one message with `role`, None yields no message.
 
     Raises BadRecord for an object or list of unknown shape, with its keys. With `objects_as_text`, such an object
     becomes its JSON text, for sources whose turns are program values, such as the candidates of NAT.
@@ -375,7 +375,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
 
 
 def _is_item(value: Json) -> bool:
-    """Whether a message is an item of the Responses API; a response of Anthropic's has the type "message", too."""
+    """Whether a message is an item of the Responses API; Anthropic responses have the type "message", too."""
     return _type(value) in _ITEM_TYPES and not is_anthropic_response(value)
 
 

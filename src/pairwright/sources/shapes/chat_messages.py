@@ -17,7 +17,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
 )
-# Other names of the content, so that a message without content is refused rather than losing them.
+# Other names of the content: a message without `content` that has one of them is refused, so that no text is lost.
 _OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
 # Roles that every shape of sources/shapes/any_messages.py reads alike
 _PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -87,7 +87,7 @@ def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Js
             calls.append(call)
             continue
         if canonical_arguments(same.arguments) != canonical_arguments(call.arguments):
-            raise BadRecord(f"{at}: a call that stands under tool_calls with other arguments")
+            raise BadRecord(f"{at}: this call is also under tool_calls, with other arguments")
         listed.remove(same)
     return others if others or not parts else None
 

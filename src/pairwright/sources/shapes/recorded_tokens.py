@@ -39,7 +39,11 @@ def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None
 def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     """Return the token fields of an experience, or None without the prefix property.
 
-    The prompt is the first turn's; after it, generated ids have mask 1 and tokens added by the environment mask 0.
+    The prompt is that of the first turn. After it, generated ids have mask 1, tokens added by the environment mask 0.
+
+    >>> turns = [TurnTokens([1, 2], [3], [-0.5]), TurnTokens([1, 2, 3, 9], [4], [-0.25])]
+    >>> {name: np.asarray(value).tolist() for name, value in (tokens_of_turns(turns) or {}).items()}
+    {'tokens': [1, 2, 3, 9, 4], 'prompt_length': 2, 'action_mask': [True, False, True], 'logprobs': [-0.5, 0.0, -0.25]}
     """
     if not turns or any(turn is None for turn in turns):
         return None

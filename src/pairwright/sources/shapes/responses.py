@@ -4,7 +4,7 @@ A conversation is a flat list of items; consecutive items of one model turn are 
 
     message               {role, content: text or parts}; a bare {role, content} is the same
     reasoning             {summary[{text}], content[{text}], encrypted_content}: `reasoning` of the assistant message
-    function_call         {name, arguments, call_id}: one of its `tool_calls`; custom_tool_call and local_shell_call too
+    function_call         {name, arguments, call_id}: one of the `tool_calls`; custom_tool_call and local_shell_call too
     function_call_output  {call_id, output}: a tool message; an output that is not text or parts becomes JSON text
 
 Consecutive reasoning, text and calls, in this order, form one assistant message. An item out of this order (text after
@@ -208,7 +208,7 @@ def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
 
 
 def _leftover(item: Json) -> Json:
-    """Return the fields of a message item that Message has no field for."""
+    """Return the fields of a message item that have no counterpart in Message."""
     return {
         key: value
         for key, value in item.items()

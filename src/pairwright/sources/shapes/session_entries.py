@@ -208,7 +208,11 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 def paths_from(roots: Sequence[_Node], children_of: Callable[[_Node], Sequence[_Node]]) -> Iterator[list[_Node]]:
-    """Yield every path from a root to a leaf, depth first."""
+    """Yield every path from a root to a leaf, depth first.
+
+    >>> list(paths_from(["a"], {"a": ["b", "c"], "b": [], "c": ["d"], "d": []}.__getitem__))
+    [['a', 'b'], ['a', 'c', 'd']]
+    """
     # (node, depth): the path to a node is the previous path, cut to its depth, plus the node.
     stack = [(root, 0) for root in reversed(roots)]
     path: list[_Node] = []
@@ -250,7 +254,7 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
 
 
 def summary_message(text: str) -> Message:
-    """Return the summary by which a compaction replaced the previous context."""
+    """Return the summary of a compaction, which replaced the previous context, as a user turn."""
     return Message("user", text, extra={"is_compact_summary": True})
 
 

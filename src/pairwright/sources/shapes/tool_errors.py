@@ -113,7 +113,7 @@ _NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # examined characters
 
 
 # Matches every failed result, with any mark: as text, as JSON, or as JSON text inside JSON, where white space and
-# quotes are escaped. Colour codes may occur inside a word; four letters are other cases of i, k or s.
+# quotes are escaped. Colour codes may occur inside a word; ı, İ, ſ and K match i, k or s if case is ignored.
 _GAP = r"(?:\\+[a-z]|[^a-z])*"
 _HINTS = rf"""(?is)error|exception|fail|traceback|fatal|panic|errno|timeout|timed.out|❌|uncaught|segmentation fault
 |node\.js v|: \*\*\* |npm err|not found|no such|no tool named|(?:unknown|invalid) (?:tool|function|option)
@@ -296,7 +296,7 @@ _ENVELOPE = re.compile(
     r"|url|extensions",
     re.I,
 )
-# Keys of an exit status; with stdout or stderr, `status` is one
+# Keys of a shell result; next to stdout or stderr, a numeric `status` is the exit status.
 _EXIT_KEYS = frozenset({*_STATUS_KEYS, "metadata", "stdout", "stderr"})
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
 # Most frequent signs first.
@@ -349,7 +349,7 @@ def _status_of(value: Json) -> int | None:
 
 
 def _names_error(value: Json) -> bool:
-    """Whether an object holds an error: a text or an object, not a number, which is a measurement."""
+    """Whether an object holds an error: text or an object; a number under such a key is a measurement."""
     error = value.get("error")
     if isinstance(error, str) and error.strip().lower() not in _NO_ERROR:
         return True

@@ -83,7 +83,7 @@ def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
     own, outermost = set(spans), set()
     for span in spans:
         above = parents.get(span)
-        for _ in range(100):  # a bound, since hostile parents may form a ring
+        for _ in range(100):  # bounded, since the parents of an untrusted file may form a cycle
             if above is None or above in own:
                 break
             above = parents.get(above)
@@ -129,12 +129,17 @@ def index_scores(scores: list[Score]) -> ScoreIndex:
 
 
 def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
-    """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several."""
+    """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several.
+
+    >>> index = index_scores([Score("helpful", 0.5, "agent"), Score("helpful", 1.0)])  # of the span, of the trace
+    >>> nearest_scores(index, ["call"], {"call": "agent"})
+    ({'helpful': 0.5}, {'helpful': [0.5, 1.0]})
+    """
     # Span -> number of levels above the nearest call; 0 for the call itself.
     distances: dict[str, int] = {}
     for own_span in spans if any(target is not None for target in index) else ():
         span: str | None = own_span
-        for distance in range(_MAX_ANCESTORS):  # a bound, since hostile parents may form a ring
+        for distance in range(_MAX_ANCESTORS):  # bounded, since the parents of an untrusted file may form a cycle
             if span is None or distance >= distances.get(span, _MAX_ANCESTORS):
                 break
             distances[span] = distance

@@ -9,9 +9,9 @@ become the system message. An unreadable call is refused with its reason; the ot
 
 task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number derived from the
 trace id. Scores without an observationId apply to the whole trace; the value of a CATEGORICAL score is its label. An
-observation of level ERROR is an error site. A score of type CORRECTION is a better output: the call that it names, else
-the last call of the trace, also yields a preference of the correction over its output, without a reward (written from
-the schema).
+observation of level ERROR is an error site. A score of type CORRECTION is a better output of the call that it names,
+else of the last call of the trace. It yields a preference without a reward, in addition to the call's experience: the
+correction is chosen, the call's output rejected (written from the schema).
 """
 
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
     calls = [event for event in trace.events if isinstance(event, ModelCall) and target in (None, event.id)]
     corrected = filled_text(score.get("stringValue")) or filled_text(score.get("value"))
     if not calls or not calls[-1].output or corrected is None:
-        reason = f"trace {trace.id!r}: a correction without its text, or of something that is not a call of a model"
+        reason = f"trace {trace.id!r}: a correction without its text, or of something that is not a model call"
         return Rejected(origin.file, origin.line, reason, NAME)
     call = calls[-1]
     return Parts(
@@ -175,7 +175,7 @@ def _events(
             events.append(run)
     if wanted:
         return events
-    # No generation: the outermost logged input and output are the only call.
+    # Without a generation, the outermost logged input and output are the only call.
     agents = [observation for _, observation in observations if observation.get("type") == "AGENT"]
     roots = [observation for _, observation in observations if not observation.get("parentObservationId")]
     for candidate in [
@@ -242,7 +242,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
             model=filled_text(observation.get("model")),
             failure=_failure(observation, "exception"),
             usage=counts,
-            # Plain text in and out below an agent: the calls log only the opening prompt, and the turns are rebuilt.
+            # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
             flat=flat and answer is None,
             notes={"choice": number} if len(alternatives) > 1 else {},
         )

@@ -5,9 +5,9 @@ A file is a list of steps (JSON Lines), or workflow_output.json: items `{id, que
 Each TTC_END event is a candidate: one experience with `data.input` as prompt, `data.output` as completion and
 `data.score` as reward. task = the item's id (else a hash of the prompt), run = the item's run, else the number of
 earlier items with the same id, step = turn_index; candidates with one turn_id share a step, and different turn_ids
-never do. The user may select a step by name (`step_name`); otherwise all are read, with the name in info; several
-names become batches, so that their candidates are not compared. Fields missing from an END event are taken from its
-START. LLM and tool events in such an item are not converted separately.
+never do. The user may select a step by name (`step_name`); otherwise all are read, with the name in info. If there are
+several names, each is a batch, so that candidates of different steps are not compared. Fields missing from an END event
+are taken from its START. LLM and tool events of an item with TTC events are not converted separately.
 
 An item without TTC events is a trajectory: its LLM and TOOL events are converted by
 sources/tracing/trace_to_experiences.py. An item without any of these becomes its question and generated_answer.
@@ -71,7 +71,7 @@ def read_candidates(
     ended = {payload["UUID"] for payload in ends if isinstance(payload.get("UUID"), str)}
     for uuid in (uuid for uuid in starts if uuid not in ended and options.step_name in (None, name_of(starts[uuid]))):
         yield rejected(
-            f"TTC_START {uuid!r} of {name_of(starts[uuid])!r} has no TTC_END: the candidate is not there", origin
+            f"TTC_START {uuid!r} of {name_of(starts[uuid])!r} has no TTC_END: the candidate is missing", origin
         )
     if options.step_name is not None and options.step_name not in names:
         yield rejected(f"no TTC_END event named {options.step_name!r}; there are {', '.join(map(repr, names))}", origin)

@@ -171,7 +171,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
     # Exporters truncate long attributes; a truncated list of messages is not a prompt.
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
-            raise BadRecord("input.value is JSON text that ends too soon, cut by its exporter")
+            raise BadRecord("input.value is JSON text that its exporter truncated")
         inputs = conversation(parent.attributes["input.value"], "input.value", role="user")
         notes["prompt_from"] = "the agent's span: the calls' own input was cut by its exporter"
     alternatives, flat_output = _outputs(span)
@@ -203,7 +203,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
         model=model if isinstance(model, str) else None,
         failure=span.failure,
         usage=usage,
-        # Plain text below an agent: the calls log only the opening prompt, and the turns are rebuilt.
+        # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
         flat=flat_input and flat_output and parent is not None and _is_agent(parent),
         notes=notes,
     )

@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True):
     scores: list[Score]
 
 
-# Paths of the ids of a span in the layouts; a column may have such a path as its name.
+# Paths of the ids of a span in all layouts; in a table, a path may be the name of a column.
 _SPAN_IDS = ("spanId", "context.span_id", "spanContext.spanId")
 _TRACE_IDS = ("traceId", "context.trace_id", "spanContext.traceId")
 
@@ -193,7 +193,7 @@ def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | No
         "message": value.get("status_message"),
     }
     code = status.get("code", status.get("status_code"))
-    # The code in OTLP JSON, the SDK, the ClickHouse exporter, and as a protobuf number.
+    # The error code in OTLP JSON, the SDK and the ClickHouse exporter, and its protobuf number.
     if code not in ("STATUS_CODE_ERROR", "ERROR", "Error", 2, "2"):
         return None
     raised = next((event for name, event in events if name == "exception"), {})
@@ -225,7 +225,7 @@ def _scores(
         elif key == "reward":
             scores.append(Score("reward", item, span_id))
         elif key.startswith("agentlightning.reward.") and key.endswith(".value"):
-            # A reward of the rollout; only its first dimension is used.
+            # A dimension of the rollout's reward: the first, unnamed or "primary" one is the reward.
             number = key.split(".")[2]
             label = attributes.get(f"agentlightning.reward.{number}.name")
             name = label if isinstance(label, str) and label != "primary" and number != "0" else "reward"
@@ -268,7 +268,11 @@ def _any_value(value: Any, depth: int) -> Any:
 
 
 def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
-    """Flatten nested attributes to dotted keys; lists are kept, except lists of objects under `llm`."""
+    """Flatten nested attributes to dotted keys; lists of objects under `llm` get numbered keys, other lists are kept.
+
+    >>> _flat({"llm": {"input_messages": [{"message": {"role": "user"}}]}, "tags": ["a"]})
+    {'llm.input_messages.0.message.role': 'user', 'tags': ['a']}
+    """
     flat: Json = {}
     for key, item in value.items():
         path = f"{prefix}{key}"
@@ -296,7 +300,7 @@ def _is_level(path: str) -> bool:
 
 
 def moment(value: Any) -> int | float | None:
-    """Convert a timestamp to a sortable number: integers unchanged, ISO text as seconds."""
+    """Convert a timestamp to a sortable number: ISO text to seconds, [seconds, nanoseconds] to nanoseconds."""
     if isinstance(value, str) and not value.isdigit():
         try:
             parsed = datetime.fromisoformat(value)

@@ -9,8 +9,9 @@ listed by each format, else a hash of the prompt.
                    proxy, which have `request_id`. Rows with the same session_id, else trace_id, are a trace. Tools are
                    in `model_parameters`, scores in the metadata: `reward`, `score`, `scores{}`. A row whose messages
                    were redacted is refused, and so is a failed call without a response
-    weave          {id, trace_id, parent_id, op_name, started_at, inputs, output, exception, summary}: the op names
-                   the kind of call. Scores: `feedback`, and `scores` in the output of an evaluation's predict_and_score
+    weave          {id, trace_id, parent_id, op_name, started_at, inputs, output, exception, summary}: the kind of call
+                   is `attributes.kind` or the end of `op_name`. Scores: `feedback`, and `scores` in the output of an
+                   evaluation's predict_and_score
     mlflow         {info{trace_id, assessments[], tags, trace_metadata}, data{spans[]}} or rows of `search_traces`.
                    Each attribute is JSON text. Feedback in assessments is a score of the named span or of the trace
                    ("yes" is 1, "no" is 0), unless overridden or failed; expectations are kept in info
@@ -30,7 +31,7 @@ listed by each format, else a hash of the prompt.
                    of the trace and of its spans. A traced test case of a test run is read with its own metrics
     opik           {id, trace_id, parent_span_id, type, input, output, feedback_scores[{name, value}]}
 
-Braintrust and Opik are written from the schemas of the tools.
+The readers of Braintrust and Opik are written from the schemas of these tools.
 """
 
 from collections.abc import Callable, Iterator

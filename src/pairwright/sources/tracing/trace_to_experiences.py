@@ -131,7 +131,7 @@ def _why_unusable(chain: _Chain) -> str | None:
         if None not in counts and counts[0] != counts[1]:
             return (
                 f"it logs the input of call {repeats.calls[0].id!r}, but {counts[1]} input tokens, not {counts[0]}: "
-                "what the model was given is not in the trace"
+                "the model's actual input is not in the trace"
             )
     return None
 
