@@ -79,9 +79,7 @@ def head(
 @app.command("filter")
 def filter_rows(
     folder: Dir,
-    where: Annotated[
-        str, typer.Option(help="Condition of the rows to keep, e.g. 'reward > 0.5'.", show_default=False)
-    ],
+    where: Annotated[str, typer.Option(help="Condition of the rows to keep, e.g. 'reward > 0.5'.", show_default=False)],
     output: Annotated[
         str, typer.Option("-o", "--output", metavar=PLACE, help="Folder of the new table.", show_default=False)
     ],
