@@ -198,7 +198,7 @@ class PairsConfig(Section):
     votes: str | SkipJsonSchema[Path] | None = None
     """A CSV file of votes instead of rewards."""
     where: str | None = None
-    """SQL condition of the experiences that may be paired, such as 'reward > 0 AND run < 9'."""
+    """Condition of the experiences that may be paired, such as 'reward > 0 AND run < 9'."""
     memory_megabytes: Annotated[int, BeforeValidator(_megabytes), Field(ge=16)] = 1024
     """Approximate memory of a build, in megabytes or as 512MB or 2GB."""
 

@@ -301,7 +301,7 @@ class TrainConfig(Named):
     gradient_accumulation_steps: Positive | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
-    """SQL condition on columns of the pairs or experience table that selects the rows to train on: 'gap > 0.2'."""
+    """Condition on columns of the pairs or experience table that selects the rows to train on: 'gap > 0.2'."""
     score: str | None = None
     """Training on runs (grpo, kto, sft): the stored score that counts as the reward, as in `pairs.score`."""
     shuffle: bool = True

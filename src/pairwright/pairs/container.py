@@ -62,7 +62,7 @@ class Pairs(RowAccess[Pair]):
             )
 
     def filter(self, where: str) -> "Pairs":
-        """Return a view of the pairs that satisfy a SQL condition, e.g. "gap > 0.2 AND split = 'train'"."""
+        """Return a view of the pairs that satisfy a condition, e.g. "gap > 0.2 AND split = 'train'"."""
         parse_where(where, PAIR_SCHEMA, option="filter")
         view = Pairs(self.path)
         view._where = join_conditions(self._where, where)

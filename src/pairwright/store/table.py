@@ -112,7 +112,7 @@ class Table(RowAccess[Experience]):
         publish(hidden, self.path / f"{new_segment_id()}.parquet")
 
     def filter(self, where: str) -> "Table":
-        """Return a view of the rows that satisfy a SQL condition, e.g. "reward > 0.5 AND task != 'x'".
+        """Return a view of the rows that satisfy a condition, e.g. "reward > 0.5 AND task != 'x'".
 
         Appending to the view appends to the table.
         """

@@ -37,8 +37,8 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for evaluation.json.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take the section `evaluate` of this file.")] = None,
     override: Overrides = None,
-    where_before: Annotated[str | None, typer.Option(help="SQL condition of the rows of BEFORE to use.")] = None,
-    where_after: Annotated[str | None, typer.Option(help="SQL condition of the rows of AFTER to use.")] = None,
+    where_before: Annotated[str | None, typer.Option(help="Condition of the rows of BEFORE to use.")] = None,
+    where_after: Annotated[str | None, typer.Option(help="Condition of the rows of AFTER to use.")] = None,
     plan: Annotated[
         float | None,
         typer.Option(help="Only print how many tasks are needed to detect this difference.", min=0),

@@ -11,7 +11,7 @@ from pairwright.cli.output import flat_rows, print_json, print_json_line, print_
 app = typer.Typer(help="Look at an experience table, filter it, add corrections.", no_args_is_help=True)
 
 Dir = Annotated[str, typer.Argument(help="The folder of an experience table; also s3://...", show_default=False)]
-Where = Annotated[str | None, typer.Option(help="SQL condition of the rows to use, e.g. 'reward > 0.5'.")]
+Where = Annotated[str | None, typer.Option(help="Condition of the rows to use, e.g. 'reward > 0.5'.")]
 
 
 @app.command()
@@ -79,9 +79,7 @@ def head(
 @app.command("filter")
 def filter_rows(
     folder: Dir,
-    where: Annotated[
-        str, typer.Option(help="SQL condition of the rows to keep, e.g. 'reward > 0.5'.", show_default=False)
-    ],
+    where: Annotated[str, typer.Option(help="Condition of the rows to keep, e.g. 'reward > 0.5'.", show_default=False)],
     output: Annotated[
         str, typer.Option("-o", "--output", metavar=PLACE, help="Folder of the new table.", show_default=False)
     ],

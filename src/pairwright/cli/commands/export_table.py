@@ -51,7 +51,7 @@ def export_table(
         ),
     ] = "all",
     where: Annotated[
-        str | None, typer.Option(help="Experiences: SQL condition of the rows to write: 'reward > 0.5'.")
+        str | None, typer.Option(help="Experiences: condition of the rows to write: 'reward > 0.5'.")
     ] = None,
     history: Annotated[
         bool, typer.Option("--history", help="customizer: write the full message history as prompt.")

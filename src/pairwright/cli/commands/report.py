@@ -51,7 +51,7 @@ def view(
     export: Annotated[
         Path | None, typer.Option("--export", help="Write a page that opens without a server into this folder.")
     ] = None,
-    where: Annotated[str | None, typer.Option(help="SQL condition of the rows to export, e.g. 'reward < 0.5'.")] = None,
+    where: Annotated[str | None, typer.Option(help="Condition of the rows to export, e.g. 'reward < 0.5'.")] = None,
     search: Annotated[str, typer.Option(help="Export the rows that contain a text.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=20_000, help="Number of rows to export from each table.")] = 200,
     as_json: AsJson = False,

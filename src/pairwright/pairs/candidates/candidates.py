@@ -336,7 +336,7 @@ def read_candidate_rows(
     Args:
         tables: Experience tables.
         first: Number of the first table.
-        where: SQL condition; adds the column `is_filtered`, True for rows that do not satisfy it.
+        where: a condition; adds the column `is_filtered`, True for rows that do not satisfy it.
         keys: Further columns, as `narrower_keys` names them.
     """
     if not tables:
