@@ -16,7 +16,7 @@ from pairwright.generate.devices import has_float64
 _CHUNK = 2**24  # maximal number of values (distributions x vocabulary) in memory at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
 _BLOCK = 256  # tokens of a block
-_FIRST_CANDIDATES = 512  # of the partial selection for top_p
+_FIRST_CANDIDATES = 512  # candidates in the first partial selection for top_p
 
 
 class Drawers(NamedTuple):

@@ -14,7 +14,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 def load_model(folder: Path, *, device: str | None, dtype: str) -> Any:
     """Load the causal language model of a folder, or an adapter merged into its base model, ready to generate.
 
-    device: cpu, cuda, mps, ...; None: the best one here.
+    device: cpu, cuda, mps, ...; None: the best one on this machine.
     dtype: auto, float32, bfloat16 or float16.
     """
     if dtype not in _DTYPES:

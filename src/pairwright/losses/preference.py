@@ -179,6 +179,9 @@ def sft_loss(
     """Return the weighted negative log-likelihood of each sequence, and the weights to divide the sum by; 0 if empty.
 
     `average` divides by a sequence's number of tokens, so that long sequences do not dominate.
+
+    >>> sft_loss(torch.tensor([-6.0, 0.0]), torch.tensor([3, 0]), average=True)  # the second sequence is empty
+    (tensor([2., 0.]), tensor([1., 0.]))
     """
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)

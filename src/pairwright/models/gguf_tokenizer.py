@@ -72,7 +72,7 @@ def build_tokenizer(fields: Json, where: str) -> Tokenizer:
     )
     for number, (token, type_) in enumerate(zip(tokens, types, strict=True)):
         if type_ != _UNUSED and backend.token_to_id(token) != number:
-            raise TokensError(f"{where}: token {number}, {token!r}, stands twice in the vocabulary")
+            raise TokensError(f"{where}: token {number}, {token!r}, is in the vocabulary twice")
     if _adds_bos(fields):
         bos = tokens[fields["tokenizer.ggml.bos_token_id"]]
         backend.post_processor = processors.TemplateProcessing(
@@ -252,5 +252,5 @@ def _special_ids(tokenizer: ChatTokenizer, where: str) -> Json:
     bos, eos = fields.get("tokenizer.ggml.bos_token_id"), fields["tokenizer.ggml.eos_token_id"]
     adds_bos, adds_eos = whole[:1] == [bos] and plain[:1] != [bos], whole[-1:] == [eos] and plain[-1:] != [eos]
     if whole != [bos] * adds_bos + plain + [eos] * adds_eos:
-        raise TokensError(f"{where}: puts tokens around a text that are neither its BOS nor its EOS")
+        raise TokensError(f"{where}: puts tokens other than BOS and EOS around a text")
     return fields | {"tokenizer.ggml.add_bos_token": adds_bos, "tokenizer.ggml.add_eos_token": adds_eos}

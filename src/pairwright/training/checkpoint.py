@@ -81,7 +81,7 @@ def read_state(place: Path) -> State:
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{place}: cannot be read: {error}. {_way_out(place)}") from error
     if bad:
-        raise CheckpointError(f"{place / bad[0]}: damaged: its checksum is another. {_way_out(place)}")
+        raise CheckpointError(f"{place / bad[0]}: damaged: its checksum differs. {_way_out(place)}")
     return state
 
 

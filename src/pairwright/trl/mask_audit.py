@@ -219,7 +219,11 @@ def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, An
 
 
 def _matches(left: list[int], right: list[int]) -> list[tuple[int, int, int]]:
-    """Return matching runs of ids, in order: (start in left, start in right, length)."""
+    """Return matching runs of ids, in order: (start in left, start in right, length).
+
+    >>> _matches([1, 2, 3, 4, 9], [1, 7, 3, 8, 4, 9])
+    [(0, 0, 1), (2, 2, 1), (3, 4, 2)]
+    """
     shortest = min(len(left), len(right))
     start = next((number for number in range(shortest) if left[number] != right[number]), shortest)
     rest = shortest - start

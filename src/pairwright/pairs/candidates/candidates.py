@@ -8,7 +8,7 @@ rows by prompt hash does not change the result.
 Gaps are decimal: 0.3 - 0.1 is 0.2, not 0.19999999999999998. A reward is treated as the decimal number of its shortest
 representation. Nearly all rewards have at most nine decimals: they are integer multiples of 1e-9, and their differences
 are exact. Others are subtracted as floats, and as decimals if the result is so close to a threshold that rounding could
-matter. Rewards that differ by no more than float noise are tied, such as 1.0 and 0.9999999999999998. The tolerance is
+matter. Rewards that differ only by float noise are tied, such as 1.0 and 0.9999999999999998. The tolerance is
 relative to the larger magnitude, which is at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
 """
 

@@ -1,7 +1,8 @@
 """Strategy `imported`: pass imported preferences through with their own sides.
 
 Rewards are those of the sides if both have one, else 1 and 0. A preference whose rewards are tied or contradict its
-order is dropped. With `verbatim`, the others keep their order, and empty sides, duplicates and contradictions are kept.
+order is dropped. With `verbatim`, all other preferences are kept in table order, including empty sides, duplicates and
+contradictions.
 """
 
 import math

@@ -9,7 +9,7 @@ A render witnesses a turn if it begins with P(i) and shows, before the first tok
 generated according to the record, no text of another message, and a closing for every thought that P(i) opened.
 
     rule 1   `next` witnesses: its text is trained. The turn shares a sequence with the next one.
-    rule 2   `last` witnesses, or either would if it began with P(i): the sequence ends with the turn
+    rule 2   `last` witnesses, or one of the two would witness if it began with P(i): the sequence ends with the turn
     rule 3   a declared row defines how the thought is written or what ends the turn; EOS if no render shows an end
     refusal  no_reasoning, dropped, two_forms, template_error
 
@@ -501,7 +501,7 @@ def _join(
 
 
 def _declare(case: Case, terms: Terms) -> Verdict | None:
-    """Write the turn's thought as the row declares it; None if no row does."""
+    """Write the turn's thought as the row declares it; None if no row declares it."""
     row, thought = case.grammar.row, case.thought
     if row is None or not row.opening.strip() or (thought is not None and not thought.is_open):
         return None
@@ -543,8 +543,8 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
 
 
 def _end_turn(case: Case, terms: Terms) -> Verdict | None:
-    """End a turn whose end no witness shows: add the end of `next` or of the row, else EOS, after the text that both
-    renders write behind the turn."""
+    """Add an end to a turn whose witness shows none: the end in `next` (rule 2), the row's end, or EOS. It follows the
+    text that both renders write behind the turn."""
     prefix = _prefix(case)
     for source in ("last", "next"):
         rendered = case.shown_by(source)

@@ -81,7 +81,7 @@ def _preview_source(
         # No salt: keys are not looked up in a cache here.
         source = Source(path, salt="")
     except TableError:
-        raise TableError(f"{path}: no cached sequences, no experience table, no pairs, no file") from None
+        raise TableError(f"{path}: expected cached sequences, an experience table, pairs, or a file") from None
     num_refused = 0
     for item in source.items(set()):
         if name is None or item.id == name:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Limits of a task, the unit of work of a worker and the most that a killed run loses.
 ITEMS_PER_TASK = 256
 MESSAGES_PER_TASK = 2048
-_VERSION = 7  # of the rows: incrementing it invalidates old ones
+_VERSION = 7  # version of the rows: incrementing it invalidates cached rows
 
 
 def encode_source(
@@ -316,7 +316,7 @@ class Encoded:
             raise ConfigError(f"size: got {size!r}, expected at least 1")
         if split not in SPLITS:
             raise ConfigError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
-        positions = np.arange(len(self))  # of pairs, in the order of the table
+        positions = np.arange(len(self))  # positions of the pairs, in the order of the table
         if split != "all":
             positions = positions[[self._splits.get(name) == split for name in self._pairs.ids]]
         if seed is not None:
@@ -448,7 +448,7 @@ def missing_table(tokens: Path, *, has_pairs: bool, has_experience: bool) -> dic
     if (source / "table.json").exists():
         return {"experience": source}
     raise TableError(
-        f"{tokens}: its sequences were made of {name}, which is not there: name the table with --pairs DIR or "
+        f"{tokens}: its sequences were encoded from {name}, which was not found: name the table with --pairs DIR or "
         "--experience DIR"
     )
 

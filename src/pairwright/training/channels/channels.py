@@ -70,7 +70,7 @@ def use_tokens(
     for kind, source in missing.items():
         path = local_path(source)
         if path is None:
-            raise ConfigError(f"tokens: {tokens} was made of {source}: copy the {kind} here, and name the copy")
+            raise ConfigError(f"tokens: {tokens} was encoded from {source}: copy the {kind} here, and name the copy")
         pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)

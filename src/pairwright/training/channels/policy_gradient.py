@@ -2,7 +2,7 @@
 
 Advantages are computed over whole groups when the data is loaded. Runs of groups with equal rewards teach nothing: they
 are counted and never drawn. Recorded advantages or rewards of tokens replace the run's (token_signals.py). The ratio is
-relative to recorded log-probabilities; without them it is 1, and a note tells how many runs have none.
+relative to recorded log-probabilities; without them it is 1, and a note counts the runs that have none.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class PolicyChannel(Channel):
         active = np.flatnonzero(is_active)
         self._active = set(active.tolist())  # for `list_held`, which asks item by item
         if not len(active):
-            problem = f"{grouped.num_groups} groups, and in none do the rewards differ"
+            problem = f"{grouped.num_groups} groups, and the rewards differ in none"
             raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
         self.order = order(active)
         self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
@@ -63,7 +63,7 @@ class PolicyChannel(Channel):
             self.counts["runs_by_token"] = len(self._by_token)
         # Runs whose token rewards are unused, since others of their group have none.
         left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
-        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for token rewards, which are unused
+        unscored = int(np.isnan(data.rewards[left]).sum())  # read because they have token rewards, but these are unused
         for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
             if num:
                 self.counts[name] = self.counts.get(name, 0) + num

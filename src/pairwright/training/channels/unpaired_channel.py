@@ -137,9 +137,7 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     np.maximum.at(highest, scored_groups, scored_rewards)
     is_used = is_scored & (lowest < highest)[data.groups]
     if not is_used.any():
-        raise PairwrightError(
-            f"kto: {data.left_out}in no group do the rewards differ: set train.kto.label_by=threshold"
-        )
+        raise PairwrightError(f"kto: {data.left_out}the rewards differ in no group: set train.kto.label_by=threshold")
     if options.label_by != "group":
         # Several runs of a group may share its highest reward.
         is_best = rewards >= highest[data.groups]
